@@ -1,0 +1,53 @@
+"""Installs the toolkit and its recipes. No Bazel: there is nothing to compile."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "toolkit/__init__.py").read_text(encoding="utf-8"))[1]
+
+setuptools.setup(
+    name="tf-strategy-toolkit",
+    version=VERSION,
+    description="Train one unmodified Keras 3 script on several devices with TensorFlow's distribution strategies",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
+    package_data={"toolkit": ["py.typed"]},
+    install_requires=[
+        "absl-py>=2.1,<3",
+        # 3.12 is the last Keras for Python 3.10.
+        "keras>=3.12,<4",
+        "numpy>=2,<3",
+        # Other cards than nvidia-smi lists are no concern of ours.
+        "nvidia-ml-py>=12.535",
+        "psutil>=6,<8",
+        "requests>=2.31,<3",
+        "rich>=13.7,<16",
+        "safetensors>=0.5,<1",
+        # Keras's TensorBoard callback needs it, and TensorFlow no longer brings it.
+        "tensorboard>=2.19,<3",
+        "tensorflow>=2.20,<2.22",
+        "tensorflow-datasets>=4.9.9,<5",
+        # tensorflow-datasets imports it without declaring it.
+        "importlib_resources>=6",
+        # Later releases need Python 3.11, and older pips search for hours before they see it.
+        "etils<1.14; python_version < '3.11'",
+    ],
+    extras_require={
+        "gpu": ["tensorflow[and-cuda]"],
+        "test": [
+            "hypothesis>=6.100,<7",
+            "mypy>=1.15,<3",
+            "pytest>=8,<10",
+            "pytest-timeout>=2.3,<3",
+            "ruff>=0.9,<1",
+        ],
+        # The benchmarks so far compare with plain Keras and TensorFlow, which are there anyway.
+        "bench": [],
+    },
+)

@@ -1,0 +1,41 @@
+"""Train one unmodified Keras 3 script on several devices with TensorFlow's distribution strategies.
+
+Rooms, each importing only those above it:
+
+    errors      every exception
+    devices     what this process may use
+    strategies  how variables and gradients are shared
+    data        CIFAR-10, a generated stand-in, and global-batch pipelines
+    models      CIFAR-10 models: a conv trunk joined to an FC head
+    training    run directory, checkpoints, exact resume, callbacks
+    cli         flags and exit codes of a recipe
+
+`import toolkit` costs next to nothing: a room is imported when it is first named, and TensorFlow
+when a function that needs it is first called.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    "cli",
+    "data",
+    "devices",
+    "errors",
+    "models",
+    "strategies",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,41 @@
+"""Data sets by name, and what "auto" means."""
+
+import logging
+import os
+
+from toolkit.data import cifar10, shapes
+from toolkit.data.examples import Examples
+from toolkit.errors import DataError
+
+__all__ = ["NAMES", "load"]
+
+NAMES = ("auto", "cifar10", "shapes")
+_LOG = logging.getLogger(__name__)
+
+
+def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed: int = 0) -> Examples:
+    """Loads a data set into memory.
+
+    Args:
+        name: "cifar10", "shapes" (generated, nothing to download), or "auto": a CIFAR-10 that TFDS
+            has prepared under `data_dir`, and otherwise shapes; which of the two is logged.
+        data_dir: TFDS's directory; None for its default.
+        seed: Seed of the generated pictures; CIFAR-10 is what it is.
+
+    Raises:
+        DataError: The name is unknown, or CIFAR-10 was asked for and can't be had.
+    """
+    if name not in NAMES:
+        raise DataError(
+            asked=f"data={name!r}", found="there is no data set of that name", remedy="Choose one of " + ", ".join(NAMES)
+        )
+    if name == "auto":
+        directory = data_dir if data_dir is not None else cifar10.default_directory()
+        if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
+            return cifar10.load(data_dir)  # Named, but not a directory: let it say what is wrong.
+        if cifar10.is_prepared(directory):
+            name = "cifar10"
+        else:
+            _LOG.info("No prepared CIFAR-10 in %s: training on the embedded data set, shapes", directory)
+            name = "shapes"
+    return cifar10.load(data_dir) if name == "cifar10" else shapes.load(seed=seed)

@@ -1,0 +1,30 @@
+"""What this process may use: GPUs, memory, logical devices, threads.
+
+Files, each importing only those above it:
+
+    inventory   what is there, as data: GPUs through NVML, cores
+    visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them
+    memory      how much of a GPU: growth, a fraction, a limit, or all
+    request     what may be asked, checked
+    setup       one call that configures TensorFlow and says what it did
+"""
+
+from toolkit.devices.inventory import Gpu, Inventory, cores, take
+from toolkit.devices.memory import Memory
+from toolkit.devices.request import Request
+from toolkit.devices.setup import Setup, configure
+from toolkit.devices.visible import environment, resolve, restart
+
+__all__ = [
+    "Gpu",
+    "Inventory",
+    "Memory",
+    "Request",
+    "Setup",
+    "configure",
+    "cores",
+    "environment",
+    "resolve",
+    "restart",
+    "take",
+]

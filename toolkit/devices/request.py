@@ -1,0 +1,62 @@
+"""What a caller may ask of the devices, checked before TensorFlow is touched."""
+
+import dataclasses
+
+from toolkit.devices.memory import Memory
+from toolkit.errors import DeviceError
+
+__all__ = ["EMULATE", "MOST_EMULATED", "Request"]
+
+EMULATE = ("auto", "never", "always")
+MOST_EMULATED = 64  # More replicas than this share a CPU to no purpose; it must be a slip.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `toolkit.devices.configure`, which explains them.
+
+    Raises:
+        DeviceError: A value is out of its range, or two exclude each other.
+    """
+
+    gpus: int | None = None
+    visible_devices: str | None = None
+    emulate: str = "auto"
+    memory: Memory | str | float | int = "growth"
+    split: int = 1
+    inter_op_threads: int = 0
+    intra_op_threads: int = 0
+    soft_placement: bool = True
+    log_placement: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None:
+            _whole("gpus", self.gpus, 1, "asks for that many replicas", "Ask for 1 or more, or leave it out for all")
+        _whole("split", self.split, 1, "cuts each GPU into that many logical devices", "Give 1 or more")
+        for name in ("inter_op_threads", "intra_op_threads"):
+            _whole(name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice")
+        if self.emulate not in EMULATE:
+            raise DeviceError(
+                asked=f"emulate={self.emulate!r} says when CPU devices stand in for GPUs",
+                found="there is no such choice",
+                remedy="Choose one of " + ", ".join(EMULATE),
+            )
+        object.__setattr__(self, "memory", Memory.parse(self.memory))
+        if self.split > 1 and self.amount.growth:
+            raise DeviceError(
+                asked=f"split={self.split} with memory=growth",
+                found="TensorFlow gives logical devices of one GPU fixed shares of its memory",
+                remedy="Give memory=all, a fraction, or a limit in MiB",
+            )
+
+    @property
+    def amount(self) -> Memory:
+        """The parsed `memory`."""
+        return Memory.parse(self.memory)
+
+
+def _whole(name: str, value: object, least: int, meaning: str, remedy: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DeviceError(asked=f"{name}={value!r} {meaning}", found="that is no whole number", remedy=remedy)
+    if value < least:
+        raise DeviceError(asked=f"{name}={value} {meaning}", found=f"the least is {least}", remedy=remedy)

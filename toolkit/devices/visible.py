@@ -1,0 +1,137 @@
+"""Which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them.
+
+CUDA numbers cards "fastest first" unless CUDA_DEVICE_ORDER=PCI_BUS_ID; nvidia-smi always numbers
+them by PCI bus. CUDA reads both variables once, when it starts. So the numbers are made to agree
+where a process starts: `environment` gives the variables to hand to a child, and `restart` starts
+this very process again with them. Nothing here changes `os.environ`.
+
+The grammar and its meaning: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from toolkit.devices.inventory import Inventory
+from toolkit.errors import DeviceError
+
+__all__ = ["environment", "resolve", "restart", "shown"]
+
+
+def resolve(visible_devices: str, inventory: Inventory) -> tuple[str, ...]:
+    """Reads a CUDA_VISIBLE_DEVICES value against the cards there are.
+
+    Args:
+        visible_devices: "0,1", '"0,2,3"' with its quotes, "" or "-1" for none, "GPU-..." or
+            "MIG-..." (any unambiguous beginning of one). As in CUDA, a -1 ends the list.
+        inventory: The cards there are.
+
+    Returns:
+        One id for each visible device, in the order given: nvidia-smi's number, or a MIG UUID.
+
+    Raises:
+        DeviceError: An entry is no id, or names no card, or the same card twice.
+    """
+    text = visible_devices.strip().strip("\"'").strip()
+    entries = [entry.strip().strip("\"'") for entry in text.split(",")] if text else []
+    if "-1" in entries:
+        entries = entries[: entries.index("-1")]
+    found: list[str] = []
+    for entry in entries:
+        identity = _identify(entry, visible_devices, inventory)
+        if identity in found:
+            raise DeviceError(
+                asked=f"visible_devices={visible_devices!r} lists GPUs",
+                found=f"it names GPU {identity} twice",
+                remedy="Name each GPU once",
+            )
+        found.append(identity)
+    return tuple(found)
+
+
+def _identify(entry: str, visible_devices: str, inventory: Inventory) -> str:
+    asked = f"visible_devices={visible_devices!r} names {entry!r}"
+    if entry.isascii() and entry.isdigit():
+        if int(entry) < len(inventory.gpus):
+            return str(int(entry))
+        raise DeviceError(asked=asked, found=inventory.describe(), remedy=_remedy(inventory))
+    if entry.startswith(("GPU-", "MIG-")):
+        names = {gpu.uuid: str(gpu.index) for gpu in inventory.gpus}
+        names.update({mig: mig for gpu in inventory.gpus for mig in gpu.mig_uuids})
+        matches = [identity for name, identity in names.items() if name.startswith(entry)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise DeviceError(
+                asked=asked,
+                found=f"{len(matches)} devices begin with that UUID",
+                remedy="Give more of its letters",
+            )
+        raise DeviceError(asked=asked, found=inventory.describe(), remedy=_remedy(inventory))
+    raise DeviceError(
+        asked=asked,
+        found="that is neither a number nor a GPU-... or MIG-... UUID",
+        remedy='Write it as CUDA_VISIBLE_DEVICES is written: "0,2", a UUID, or "-1" for no GPU',
+    )
+
+
+def _remedy(inventory: Inventory) -> str:
+    if not inventory.gpus:
+        return 'Leave visible_devices out, or give "-1", to run on the CPU'
+    return "Name some of " + ", ".join(str(gpu.index) for gpu in inventory.gpus)
+
+
+def environment(visible_devices: str, inventory: Inventory) -> dict[str, str]:
+    """Returns the variables a process must be started with to see just these GPUs.
+
+    Raises:
+        DeviceError: As `resolve`.
+    """
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(resolve(visible_devices, inventory)) or "-1",
+    }
+
+
+def shown(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...] | None:
+    """Returns the ids of the GPUs that CUDA shows a process with this environment, in TensorFlow's order.
+
+    None where that can't be known: several cards, not ordered by PCI bus, and not named by UUID.
+    """
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    everything = tuple(str(gpu.index) for gpu in inventory.gpus)
+    by_uuid = value is not None and all(e.strip().startswith(("GPU-", "MIG-")) for e in value.split(","))
+    if len(everything) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and not by_uuid:
+        return None
+    return everything if value is None else resolve(value, inventory)
+
+
+def restart(visible_devices: str | None = None) -> None:
+    """Starts this process again, same id and same command, where its GPU numbers aren't nvidia-smi's.
+
+    Call it first in a program, before TensorFlow is imported. Returns, having done nothing, where
+    the environment already says what is asked, and where there is no GPU.
+
+    Args:
+        visible_devices: As in `resolve`; None keeps whatever CUDA_VISIBLE_DEVICES says now.
+
+    Raises:
+        DeviceError: As `resolve`.
+    """
+    from toolkit.devices.inventory import take
+
+    inventory = take()
+    if visible_devices is None:
+        if len(inventory.gpus) < 2:
+            return
+        wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    else:
+        wanted = environment(visible_devices, inventory)
+        if not inventory.gpus:
+            return
+    if all(os.environ.get(name) == value for name, value in wanted.items()):
+        return
+    sys.stdout.flush()
+    sys.stderr.write("Starting again with " + " ".join(f"{k}={v}" for k, v in wanted.items()) + "\n")
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})

@@ -1,0 +1,92 @@
+"""Every exception this toolkit raises on purpose.
+
+    ToolkitError
+      RequestError               what was asked can't be done           exit code 2
+        DeviceError              GPUs, memory, threads, or set-up came too late
+        StrategyError            strategy unknown, or not possible here
+        DataError                data directory, archive, batch size
+        ModelError               model unknown
+        RunDirectoryError        run directory not usable, or another run's
+          CheckpointError        nothing to resume, damaged, or another model's
+      StoppedBySignal            SIGINT, SIGTERM or SIGHUP              exit code 128 + signal
+      CheckpointsFailing         checkpoints can no longer be written   exit code 1
+"""
+
+import signal as _signal
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointsFailing",
+    "DataError",
+    "DeviceError",
+    "ModelError",
+    "RequestError",
+    "RunDirectoryError",
+    "StoppedBySignal",
+    "StrategyError",
+    "ToolkitError",
+]
+
+
+class ToolkitError(Exception):
+    """The root of the tree; `exit_code` is what a program that ends on it returns."""
+
+    exit_code = 1
+
+
+class RequestError(ToolkitError):
+    """What the user asked for can't be done.
+
+    Args:
+        asked: What was asked, as a clause: "gpus=4 asks for 4 GPUs".
+        found: What was found, as a clause: "this machine has 2".
+        remedy: What to do, as a sentence without its full stop: "Ask for at most gpus=2".
+    """
+
+    exit_code = 2
+
+    def __init__(self, *, asked: str, found: str, remedy: str) -> None:
+        super().__init__(f"{asked}, but {found}. {remedy}.")
+        self.asked = asked
+        self.found = found
+        self.remedy = remedy
+
+
+class DeviceError(RequestError):
+    """The devices asked for are not there, or can't be set up that way (any more)."""
+
+
+class StrategyError(RequestError):
+    """The strategy asked for is unknown, or not possible in this process."""
+
+
+class DataError(RequestError):
+    """The data set can't be had, or can't be cut into the batches asked for."""
+
+
+class ModelError(RequestError):
+    """The model asked for is unknown, or its arguments don't fit."""
+
+
+class RunDirectoryError(RequestError):
+    """The run directory can't be used for this run."""
+
+
+class CheckpointError(RunDirectoryError):
+    """There is no checkpoint that this run can resume from."""
+
+
+class StoppedBySignal(ToolkitError):
+    """The run was asked to stop; `step` is where its checkpoint stands, None if it wrote none."""
+
+    def __init__(self, number: int, *, step: int | None) -> None:
+        name = _signal.Signals(number).name
+        where = "before training began" if step is None else f"after step {step}, checkpoint written"
+        super().__init__(f"Stopped by {name} {where}.")
+        self.number = number
+        self.step = step
+        self.exit_code = 128 + number
+
+
+class CheckpointsFailing(ToolkitError):
+    """Several checkpoints in a row could not be written; the last good one is still there."""

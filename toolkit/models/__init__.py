@@ -1,0 +1,14 @@
+"""CIFAR-10 models as pure Keras: a conv trunk joined to an FC head.
+
+A model is `Sequential([Input, trunk, head])`; `model.get_layer("trunk")` and `model.get_layer("head")`
+give the two parts, which want different kinds of parallelism: the trunk does most of the
+arithmetic with few parameters, the head the reverse (Krizhevsky, arXiv 1404.5997).
+
+    small_cnn   three convolutions, one hidden FC layer: minutes on a CPU
+    alexnet     AlexNet for 32x32 pictures: the FC head holds most of the parameters
+    table       names and `build`
+"""
+
+from toolkit.models.table import NAMES, build
+
+__all__ = ["NAMES", "build"]
