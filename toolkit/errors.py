@@ -77,11 +77,11 @@ class CheckpointError(RunDirectoryError):
 
 
 class StoppedBySignal(ToolkitError):
-    """The run was asked to stop; `step` is where its checkpoint stands, None if it wrote none."""
+    """The run was asked to stop; `step` is where its checkpoint stands, None if it wrote none for it."""
 
     def __init__(self, number: int, *, step: int | None) -> None:
         name = _signal.Signals(number).name
-        where = "before training began" if step is None else f"after step {step}, checkpoint written"
+        where = "at once; checkpoints written so far are kept" if step is None else f"after step {step}; checkpoint written"
         super().__init__(f"Stopped by {name} {where}.")
         self.number = number
         self.step = step

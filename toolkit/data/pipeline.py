@@ -7,6 +7,8 @@ state to save and nothing to skip through.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toolkit.data.examples import Examples
@@ -21,7 +23,7 @@ _PAD = 2  # Pixels of black border that a crop may reach into, on each side.
 _AHEAD = 4  # Batches made before they are asked for.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
     """Cuts examples into global batches for the replicas of a strategy.
 
@@ -73,10 +75,10 @@ class Batches:
     def train(self, start_step: int = 0) -> Any:
         """Returns an endless distributed stream of training batches, to be given to `fit`.
 
-        Elements are (uint8 [global_batch_size, 32, 32, 3], int32 [global_batch_size]) before they
-        are split among the replicas. Give `fit` a `steps_per_epoch`.
+        Each replica gets its share of (uint8 [global_batch_size, 32, 32, 3], int32 [global_batch_size]).
+        Give `fit` a `steps_per_epoch`.
         """
-        return self._distribute(self.train_dataset(start_step))
+        return self._distribute(lambda share, shares: self.train_dataset(start_step, share=share, shares=shares))
 
     def test(self) -> Any:
         """Returns all test examples once, distributed, the last batch smaller where it must be.
@@ -84,68 +86,91 @@ class Batches:
         Every replica gets at least one example of every batch: layers such as BatchNormalization
         fail on an empty one.
         """
-        return self._distribute(self.test_dataset())
+        return self._distribute(lambda share, shares: self.test_dataset(share=share, shares=shares))
 
-    def train_dataset(self, start_step: int = 0) -> "tf.data.Dataset":
-        """As `train`, before it is distributed."""
+    def train_dataset(self, start_step: int = 0, *, share: int = 0, shares: int = 1) -> "tf.data.Dataset":
+        """As `train`, for one of `shares` equal shares of each global batch, numbered from 0."""
         import tensorflow as tf
 
         size, steps, count = self.global_batch_size, self.steps_per_epoch, len(self.examples.train_labels)
-        images = tf.constant(self.examples.train_images)
-        labels = tf.constant(self.examples.train_labels)
+        mine = slice(share * size // shares, (share + 1) * size // shares)
+        images, labels = self._constants()[:2]
         seed = tf.constant(self.seed, tf.int64)
 
         def batch(step: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
             epoch, place = step // steps, step % steps
             rows = tf.random.experimental.index_shuffle(
-                place * size + tf.range(size, dtype=tf.int64),
+                place * size + tf.range(size, dtype=tf.int64)[mine],
                 seed=tf.stack([seed, epoch]),
                 max_index=tf.constant(count - 1, tf.int64),
             )
             pictures = tf.gather(images, rows)
             if self.augment:
-                pictures = _augment(pictures, tf.stack([seed, step]))
-            return tf.ensure_shape(pictures, (size, *images.shape[1:])), tf.gather(labels, rows)
+                # Drawn for the whole batch: the same whatever the number of shares.
+                drawn = tf.random.stateless_uniform([3, size, 1], tf.stack([seed, step]), maxval=2**30, dtype=tf.int32)
+                pictures = _augment(pictures, drawn[:, mine])
+            return tf.ensure_shape(pictures, (size // shares, *images.shape[1:])), tf.gather(labels, rows)
 
-        return self._stated(
+        return _stated(
             tf.data.Dataset.range(start_step, 2**62).map(batch, num_parallel_calls=2, deterministic=True).prefetch(_AHEAD)
         )
 
-    def test_dataset(self) -> "tf.data.Dataset":
-        """As `test`, before it is distributed."""
+    def test_dataset(self, *, share: int = 0, shares: int = 1) -> "tf.data.Dataset":
+        """As `test`, for one of `shares` shares of each batch, equal to within one example."""
         import tensorflow as tf
 
         count = len(self.examples.test_labels)
         size = evaluation_batch_size(count, self.global_batch_size, self.replicas)
-        images = tf.constant(self.examples.test_images)
-        labels = tf.constant(self.examples.test_labels)
+        images, labels = self._constants()[2:]
 
         def batch(number: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
-            rows = slice(number * size, tf.minimum(number * size + size, count))
+            start, present = number * size, tf.minimum(count - number * size, size)
+            rows = slice(start + share * present // shares, start + (share + 1) * present // shares)
             return images[rows], labels[rows]
 
-        batches = -(-count // size)
-        return self._stated(tf.data.Dataset.range(batches).map(batch, num_parallel_calls=2).prefetch(_AHEAD))
+        return _stated(tf.data.Dataset.range(-(-count // size)).map(batch, num_parallel_calls=2).prefetch(_AHEAD))
 
-    def _stated(self, dataset: "tf.data.Dataset") -> "tf.data.Dataset":
+    @functools.cache  # noqa: B019 - Batches live as long as the program; without it each replica copies the pictures.
+    def _constants(self) -> tuple["tf.Tensor", ...]:
         import tensorflow as tf
 
-        options = tf.data.Options()
-        options.deterministic = True
-        # Every worker makes each global batch and keeps its share: the same examples at any number of replicas.
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        # tf.data's tuning thread may sleep through the end of its iterator and hold it up for 5 to 60 s
-        # (TensorFlow 2.21, RootDataset::~Iterator waiting for Model::OptimizeLoop); nothing here needs tuning.
-        options.autotune.enabled = False
-        return dataset.with_options(options)
+        with tf.device("CPU:0"):
+            return (
+                tf.constant(self.examples.train_images),
+                tf.constant(self.examples.train_labels),
+                tf.constant(self.examples.test_images),
+                tf.constant(self.examples.test_labels),
+            )
 
-    def _distribute(self, dataset: "tf.data.Dataset") -> Any:
+    def _distribute(self, make: Callable[[int, int], "tf.data.Dataset"]) -> Any:
         import tensorflow as tf
 
-        # Copying ahead to the device pays on a GPU only; on logical CPU devices it is threads for nothing.
-        on_gpu = any("GPU" in device for device in self.strategy.extended.worker_devices)
-        options = tf.distribute.InputOptions(experimental_fetch_to_device=on_gpu)
-        return self.strategy.experimental_distribute_dataset(dataset, options)
+        if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
+            return make(0, 1)  # The strategy itself shares out each batch, if there is anything to share.
+        # A pipeline per replica makes just its share. The ordinary way puts an iterator of TensorFlow's own between
+        # the pipeline and each device, whose tuning thread (see `_stated`) can't be switched off.
+        options = tf.distribute.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+        )
+        return self.strategy.distribute_datasets_from_function(
+            lambda context: make(context.input_pipeline_id, context.num_input_pipelines), options
+        )
+
+
+def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":
+    """Leaves nothing about order, sharding and tuning to chance."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = True
+    # Where a strategy shards: every worker makes each global batch and keeps its share of it.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    # tf.data's tuning thread can sleep through the end of its iterator, which then waits for it: for as long as the
+    # iterator has lived, up to 60 s, at the end of every `fit` and `evaluate` (TensorFlow 2.21, Model::OptimizeLoop:
+    # it is woken before the flag it looks at is set). There is nothing here that needs tuning.
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def evaluation_batch_size(count: int, largest: int, replicas: int) -> int:
@@ -164,15 +189,18 @@ def evaluation_batch_size(count: int, largest: int, replicas: int) -> int:
     )
 
 
-def _augment(pictures: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
+def _augment(pictures: "tf.Tensor", drawn: "tf.Tensor") -> "tf.Tensor":
     """Cuts each picture out of its padded self at a random place, and mirrors half of them.
 
     Whole batches at once, by two gathers: an order of magnitude faster than picture by picture.
+
+    Args:
+        pictures: uint8 [batch, height, width, channels].
+        drawn: Whole random numbers, int32 [3, batch, 1].
     """
     import tensorflow as tf
 
-    size, height, width = tf.shape(pictures)[0], pictures.shape[1], pictures.shape[2]
-    drawn = tf.random.stateless_uniform([3, size, 1], seed, maxval=2**30, dtype=tf.int32)
+    height, width = pictures.shape[1], pictures.shape[2]
     down, right = drawn[0] % (2 * _PAD + 1), drawn[1] % (2 * _PAD + 1)
     columns = tf.where(drawn[2] % 2 == 1, tf.range(width)[::-1], tf.range(width))
     padded = tf.pad(pictures, [[0, 0], [_PAD, _PAD], [_PAD, _PAD], [0, 0]])

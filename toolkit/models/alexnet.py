@@ -19,10 +19,11 @@ def trunk() -> "keras.Sequential":
     from keras import Sequential, layers
 
     parts: list = [layers.Rescaling(1 / 64, offset=-1.9)]
-    for filters, pool in ((64, True), (192, True), (384, False), (256, False), (256, True)):
+    stages = ((64, True), (192, True), (384, False), (256, False), (256, True))
+    for number, (filters, pool) in enumerate(stages, start=1):
         parts += [
-            layers.Conv2D(filters, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(momentum=0.9, synchronized=True),
+            layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
+            layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
             layers.Activation("relu"),
         ]
         if pool:
@@ -35,8 +36,8 @@ def head(classes: int, dropout: float) -> "keras.Sequential":
     from keras import Sequential, layers
 
     parts: list = []
-    for _ in range(2):
+    for number in (1, 2):
         if dropout:
             parts.append(layers.Dropout(dropout))
-        parts.append(layers.Dense(4096, activation="relu"))
-    return Sequential([*parts, layers.Dense(classes, dtype="float32")], name="head")
+        parts.append(layers.Dense(4096, activation="relu", name=f"fc{number}"))
+    return Sequential([*parts, layers.Dense(classes, dtype="float32", name="fc3")], name="head")

@@ -13,11 +13,11 @@ def trunk() -> "keras.Sequential":
     from keras import Sequential, layers
 
     parts: list = [layers.Rescaling(1 / 64, offset=-1.9)]  # Pictures have mean 121, deviation 64.
-    for filters in (32, 64, 128):
+    for number, filters in enumerate((32, 64, 128), start=1):
         parts += [
-            layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
             # Synchronised: the statistics are the global batch's, so the numbers don't depend on the replicas.
-            layers.BatchNormalization(momentum=0.9, synchronized=True),
+            layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
             layers.Activation("relu"),
             layers.MaxPooling2D(),
         ]
@@ -28,7 +28,7 @@ def head(classes: int, dropout: float) -> "keras.Sequential":
     """One hidden layer of 128 units: [2048] to logits [classes]."""
     from keras import Sequential, layers
 
-    parts: list = [layers.Dense(128, activation="relu")]
+    parts: list = [layers.Dense(128, activation="relu", name="fc1")]
     if dropout:
         parts.append(layers.Dropout(dropout))
-    return Sequential([*parts, layers.Dense(classes, dtype="float32")], name="head")
+    return Sequential([*parts, layers.Dense(classes, dtype="float32", name="fc2")], name="head")

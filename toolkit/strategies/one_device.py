@@ -11,21 +11,22 @@ if TYPE_CHECKING:
 __all__ = ["create"]
 
 
-def create(devices: Sequence[str]) -> "tf.distribute.OneDeviceStrategy":
-    """Makes a `tf.distribute.OneDeviceStrategy`.
+def create(devices: Sequence[str]) -> "tf.distribute.Strategy":
+    """Returns TensorFlow's default strategy, which is plain Keras on the first device.
 
     Args:
-        devices: Exactly one logical device, such as ("GPU:0",).
+        devices: Exactly one logical device, the first of its kind, such as ("GPU:0",).
 
     Raises:
-        StrategyError: There is more than one.
+        StrategyError: There are several, or it isn't the device that TensorFlow uses by default.
     """
     import tensorflow as tf
 
-    if len(devices) != 1:
+    first = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    if tuple(devices) != (first,):
         raise StrategyError(
-            asked="strategy one_device uses one device",
-            found=f"{len(devices)} were given ({', '.join(devices)})",
-            remedy="Configure gpus=1, or create mirrored",
+            asked=f"strategy one_device on {', '.join(devices)}",
+            found=f"it uses one device, here {first}",
+            remedy="Configure gpus=1, or create mirrored, which takes any devices",
         )
-    return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
+    return tf.distribute.get_strategy()

@@ -1,0 +1,1 @@
+"""Runnable examples, one page each: `python -m recipes.NAME --help`."""

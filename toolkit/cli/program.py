@@ -1,0 +1,98 @@
+"""Parsing a command line, `--help`, and exit codes.
+
+0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 interrupted and terminated.
+"""
+
+import difflib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from toolkit.cli import log
+from toolkit.errors import RequestError, ToolkitError
+
+__all__ = ["run"]
+
+
+def run(main: Callable[[], object], *, argv: Sequence[str] | None = None) -> None:
+    """Parses the flags that are defined, calls `main`, and exits.
+
+    Args:
+        main: Takes nothing; reads `absl.flags.FLAGS`.
+        argv: The command line; `sys.argv` unless given.
+    """
+    arguments = list(sys.argv if argv is None else argv)
+    module = sys.modules[main.__module__]
+    if any(argument in ("--help", "-help", "-h") for argument in arguments[1:]):
+        print(_help(module))
+        sys.exit(0)
+    sys.exit(_outcome(main, arguments))
+
+
+def _outcome(main: Callable[[], object], arguments: list[str]) -> int:
+    try:
+        _parse(arguments)
+        log.show()
+        main()
+    except ToolkitError as error:
+        _complain(str(error), stopped=error.exit_code > 2)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("Interrupted before training began.", stopped=True)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _complain(text: str, *, stopped: bool) -> None:
+    sys.stdout.flush()
+    print(text if stopped else f"error: {text}", file=sys.stderr, flush=True)
+
+
+def _parse(arguments: list[str]) -> None:
+    try:
+        stray = flags.FLAGS(arguments)[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, _names(), n=1, cutoff=0.5)
+        raise RequestError(
+            asked=f"--{error.flagname}",
+            found="there is no such flag",
+            remedy=(f"Did you mean --{near[0]}? " if near else "") + "--help lists them all",
+        ) from None
+    except flags.Error as error:
+        asked, _, found = str(error).strip().rstrip(".").removeprefix("flag ").partition(": ")
+        raise RequestError(
+            asked=asked, found=found or "it is not valid", remedy="--help lists the flags and their values"
+        ) from None
+    if stray:
+        raise RequestError(
+            asked=f"the argument {stray[0]!r}",
+            found="only flags are understood here",
+            remedy="Write --flag=value; --help lists the flags",
+        )
+
+
+def _own() -> list:
+    """Returns the flags that recipes define, as against those absl brings."""
+    found = []
+    for module, own in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith("absl."):
+            found += own
+    return sorted(found, key=lambda flag: flag.name)
+
+
+def _names() -> list[str]:
+    return [name for flag in _own() for name in ((flag.name, f"no{flag.name}") if flag.boolean else (flag.name,))]
+
+
+def _help(module: object) -> str:
+    lines = [(getattr(module, "__doc__", None) or "").strip(), "", "Flags:", ""]
+    for flag in _own():
+        value = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+        default = "" if flag.default is None or flag.boolean else f" [{flag.default}]"
+        choices = getattr(flag.parser, "enum_values", None)
+        lines.append(f"  {value}{'=' + '|'.join(choices) if choices else ''}")
+        text = flag.help.removeprefix(f"<{'|'.join(choices)}>: ") if choices else flag.help
+        lines.append(f"      {text}{default}")
+    return "\n".join(lines)

@@ -1,0 +1,203 @@
+"""A directory of checkpoints: each is whole and proven so by its sums, or it isn't used.
+
+    DIRECTORY/step-00000390-end/arrays.safetensors    every variable, by name
+                                manifest.json         SHA-256 of the arrays, their dtypes, metadata
+
+Keras's own files are written in place: killed in mid-write, `BackupAndRestore` and `.keras` leave
+nothing that can be read. Here a checkpoint is written under another name, synced, and renamed.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import CheckpointError
+from toolkit.training import files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Checkpoint", "CheckpointStore"]
+
+_LOG = logging.getLogger(__name__)
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})(-end)?")
+_ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What was saved.
+
+    Attributes:
+        step: Training steps done.
+        arrays: By name, any shape and dtype.
+        metadata: Whatever JSON can hold.
+    """
+
+    step: int
+    arrays: "Mapping[str, np.ndarray]"
+    metadata: Mapping[str, Any]
+
+
+class _Damaged(Exception):
+    pass
+
+
+class CheckpointStore:
+    """The checkpoints under one directory.
+
+    Args:
+        directory: Made when the first checkpoint is written.
+        keep: How many to keep, the newest ones.
+    """
+
+    def __init__(self, directory: pathlib.Path, *, keep: int = 3) -> None:
+        self.directory = directory
+        self.keep = keep
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints, oldest first, damaged ones included."""
+        if not self.directory.is_dir():
+            return []
+        found = [entry.name for entry in self.directory.iterdir() if _NAME.fullmatch(entry.name)]
+        return sorted(found, key=_order)
+
+    def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool = False) -> pathlib.Path:
+        """Writes a checkpoint, then removes those beyond `keep`.
+
+        Raises:
+            OSError: It can't be written; all earlier ones are untouched.
+        """
+        from safetensors import SafetensorError
+
+        path = self.directory / f"step-{checkpoint.step:08d}{'-end' if end_of_epoch else ''}"
+        aside = self.directory / f".writing-{path.name}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._clear(aside)
+            aside.mkdir()
+            _write(aside, checkpoint)
+            self._clear(path)
+            aside.rename(path)
+        except SafetensorError as error:  # It wraps the operating system's error in its own.
+            self._clear(aside)
+            raise OSError(str(error)) from error
+        except OSError:
+            self._clear(aside)
+            raise
+        files.sync(self.directory)
+        for name in self.names()[: -self.keep]:
+            self._clear(self.directory / name)
+        return path
+
+    def load(self) -> Checkpoint:
+        """Returns the newest checkpoint that is whole. Damaged ones are named in the log and set aside.
+
+        Raises:
+            CheckpointError: There is none, or every one is damaged.
+        """
+        names = self.names()
+        reasons = []
+        for name in reversed(names):
+            try:
+                return _read(self.directory / name)
+            except _Damaged as error:
+                reasons.append(f"{name}: {error}")
+                _LOG.warning("Checkpoint %s is damaged (%s); trying the one before it", name, error)
+                self._set_aside(self.directory / name)
+        raise CheckpointError(
+            asked=f"{self.directory} is to be resumed from",
+            found="every checkpoint is damaged: " + "; ".join(reasons) if reasons else "it holds no checkpoint",
+            remedy="Start a new run without resume, in another run directory",
+        )
+
+    def _clear(self, path: pathlib.Path) -> None:
+        if path.exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _set_aside(self, path: pathlib.Path) -> None:
+        aside = path.with_name(f"damaged-{path.name}")
+        self._clear(aside)
+        try:
+            path.rename(aside)
+        except OSError:  # A read-only disk: the damaged one stays, and is found damaged again.
+            _LOG.warning("%s can't be renamed", path)
+
+
+def _order(name: str) -> tuple[int, bool]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(name)
+    return int(match[1]), match[2] is not None
+
+
+def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    dtypes = {name: array.dtype.name for name, array in checkpoint.arrays.items()}
+    save_file(
+        {name: np.ascontiguousarray(_storable(array)).reshape(array.shape) for name, array in checkpoint.arrays.items()},
+        directory / _ARRAYS,
+    )
+    files.sync(directory / _ARRAYS)
+    manifest = {
+        "format": _FORMAT,
+        "step": checkpoint.step,
+        "sha256": _sha256(directory / _ARRAYS),
+        "dtypes": dtypes,
+        "metadata": dict(checkpoint.metadata),
+    }
+    manifest["manifest_sha256"] = _manifest_sum(manifest)
+    files.write_json(directory / _MANIFEST, manifest)
+
+
+def _read(directory: pathlib.Path) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        claimed = manifest.pop("manifest_sha256")
+        if claimed != _manifest_sum(manifest):
+            raise _Damaged(f"{_MANIFEST} doesn't match its own SHA-256")
+        if manifest["format"] != _FORMAT:
+            raise _Damaged(f"format {manifest['format']} is not one this version reads")
+        if _sha256(directory / _ARRAYS) != manifest["sha256"]:
+            raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
+        arrays = load_file(directory / _ARRAYS)
+        arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
+        return Checkpoint(step=manifest["step"], arrays=arrays, metadata=manifest["metadata"])
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        raise _Damaged(f"{type(error).__name__}: {error}") from error
+
+
+def _storable(array: "np.ndarray") -> "np.ndarray":
+    # safetensors knows NumPy's own dtypes; bfloat16 and float8 travel as whole numbers of their size.
+    return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
+
+
+def _dtype(name: str) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _manifest_sum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,207 @@
+"""The run directory: whose run it holds, and who is in it.
+
+    RUN_DIR/run.json        recipe and configuration, written when the run begins
+            checkpoints/    see `toolkit.training.checkpoints`
+            history.csv     one row per epoch
+            summary.json    written when the run ends
+            tensorboard/    for `tensorboard --logdir`
+            model.keras     the trained model
+"""
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.errors import CheckpointError, RunDirectoryError
+from toolkit.training import files
+
+__all__ = ["RunDirectory", "choose"]
+
+_ASKED = "run_dir={} is where this run writes"
+
+
+def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "runs") -> pathlib.Path:
+    """Returns a run directory for a run that names none: a new one, or on resume this recipe's newest.
+
+    Raises:
+        CheckpointError: `resume`, and there is none.
+    """
+    under = pathlib.Path(under)
+    if not resume:
+        return under / f"{recipe}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    earlier = sorted(path for path in under.glob(f"{recipe}-*") if (path / "checkpoints").is_dir())
+    if not earlier:
+        raise CheckpointError(
+            asked="resume without a run_dir goes on with the newest run",
+            found=f"there is no run of {recipe} with a checkpoint under {under.absolute()}",
+            remedy="Name its directory with run_dir, or leave resume out",
+        )
+    return earlier[-1]
+
+
+class RunDirectory:
+    """An existing or new directory, held by this process until `close`.
+
+    Args:
+        path: The directory; it is made where it doesn't exist.
+        recipe: Name of the program whose run it is.
+        resume: Go on with the run that is there.
+
+    Raises:
+        RunDirectoryError: It is a file, not writable, full, in use, or holds another run.
+        CheckpointError: `resume` with no run there.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, recipe: str, resume: bool = False) -> None:
+        self.path = pathlib.Path(path).expanduser()
+        self.checkpoints = self.path / "checkpoints"
+        self.history = self.path / "history.csv"
+        self.summary = self.path / "summary.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.model = self.path / "model.keras"
+        self._identity = self.path / "run.json"
+        self._recipe = recipe
+        self._resume = resume
+        self._lock: int | None = None
+        if resume and not self.checkpoints.exists():
+            raise CheckpointError(
+                asked=f"resume asks to go on with the run in {self.path}",
+                found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
+                remedy="Name the run directory of an earlier run, or leave resume out",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._hold()
+            self._config = self._check_identity()
+            self._try_writing()
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+        except RunDirectoryError:
+            self.close()
+            raise
+
+    def settle(self, config: Mapping[str, Any]) -> None:
+        """Records what must not change between start and resume, or on resume holds it against the record.
+
+        Args:
+            config: Values that JSON can hold.
+
+        Raises:
+            CheckpointError: The run was started with other values.
+            RunDirectoryError: They can't be written.
+        """
+        if not self._resume:
+            self._config.update(config)
+            try:
+                files.write_json(self._identity, {"recipe": self._recipe, "config": self._config})
+            except OSError as error:
+                raise self._unusable(error) from error
+            return
+        names = [name for name, value in config.items() if self._config.get(name) != value]
+        if names:
+            raise CheckpointError(
+                asked="resume with " + ", ".join(f"{name}={config[name]}" for name in names),
+                found=f"the run in {self.path} was started with "
+                + ", ".join(f"{name}={self._config.get(name)}" for name in names),
+                remedy="Resume with what the run was started with, or start a new run in another directory",
+            )
+
+    def close(self) -> None:
+        """Lets another process use the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def check_space(self, checkpoint_bytes: int) -> None:
+        """Makes sure that two checkpoints of this size fit on the disk.
+
+        Raises:
+            RunDirectoryError: They don't.
+        """
+        status = os.statvfs(self.path)
+        free = status.f_bavail * status.f_frsize
+        if free < 2 * checkpoint_bytes:
+            raise RunDirectoryError(
+                asked=_ASKED.format(self.path),
+                found=f"its disk has {free / 1e6:.1f} MB free, and two checkpoints take {2 * checkpoint_bytes / 1e6:.1f} MB",
+                remedy="Free some space, or name a directory on another disk",
+            )
+
+    def _hold(self) -> int:
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RunDirectoryError(
+                asked=_ASKED.format(self.path),
+                found=f"process {holder} is using it",
+                remedy="Wait for that run to end, or name another directory",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # Some network disks can't lock.
+                os.close(descriptor)
+                raise
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        return descriptor
+
+    def _check_identity(self) -> dict[str, Any]:
+        before = self._read_identity()
+        if before is None:
+            return {}
+        if before["recipe"] != self._recipe:
+            raise RunDirectoryError(
+                asked=_ASKED.format(self.path),
+                found=f"it holds a run of {before['recipe']}, and this is {self._recipe}",
+                remedy="Name another directory",
+            )
+        if self._resume:
+            return before["config"]
+        if self.checkpoints.exists() or self.summary.exists():
+            raise RunDirectoryError(
+                asked=_ASKED.format(self.path),
+                found="it holds an earlier run, which would be overwritten",
+                remedy="Add --resume to go on with that run, or name another directory",
+            )
+        return {}
+
+    def _read_identity(self) -> dict | None:
+        try:
+            identity = json.loads(self._identity.read_text(encoding="utf-8"))
+            return {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
+        except FileNotFoundError:
+            if not self.checkpoints.exists():
+                return None
+            reason = "it is missing"
+        except (ValueError, KeyError, TypeError):
+            reason = "it can't be read"
+        raise RunDirectoryError(
+            asked=_ASKED.format(self.path),
+            found=f"there are checkpoints, but run.json says not whose: {reason}",
+            remedy="Name another directory",
+        )
+
+    def _try_writing(self) -> None:
+        probe = self.path / ".writing"
+        files.write_text(probe, "x" * 4096)
+        probe.unlink()
+
+    def _unusable(self, error: OSError) -> RunDirectoryError:
+        reasons = {
+            errno.EEXIST: ("that is a file", "Name a directory"),
+            errno.ENOTDIR: ("part of that path is a file", "Name a directory"),
+            errno.EACCES: ("this user may not write there", "Give write permission, or name another directory"),
+            errno.EROFS: ("its disk is read-only", "Name a directory on another disk"),
+            errno.ENOSPC: ("its disk is full", "Free some space, or name a directory on another disk"),
+            errno.EDQUOT: ("the disk quota is used up", "Free some space, or name a directory on another disk"),
+        }
+        found, remedy = reasons.get(error.errno or 0, (f"{error.strerror or error}", "Name another directory"))
+        return RunDirectoryError(asked=_ASKED.format(self.path), found=found, remedy=remedy)

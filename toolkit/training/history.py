@@ -1,0 +1,63 @@
+"""history.csv: one row per epoch, whole at any moment."""
+
+import csv
+import io
+import logging
+import pathlib
+import time
+from typing import Any
+
+import keras
+
+from toolkit.training import files
+from toolkit.training.throughput import Throughput
+
+__all__ = ["History"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class History(keras.callbacks.Callback):
+    """Keeps the rows, and writes them anew after every epoch.
+
+    Args:
+        path: The CSV file.
+        rows: Rows of epochs that earlier processes of this run have done.
+        steps_per_epoch: Training steps in an epoch.
+        throughput: Where images per second are measured.
+    """
+
+    def __init__(self, path: pathlib.Path, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput) -> None:
+        super().__init__()
+        self.path = path
+        self.rows = list(rows)
+        self.steps_per_epoch = steps_per_epoch
+        self.throughput = throughput
+        self._began = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._write()  # An interrupted run may have left rows of epochs that are now done again.
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._began = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        rate = self.throughput.epoch_images_per_second
+        row: dict[str, Any] = {"epoch": epoch + 1, "step": (epoch + 1) * self.steps_per_epoch}
+        row.update({name: float(value) for name, value in (logs or {}).items()})
+        row["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        row["images_per_second"] = round(rate, 1) if rate else None
+        row["seconds"] = round(time.monotonic() - self._began, 3)
+        self.rows.append(row)
+        self._write()
+
+    def _write(self) -> None:
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names or ["epoch"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        try:
+            files.write_text(self.path, text.getvalue())
+        except OSError as error:  # The rows are in every checkpoint too; training goes on.
+            _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)

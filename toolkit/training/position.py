@@ -1,0 +1,17 @@
+"""Where training stands."""
+
+import dataclasses
+
+__all__ = ["Position"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Position:
+    """`epoch` whole epochs, and `batch` steps of the next one."""
+
+    epoch: int = 0
+    batch: int = 0
+
+    def already_did(self, epoch: int, batch: int) -> bool:
+        """Says whether step `batch` (from 0) of epoch `epoch` lies before this position."""
+        return (epoch, batch) < (self.epoch, self.batch)

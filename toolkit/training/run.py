@@ -1,0 +1,210 @@
+"""A run, from its directory to its summary."""
+
+import logging
+import os
+import pathlib
+import platform
+import sys
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from toolkit import __version__
+from toolkit.errors import CheckpointError, StoppedBySignal
+from toolkit.training import files, state
+from toolkit.training.checkpoints import CheckpointStore
+from toolkit.training.directory import RunDirectory, choose
+from toolkit.training.length import Length
+from toolkit.training.position import Position
+from toolkit.training.signals import StopSignals
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["Run"]
+
+_LOG = logging.getLogger(__name__)
+_VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+
+
+class Run:
+    """Holds a run directory, resumes from it, and gives `fit` its callbacks.
+
+        with Run(directory, recipe="mine", resume=resume) as run:
+            run.settle(model="small_cnn", seed=1)
+            ...  # build and compile `model` under the strategy's scope
+            run.restore(model, length)
+            model.fit(batches.train(run.step), initial_epoch=run.epoch, epochs=length.epochs,
+                      steps_per_epoch=length.steps_per_epoch, callbacks=run.callbacks(...), verbose=0)
+            run.finish(model)
+
+    Args:
+        directory: The run directory; None for a new one, or on resume the newest, under ./runs.
+        recipe: Name of the program.
+        resume: Go on with the run that is there.
+
+    Attributes:
+        step: Training steps done by earlier processes of this run.
+        epoch: Whole epochs done by them.
+
+    Raises:
+        RunDirectoryError: The directory can't be used for this run.
+        CheckpointError: There is nothing to resume.
+    """
+
+    def __init__(self, directory: str | os.PathLike | None, *, recipe: str, resume: bool = False) -> None:
+        path = choose(recipe, resume=resume) if directory is None else directory
+        self.directory = RunDirectory(path, recipe=recipe, resume=resume)
+        self.store = CheckpointStore(self.directory.checkpoints)
+        self.step = 0
+        self.epoch = 0
+        self._resume = resume
+        self._summary: dict[str, Any] = {"recipe": recipe}
+        self._signals = StopSignals()
+        self._began = time.monotonic()
+        self._length = Length(epochs=1, steps_per_epoch=1)
+        self._resumed = Position()
+        self._metrics: dict = {}
+        self._rows: list[dict] = []
+        self._throughput: Any = None
+        self._history: Any = None
+        self._progress: Any = None
+
+    def __enter__(self) -> "Run":
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        if isinstance(error, StoppedBySignal) and self._history is not None:
+            self._write_summary("interrupted")
+        self._signals.__exit__()
+        self.directory.close()
+
+    def settle(self, **config: Any) -> None:
+        """States what must not change between start and resume; it goes into run.json and summary.json.
+
+        Args:
+            config: Values that JSON can hold.
+
+        Raises:
+            CheckpointError: The run was started with other values.
+            RunDirectoryError: They can't be written.
+        """
+        self.directory.settle(config)
+        self._summary.update(config)
+
+    def describe(self, **facts: Any) -> None:
+        """Adds facts, which may change on resume, to summary.json."""
+        self._summary.update(facts)
+
+    def restore(self, model: "keras.Model", length: Length) -> None:
+        """Checks that the disk has room for checkpoints, and on resume sets everything that was saved.
+
+        Call it after `compile`, before `fit`.
+
+        Raises:
+            RunDirectoryError: The disk is too full.
+            CheckpointError: No checkpoint can be used, or it is another model's.
+        """
+        self._length = length
+        self.directory.check_space(state.size_in_bytes(model))
+        if not self._resume:
+            return
+        checkpoint = self.store.load()
+        state.restore(model, checkpoint.arrays)
+        if length.epochs != checkpoint.metadata["epochs"]:
+            _LOG.warning(
+                "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
+                checkpoint.metadata["epochs"],
+                length.epochs,
+            )
+        self._resumed = Position(**checkpoint.metadata["position"])
+        self._metrics = dict(checkpoint.arrays)
+        self._rows = list(checkpoint.metadata["history"])
+        self.step, self.epoch = checkpoint.step, self._resumed.epoch
+        _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)
+
+    def callbacks(self, *, global_batch_size: int, checkpoint_steps: int = 0) -> "list[keras.callbacks.Callback]":
+        """Returns the callbacks of this run: throughput, TensorBoard, progress, history, checkpoints.
+
+        Args:
+            global_batch_size: Examples per step, over all replicas.
+            checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
+        """
+        import keras
+
+        from toolkit.training.history import History
+        from toolkit.training.progress import ProgressDisplay
+        from toolkit.training.saving import Saving
+        from toolkit.training.throughput import Throughput
+
+        self._throughput = Throughput(global_batch_size, resumed=self._resumed)
+        self._history = History(
+            self.directory.history,
+            self._rows,
+            steps_per_epoch=self._length.steps_per_epoch,
+            throughput=self._throughput,
+        )
+        self._progress = ProgressDisplay(length=self._length, throughput=self._throughput)
+        saving = Saving(
+            store=self.store,
+            signals=self._signals,
+            history=self._history,
+            length=self._length,
+            every_steps=checkpoint_steps,
+            resumed=self._resumed,
+            metrics=self._metrics,
+        )
+        board = keras.callbacks.TensorBoard(str(self.directory.tensorboard), write_graph=False)
+        # The history's row must be there when the epoch's checkpoint is written.
+        return [self._throughput, board, self._progress, self._history, saving]
+
+    def finish(self, model: "keras.Model") -> dict[str, Any]:
+        """Writes model.keras and summary.json; returns the summary.
+
+        Raises:
+            OSError: They can't be written. The checkpoints are there all the same.
+        """
+        aside = self.directory.model.with_name(".writing.keras")
+        model.save(aside)
+        aside.replace(self.directory.model)
+        summary = self._write_summary("completed")
+        _LOG.info("%s", _closing(summary, self.directory.path))
+        return summary
+
+    def _write_summary(self, status: str) -> dict[str, Any]:
+        rows = self._history.rows
+        last = rows[-1] if rows else {}
+        rate = self._throughput.images_per_second
+        summary = {
+            **self._summary,
+            "status": status,
+            "epochs": len(rows),
+            "steps": last.get("step", 0),
+            "train_loss": last.get("loss"),
+            "train_accuracy": last.get("accuracy"),
+            "test_loss": last.get("val_loss"),
+            "test_accuracy": last.get("val_accuracy"),
+            "images_per_second": round(rate, 1) if rate else None,
+            "wall_seconds": round(time.monotonic() - self._began, 3),
+            "resumed_from_step": self.step if self._resume else None,
+            "versions": {
+                "toolkit": __version__,
+                "python": platform.python_version(),
+                **{name: metadata.version(name) for name in _VERSIONS},
+            },
+            "command": sys.orig_argv,
+        }
+        files.write_json(self.directory.summary, summary)
+        return summary
+
+
+def _closing(summary: dict[str, Any], directory: pathlib.Path) -> str:
+    parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
+    if summary["test_accuracy"] is not None:
+        parts.append(f"test accuracy {summary['test_accuracy']:.2%}")
+    if summary["images_per_second"]:
+        parts.append(f"{summary['images_per_second']:,.0f} images/s")
+    return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"

@@ -1,0 +1,90 @@
+"""A model's variables as arrays, and back: weights, optimizer, random seeds, running metrics."""
+
+from typing import TYPE_CHECKING
+
+from toolkit.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import keras
+    import numpy as np
+
+__all__ = ["capture", "capture_metrics", "restore", "restore_metrics", "size_in_bytes"]
+
+_METRICS = "metrics/"
+
+
+def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
+    """Returns every variable of model and optimizer by a name that says whose it is and where.
+
+    A variable that is mirrored on several devices is read once.
+    """
+    return _values(_variables(model))
+
+
+def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
+    """Sets every variable of model and optimizer, on all replicas.
+
+    Raises:
+        CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
+    """
+    variables = _variables(model)
+    saved = {name: array for name, array in arrays.items() if not name.startswith(_METRICS)}
+    for name in (*variables, *saved):
+        mine = tuple(variables[name].shape) if name in variables else None
+        theirs = saved[name].shape if name in saved else None
+        if mine != theirs:
+            raise CheckpointError(
+                asked=f"the checkpoint is to be restored into model {model.name!r}",
+                found=f"variable {name} has shape {theirs} in the checkpoint and {mine} in the model",
+                remedy="Resume with the model and optimizer that the run was started with",
+            )
+    _assign(model, variables, saved)
+
+
+def capture_metrics(model: "keras.Model") -> "dict[str, np.ndarray]":
+    """Returns the running sums of the metrics, over all replicas."""
+    return _values(_metrics(model))
+
+
+def restore_metrics(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
+    """Sets the running sums of those metrics that the model still has."""
+    variables = _metrics(model)
+    _assign(model, variables, {name: array for name, array in arrays.items() if name in variables})
+
+
+def size_in_bytes(model: "keras.Model") -> int:
+    """Returns the size of what `capture` returns."""
+    return sum(array.nbytes for array in capture(model).values())
+
+
+def _variables(model: "keras.Model") -> dict:
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return {
+        **_named("model/", model.variables),
+        **_named("optimizer/", model.optimizer.variables),
+    }
+
+
+def _metrics(model: "keras.Model") -> dict:
+    return _named(_METRICS, model.metrics_variables)
+
+
+def _named(prefix: str, variables: list) -> dict:
+    # Numbered: Keras doesn't promise that paths differ.
+    return {f"{prefix}{number:04d}/{variable.path}": variable for number, variable in enumerate(variables)}
+
+
+def _values(variables: dict) -> "dict[str, np.ndarray]":
+    import keras
+
+    return {name: keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)) for name, variable in variables.items()}
+
+
+def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:
+    with model.distribute_strategy.scope():
+        for name, array in arrays.items():
+            variables[name].assign(array)
