@@ -1,0 +1,77 @@
+"""What every test may rely on: a clean environment, four logical CPU devices, and no process left behind."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """Nothing of the user's own settings or data reaches a test, nor the network."""
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # Nobody listens on the discard port.
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left():
+    """Fails a test that leaves a child process running, and ends it."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if p not in before and p.is_running()]
+    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    for process in left:
+        process.kill()
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture(scope="session")
+def four_devices():
+    """TensorFlow in this process, with four logical CPU devices."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+    return tuple(f"CPU:{i}" for i in range(4))
+
+
+class Recipe:
+    """Runs a recipe as a user does, with a hard limit."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+
+    def start(self, *flags: str, name: str = "cifar_mirrored", **environment: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"recipes.{name}", *flags],
+            cwd=self.directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *flags: str, limit: float = 240, **environment: str) -> subprocess.CompletedProcess:
+        process = self.start(*flags, **environment)
+        try:
+            out, err = process.communicate(timeout=limit)
+        finally:
+            process.kill()
+            process.wait()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return Recipe(tmp_path)

@@ -1,0 +1,56 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+
+
+def test_each_name_makes_its_strategy(four_devices):
+    import tensorflow as tf
+
+    assert strategies.create("one_device", devices=("CPU:0",)) is tf.distribute.get_strategy()
+    mirrored = strategies.create("mirrored", devices=four_devices[:3])
+    assert isinstance(mirrored, tf.distribute.MirroredStrategy)
+    assert mirrored.num_replicas_in_sync == 3
+
+
+def test_auto_goes_by_the_number_of_devices(four_devices):
+    assert strategies.create(devices=("CPU:0",)).num_replicas_in_sync == 1
+    assert strategies.create(devices=four_devices[:2]).num_replicas_in_sync == 2
+    assert strategies.create().num_replicas_in_sync == 4
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(StrategyError, match="auto, one_device, mirrored"):
+        strategies.create("mirored")
+
+
+def test_one_device_is_one(four_devices):
+    with pytest.raises(StrategyError, match="create mirrored"):
+        strategies.create("one_device", devices=four_devices)
+
+
+@pytest.mark.parametrize("value", [json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}), "{broken", "[]"])
+def test_auto_does_not_pass_over_a_cluster_in_silence(monkeypatch, four_devices, value):
+    monkeypatch.setenv("TF_CONFIG", value)
+    with pytest.raises(StrategyError, match="one machine only"):
+        strategies.create()
+    assert strategies.create("mirrored", devices=four_devices[:2]).num_replicas_in_sync == 2
+
+
+def test_another_backend_is_named():
+    program = (
+        "import sys, types\n"
+        "keras = types.ModuleType('keras')\n"
+        "keras.backend = types.SimpleNamespace(backend=lambda: 'torch')\n"
+        "sys.modules['keras'] = keras\n"
+        "import toolkit\n"
+        "try:\n    toolkit.strategies.create()\n"
+        "except toolkit.errors.StrategyError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert "KERAS_BACKEND=tensorflow" in done.stdout, done.stderr
