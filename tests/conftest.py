@@ -36,9 +36,9 @@ def no_process_left():
     assert not left, f"left running: {left}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def four_devices():
-    """TensorFlow in this process, with four logical CPU devices."""
+    """TensorFlow in this process, with four logical CPU devices: set before any test lets it start."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -37,7 +37,7 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
         if mine != theirs:
             raise CheckpointError(
                 asked=f"the checkpoint is to be restored into model {model.name!r}",
-                found=f"variable {name} has shape {theirs} in the checkpoint and {mine} in the model",
+                found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
                 remedy="Resume with the model and optimizer that the run was started with",
             )
     _assign(model, variables, saved)
@@ -60,22 +60,19 @@ def size_in_bytes(model: "keras.Model") -> int:
 
 
 def _variables(model: "keras.Model") -> dict:
+    # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
+    # which depend on what else the process has built.
     if not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     return {
-        **_named("model/", model.variables),
-        **_named("optimizer/", model.optimizer.variables),
+        **{f"model/{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)},
+        **{f"optimizer/{number:04d}": variable for number, variable in enumerate(model.optimizer.variables)},
     }
 
 
 def _metrics(model: "keras.Model") -> dict:
-    return _named(_METRICS, model.metrics_variables)
-
-
-def _named(prefix: str, variables: list) -> dict:
-    # Numbered: Keras doesn't promise that paths differ.
-    return {f"{prefix}{number:04d}/{variable.path}": variable for number, variable in enumerate(variables)}
+    return {f"{_METRICS}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.metrics_variables)}
 
 
 def _values(variables: dict) -> "dict[str, np.ndarray]":
@@ -88,3 +85,7 @@ def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndar
     with model.distribute_strategy.scope():
         for name, array in arrays.items():
             variables[name].assign(array)
+
+
+def _shape(shape: tuple | None) -> str:
+    return "no counterpart" if shape is None else f"shape {shape}"

@@ -1,0 +1,81 @@
+"""Trains one case of the battery in a process of its own, and writes what it saw.
+
+A process of its own for each, because TensorFlow's collectives, which synchronised batch normalisation uses, keep the
+size of a group of devices for the process's life.
+
+    python train.py STRATEGY REPLICAS OPTIMIZER DTYPE STEPS OUT.npz
+"""
+
+import sys
+
+import keras
+import numpy as np
+
+import toolkit
+from toolkit.data import shapes
+from toolkit.training import state
+
+BATCH = 32
+OPTIMIZERS = {
+    # The recipe's own optimizer and the first steps of its schedule.
+    "sgd": lambda: keras.optimizers.SGD(
+        toolkit.training.learning_rate(0.1, global_batch_size=128, total_steps=1950),
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+    ),
+    "adam": lambda: keras.optimizers.Adam(1e-4),
+}
+
+
+class StepLosses(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+def compiled(strategy, optimizer):
+    keras.utils.set_random_seed(11)
+    with strategy.scope():
+        model = toolkit.models.build("small_cnn")
+        model.compile(
+            OPTIMIZERS[optimizer](), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+        )
+    return model
+
+
+def copies_agree(variable):
+    """Says whether every replica holds the same value."""
+    copies = [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
+    return all(np.array_equal(copy, copies[0]) for copy in copies)
+
+
+def main():
+    name, replicas, optimizer, dtype, steps, out = sys.argv[1:]
+    keras.config.set_dtype_policy(dtype)
+    devices = toolkit.devices.configure(gpus=int(replicas), emulate="always")
+    strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
+    examples = shapes.load(train=600, test=203)
+    batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)
+    model = compiled(strategy, optimizer)
+    losses = StepLosses()
+    model.fit(batches.train(), steps_per_epoch=int(steps), callbacks=[losses], verbose=0, shuffle=False)
+    evaluated = model.evaluate(batches.test(), verbose=0, return_dict=True)
+    np.savez(
+        out,
+        losses=losses.losses,
+        evaluated=[evaluated["loss"], evaluated["accuracy"]],
+        predicted=model.predict(examples.test_images, batch_size=30 * int(replicas), verbose=0),
+        agree=all(copies_agree(variable) for variable in model.weights),
+        **{f"state/{key}": value for key, value in state.capture(model).items()},
+    )
+
+
+if __name__ == "__main__":
+    main()
