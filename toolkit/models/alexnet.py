@@ -33,11 +33,11 @@ def trunk() -> "keras.Sequential":
 
 def head(classes: int, dropout: float) -> "keras.Sequential":
     """Two hidden layers of 4,096 units: [4096] to logits [classes]."""
-    from keras import Sequential, layers
+    from keras import Sequential, config, layers
 
     parts: list = []
     for number in (1, 2):
         if dropout:
             parts.append(layers.Dropout(dropout))
         parts.append(layers.Dense(4096, activation="relu", name=f"fc{number}"))
-    return Sequential([*parts, layers.Dense(classes, dtype="float32", name="fc3")], name="head")
+    return Sequential([*parts, layers.Dense(classes, dtype=config.floatx(), name="fc3")], name="head")

@@ -26,9 +26,9 @@ def trunk() -> "keras.Sequential":
 
 def head(classes: int, dropout: float) -> "keras.Sequential":
     """One hidden layer of 128 units: [2048] to logits [classes]."""
-    from keras import Sequential, layers
+    from keras import Sequential, config, layers
 
     parts: list = [layers.Dense(128, activation="relu", name="fc1")]
     if dropout:
         parts.append(layers.Dropout(dropout))
-    return Sequential([*parts, layers.Dense(classes, dtype="float32", name="fc2")], name="head")
+    return Sequential([*parts, layers.Dense(classes, dtype=config.floatx(), name="fc2")], name="head")

@@ -1,0 +1,189 @@
+"""The recipe as a user runs it: in a process of its own, by its flags."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SMALL = ("--gpus=2", "--steps_per_epoch=12", "--global_batch_size=64")
+SHARED = {
+    "gpus", "emulate", "visible_devices", "memory", "data", "data_dir", "epochs", "steps_per_epoch",
+    "global_batch_size", "learning_rate", "seed", "run_dir", "resume",
+}  # fmt: skip
+OTHERS = {
+    "split_gpus", "inter_op_threads", "intra_op_threads", "soft_placement", "log_placement", "checkpoint_steps",
+    "model", "dropout",
+}  # fmt: skip
+SUMMARY = {
+    "recipe", "strategy", "replicas", "devices", "emulated", "dataset", "global_batch_size", "epochs", "steps",
+    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "wall_seconds",
+    "resumed_from_step", "versions",
+}  # fmt: skip
+
+
+def checkpoint(run):
+    """The SHA-256 of the arrays in the newest checkpoint: equal sums mean equal bits."""
+    newest = max((run / "checkpoints").glob("step-*"))
+    return newest.name, json.loads((newest / "manifest.json").read_text())["sha256"]
+
+
+def wait_for(path, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not list(path.parent.glob(path.name)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"no {path}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    run = tmp_path_factory.mktemp("recipe") / "run with a space and a ' quote"
+    command = [sys.executable, "-m", "recipes.cifar_mirrored", *SMALL, "--epochs=2", f"--run_dir={run}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return run, done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_writes_what_the_contract_says(undisturbed):
+    run, out = undisturbed
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary) >= SUMMARY
+    assert (summary["replicas"], summary["emulated"], summary["epochs"], summary["steps"]) == (2, True, 2, 24)
+    assert summary["images_per_second"] > 0
+    with (run / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "12"), ("2", "24")]
+    assert float(rows[-1]["val_accuracy"]) == summary["test_accuracy"]
+    assert list((run / "tensorboard").rglob("events.*"))
+    assert "2 logical CPU devices stand in" in out
+    assert "shapes" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.slow
+def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
+    program = (
+        "import keras, numpy, sys\nmodel = keras.models.load_model(sys.argv[1])\n"
+        "print(model.predict(numpy.zeros((3, 32, 32, 3), 'uint8'), verbose=0).shape)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(undisturbed[0] / "model.keras")], capture_output=True, text=True, timeout=120
+    )
+    assert "(3, 10)" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["INT", "TERM", "KILL"]
+)
+def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbed, number, code):
+    flags = (*SMALL, "--epochs=2", f"--run_dir={tmp_path / 'run'}", "--checkpoint_steps=5")
+    process = recipe.start(*flags)
+    try:
+        wait_for(tmp_path / "run/checkpoints/step-*", process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, err
+    if code > 0:
+        assert "checkpoint written" in err
+        assert "Traceback" not in err
+        assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
+    done = recipe.run(*flags, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "Resumed after step" in done.stdout
+    assert checkpoint(tmp_path / "run") == checkpoint(undisturbed[0])
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path):
+    flags = (*SMALL, f"--run_dir={tmp_path / 'run'}")
+    assert recipe.run(*flags, "--epochs=2").returncode == 0
+    newest = max((tmp_path / "run/checkpoints").glob("step-*"))
+    os.truncate(newest / "arrays.safetensors", 1000)
+    done = recipe.run(*flags, "--epochs=2", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"{newest.name} is damaged" in done.stdout
+    assert "Resumed after step 12" in done.stdout
+
+    for path in (tmp_path / "run/checkpoints").glob("step-*"):
+        (path / "manifest.json").write_text("{}")
+    done = recipe.run(*flags, "--epochs=2", "--resume")
+    assert done.returncode == 2
+    assert "every checkpoint is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+REFUSED = {
+    "no GPUs": (["--gpus=0"], "--gpus=0"),
+    "fewer than none": (["--gpus=-1"], "--gpus=-1"),
+    "a word": (["--gpus=two"], "--gpus=two"),
+    "a flag nobody knows": (["--epoch=3"], "--epochs"),
+    "a stray argument": (["2"], "'2'"),
+    "no epochs": (["--epochs=0"], "--epochs=0"),
+    "a batch of nothing": (["--global_batch_size=0"], "--global_batch_size=0"),
+    "resume with nothing there": (["--resume", "--run_dir=nowhere"], "no such directory"),
+    "resume with no runs": (["--resume"], "no run of cifar_mirrored"),
+    "a run directory that is a file": (["--run_dir=file"], "that is a file"),
+    "another recipe's run": (["--run_dir=other"], "holds a run of other"),
+    "an unknown GPU": (["--visible_devices=7"], "'7'"),
+    "a strange GPU": (["--visible_devices=first"], "neither a number"),
+    "an unknown model": (["--model=resnet"], "resnet"),
+    "an unknown data set": (["--data=mnist"], "mnist"),
+}
+SLOWLY_REFUSED = {
+    "more than may stand in": (["--gpus=65"], "at most gpus=64"),
+    "GPUs where there are none": (["--gpus=2", "--emulate=never"], "no GPU"),
+    "more than all memory": (["--memory=1.5"], "fraction"),
+    "negative memory": (["--memory=-3"], "at least 64"),
+    "growth and a limit": (["--memory=growth,4096"], "can't combine"),
+    "a batch that can't be shared": (["--gpus=3", "--global_batch_size=128"], "Give 126 or 129"),
+    "more than there is": (["--gpus=2", "--global_batch_size=30000"], "at most 20000"),
+    "no directory of data": (["--data=cifar10", "--data_dir=nowhere"], "no such directory"),
+    "no data and no network": (["--data=cifar10", "--data_dir=."], "can't be downloaded"),
+    "a rate of nothing": (["--learning_rate=0"], "above 0"),
+    "dropout of everything": (["--dropout=1"], "Give 0"),
+}
+
+
+def refused(recipe, flags, word):
+    (recipe.directory / "file").touch()
+    (recipe.directory / "other").mkdir()
+    (recipe.directory / "other/run.json").write_text('{"recipe": "other", "config": {}}')
+    done = recipe.run(*flags, limit=100)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(message) == 1
+    assert word in message[0]
+    assert ", but " in message[0]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_answered_in_one_message(recipe, name):
+    refused(recipe, *REFUSED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOWLY_REFUSED)
+def test_a_mistake_that_takes_tensorflow_to_see(recipe, name):
+    refused(recipe, *SLOWLY_REFUSED[name])
+
+
+def test_help_lists_every_flag_at_once(recipe):
+    done = recipe.run("--help", limit=20)
+    assert done.returncode == 0
+    listed = {line.split("=")[0].strip().removeprefix("--").removeprefix("[no]") for line in done.stdout.splitlines() if line.startswith("  --")}
+    assert listed == SHARED | OTHERS, "users and other programs rely on these names"
+    assert "python -m recipes.cifar_mirrored --gpus=2" in done.stdout
+    heavy = recipe.run("--help", limit=20, PYTHONPROFILEIMPORTTIME="1").stderr
+    assert "tensorflow" not in heavy
+    assert "rich" not in heavy

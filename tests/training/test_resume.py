@@ -1,0 +1,175 @@
+"""A run stopped anywhere ends with the weights of one that was never stopped, bit for bit."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from toolkit import models, strategies
+from toolkit.data import Batches, shapes
+from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal
+from toolkit.training import Length, Run, state
+
+LENGTH = Length(epochs=3, steps_per_epoch=5)
+EXAMPLES = shapes.load(train=320, test=45)
+
+
+class StopAt(keras.callbacks.Callback):
+    """Sends this process a signal at the n-th call of a method."""
+
+    def __init__(self, method, call):
+        super().__init__()
+        self.left = call
+
+        def count(*_, **__):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        setattr(self, method, count)
+
+
+def train(directory, four_devices, *, resume=False, extra=(), replicas=1, checkpoint_steps=0, model="small_cnn"):
+    strategy = strategies.create("mirrored", devices=four_devices[:replicas])
+    batches = Batches(examples=EXAMPLES, strategy=strategy, global_batch_size=64, seed=4)
+    with Run(directory, recipe="test", resume=resume) as run:
+        run.settle(model=model)
+        keras.utils.set_random_seed(6)
+        with strategy.scope():
+            built = models.build("small_cnn", dropout=0.3, classes=10 if model == "small_cnn" else 11)
+            built.compile(
+                keras.optimizers.Adam(1e-3),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+            )
+        run.restore(built, LENGTH)
+        built.fit(
+            batches.train(run.step),
+            initial_epoch=run.epoch,
+            epochs=LENGTH.epochs,
+            steps_per_epoch=LENGTH.steps_per_epoch,
+            validation_data=batches.test(),
+            callbacks=[*extra, *run.callbacks(global_batch_size=64, checkpoint_steps=checkpoint_steps)],
+            verbose=0,
+            shuffle=False,
+        )
+        summary = run.finish(built)
+        return state.capture(built), summary, (run.directory.history).read_text()
+
+
+def same(one, other):
+    return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def figures(history):
+    """The rows without what depends on the clock."""
+    return [line.split(",")[:7] for line in history.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, four_devices):
+    return train(tmp_path_factory.mktemp("undisturbed") / "run", four_devices)
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "step"),
+    [
+        ("on_train_batch_end", 1, 1),
+        ("on_train_batch_begin", 3, 3),
+        ("on_train_batch_end", 7, 7),
+        ("on_train_batch_end", 5, 5),
+        ("on_test_batch_end", 1, 5),
+        ("on_epoch_end", 2, 10),
+        ("on_epoch_begin", 2, 6),
+        ("on_train_batch_end", 15, 15),
+    ],
+)
+def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices, undisturbed, method, call, step):
+    with pytest.raises(StoppedBySignal) as stopped:
+        train(tmp_path / "run", four_devices, extra=[StopAt(method, call)])
+    assert stopped.value.exit_code == 143
+    assert stopped.value.step == step
+    weights, summary, history = train(tmp_path / "run", four_devices, resume=True)
+    assert same(weights, undisturbed[0])
+    assert figures(history) == figures(undisturbed[2])
+    assert summary["resumed_from_step"] == step
+    assert summary["test_accuracy"] == undisturbed[1]["test_accuracy"]
+
+
+def test_stopped_again_and_again(tmp_path, four_devices, undisturbed):
+    for number in range(4):
+        with pytest.raises(StoppedBySignal):
+            train(
+                tmp_path / "run",
+                four_devices,
+                resume=number > 0,
+                # Steps already done are seen by callbacks too: count the new ones from the epoch's begin.
+                extra=[StopAt("on_train_batch_end", (number * 3) % 5 + 3)],
+            )
+    assert same(train(tmp_path / "run", four_devices, resume=True)[0], undisturbed[0])
+
+
+def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, undisturbed):
+    class Die(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations.numpy() == 9:
+                raise MemoryError("as if killed")
+
+    with pytest.raises(MemoryError):
+        train(tmp_path / "run", four_devices, checkpoint_steps=2, extra=[Die()])
+    weights, summary, history = train(tmp_path / "run", four_devices, resume=True)
+    assert summary["resumed_from_step"] == 8
+    assert same(weights, undisturbed[0])
+    assert figures(history) == figures(undisturbed[2])
+
+
+def test_a_complete_run_resumes_to_its_own_end(tmp_path, four_devices, undisturbed):
+    train(tmp_path / "run", four_devices)
+    weights, summary, _ = train(tmp_path / "run", four_devices, resume=True)
+    assert same(weights, undisturbed[0])
+    assert summary["steps"] == 15
+
+
+def test_another_models_checkpoint_is_refused(tmp_path, four_devices):
+    train(tmp_path / "run", four_devices)
+    with pytest.raises(CheckpointError, match="model=other.*started with model=small_cnn"):
+        train(tmp_path / "run", four_devices, resume=True, model="other")
+    (tmp_path / "run/run.json").write_text('{"recipe": "test", "config": {"model": "other"}}')
+    with pytest.raises(CheckpointError, match=r"shape \(128, 10\) in the checkpoint and shape \(128, 11\)"):
+        train(tmp_path / "run", four_devices, resume=True, model="other")
+
+
+def test_checkpoints_that_can_not_be_written_cost_the_checkpoint_then_the_run(tmp_path, four_devices, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("toolkit.training.checkpoints.CheckpointStore.save", full)
+    with pytest.raises(CheckpointsFailing, match="3 checkpoints in a row") as failing:
+        train(tmp_path / "run", four_devices)
+    assert failing.value.exit_code == 1
+    assert "step 5 can't be written" in caplog.text
+
+
+def test_a_disk_without_room_is_refused_before_training(tmp_path, four_devices, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 10, 10, 10, 9, 9, 9, 0, 255)))
+    with pytest.raises(RunDirectoryError, match="two checkpoints take"):
+        train(tmp_path / "run", four_devices)
+
+
+def test_keras_still_calls_the_train_function_that_it_finds_on_the_model(four_devices):
+    """Passing over steps already done stands on this; a Keras that changes it must be noticed."""
+    model = models.build("small_cnn")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    calls = []
+
+    class Wrap(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            inner = self.model.train_function
+            self.model.train_function = lambda iterator: (calls.append(1), inner(iterator))[1]
+
+    strategy = strategies.create("one_device", devices=("CPU:0",))
+    batches = Batches(examples=EXAMPLES, strategy=strategy, global_batch_size=64)
+    model.fit(batches.train(), steps_per_epoch=3, callbacks=[Wrap()], verbose=0, shuffle=False)
+    assert len(calls) == 3
