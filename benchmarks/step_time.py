@@ -35,7 +35,9 @@ def main() -> None:
         first, second = (by_hand, recipe) if number % 2 else (recipe, by_hand)
         seconds = {first: first(), second: second()}
         ratios.append(seconds[recipe] / seconds[by_hand])
-        per_step = {name: 1000 * seconds[run] / _STEPS.value for name, run in (("by hand", by_hand), ("recipe", recipe))}
+        per_step = {
+            name: 1000 * seconds[run] / _STEPS.value for name, run in (("by hand", by_hand), ("recipe", recipe))
+        }
         print(f"round {number + 1}: {per_step} ms per step, ratio {ratios[-1]:.3f}", flush=True)
     print(f"recipe / by hand, median of {len(ratios)} rounds: {statistics.median(ratios):.3f}")
 
@@ -58,6 +60,8 @@ def _timer() -> Any:
 
     class Timer(keras.callbacks.Callback):
         """Seconds from the end of the first step to the end of the last: no tracing, no making of iterators."""
+
+        began = seconds = 0.0
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature.
             now = time.perf_counter()

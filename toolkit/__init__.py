@@ -3,6 +3,7 @@
 Rooms, each importing only those above it:
 
     errors      every exception
+    digests     the SHA-256 of a file
     devices     what this process may use
     strategies  how variables and gradients are shared
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
@@ -24,6 +25,7 @@ __all__ = [
     "cli",
     "data",
     "devices",
+    "digests",
     "errors",
     "models",
     "strategies",

@@ -1,15 +1,15 @@
 """Every exception this toolkit raises on purpose.
 
-    ToolkitError
-      RequestError               what was asked can't be done           exit code 2
-        DeviceError              GPUs, memory, threads, or set-up came too late
-        StrategyError            strategy unknown, or not possible here
-        DataError                data directory, archive, batch size
-        ModelError               model unknown
-        RunDirectoryError        run directory not usable, or another run's
-          CheckpointError        nothing to resume, damaged, or another model's
-      StoppedBySignal            SIGINT, SIGTERM or SIGHUP              exit code 128 + signal
-      CheckpointsFailing         checkpoints can no longer be written   exit code 1
+ToolkitError
+  RequestError               what was asked can't be done           exit code 2
+    DeviceError              GPUs, memory, threads, or set-up came too late
+    StrategyError            strategy unknown, or not possible here
+    DataError                data directory, archive, batch size
+    ModelError               model unknown
+    RunDirectoryError        run directory not usable, or another run's
+      CheckpointError        nothing to resume, damaged, or another model's
+  StoppedBySignal            SIGINT, SIGTERM or SIGHUP              exit code 128 + signal
+  CheckpointsFailing         checkpoints can no longer be written   exit code 1
 """
 
 import signal as _signal
@@ -81,7 +81,9 @@ class StoppedBySignal(ToolkitError):
 
     def __init__(self, number: int, *, step: int | None) -> None:
         name = _signal.Signals(number).name
-        where = "at once; checkpoints written so far are kept" if step is None else f"after step {step}; checkpoint written"
+        where = (
+            "at once; checkpoints written so far are kept" if step is None else f"after step {step}; checkpoint written"
+        )
         super().__init__(f"Stopped by {name} {where}.")
         self.number = number
         self.step = step

@@ -31,7 +31,7 @@ def imports(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "toolkit":
             parts = node.module.split(".")[1:]
             if len(parts) < 2:
-                found += [tuple([*parts, alias.name])[:2] for alias in node.names]
+                found += [(*parts, alias.name)[:2] for alias in node.names]
             else:
                 found.append((parts[0], parts[1]))
         elif isinstance(node, ast.Import):
@@ -112,7 +112,11 @@ def test_no_file_has_a_second_idea():
 def test_importing_costs_no_tensorflow(statement):
     heavy = "[m for m in ('tensorflow', 'keras', 'rich', 'tensorflow_datasets') if m in sys.modules]"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {statement}; print({heavy})"], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", f"import sys; {statement}; print({heavy})"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
     )
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -133,7 +133,9 @@ def test_real_pictures(tmp_path):
     import subprocess
     import sys
 
-    subprocess.run([sys.executable, str(SHARED), "--data_dir", str(tmp_path)], check=True, capture_output=True, timeout=200)
+    subprocess.run(
+        [sys.executable, str(SHARED), "--data_dir", str(tmp_path)], check=True, capture_output=True, timeout=200
+    )
     examples = load("cifar10", data_dir=tmp_path)
     assert examples.train_images.shape == (50_000, 32, 32, 3)
     assert np.bincount(examples.test_labels).tolist() == [1000] * 10

@@ -9,9 +9,7 @@ import pytest
 from toolkit.devices import Gpu, Inventory, setup
 from toolkit.errors import DeviceError
 
-CARDS = Inventory(
-    gpus=tuple(Gpu(index=i, name="A100", uuid=f"GPU-{i}", memory_mib=40960) for i in range(4)), cores=8
-)
+CARDS = Inventory(gpus=tuple(Gpu(index=i, name="A100", uuid=f"GPU-{i}", memory_mib=40960) for i in range(4)), cores=8)
 BARE = Inventory(without_gpus="NVML: Driver Not Loaded", cores=2)
 
 
@@ -124,7 +122,13 @@ def test_a_visible_subset_by_nvidia_smis_numbers(machine):
         (CARDS, 4, {}, {"gpus": True}, "no whole number"),
         (CARDS, 4, {}, {"visible_devices": "7"}, "4 GPUs"),
         (CARDS, 4, {}, {"visible_devices": "1"}, "restart"),
-        (CARDS, 1, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}, {"visible_devices": "2"}, "sees 1"),
+        (
+            CARDS,
+            1,
+            {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"},
+            {"visible_devices": "2"},
+            "sees 1",
+        ),
         (CARDS, 4, {}, {"split": 2}, "memory=growth"),
         (CARDS, 4, {}, {"emulate": "maybe"}, "auto, never, always"),
         (CARDS, 4, {}, {"inter_op_threads": -1}, "least is 0"),

@@ -73,7 +73,10 @@ def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
         "print(model.predict(numpy.zeros((3, 32, 32, 3), 'uint8'), verbose=0).shape)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(undisturbed[0] / "model.keras")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, str(undisturbed[0] / "model.keras")],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "(3, 10)" in done.stdout, done.stderr
 
@@ -88,7 +91,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbe
     try:
         wait_for(tmp_path / "run/checkpoints/step-*", process)
         process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
@@ -181,7 +184,11 @@ def test_a_mistake_that_takes_tensorflow_to_see(recipe, name):
 def test_help_lists_every_flag_at_once(recipe):
     done = recipe.run("--help", limit=20)
     assert done.returncode == 0
-    listed = {line.split("=")[0].strip().removeprefix("--").removeprefix("[no]") for line in done.stdout.splitlines() if line.startswith("  --")}
+    listed = {
+        line.split("=")[0].strip().removeprefix("--").removeprefix("[no]")
+        for line in done.stdout.splitlines()
+        if line.startswith("  --")
+    }
     assert listed == SHARED | OTHERS, "users and other programs rely on these names"
     assert "python -m recipes.cifar_mirrored --gpus=2" in done.stdout
     heavy = recipe.run("--help", limit=20, PYTHONPROFILEIMPORTTIME="1").stderr

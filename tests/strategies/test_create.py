@@ -52,5 +52,7 @@ def test_another_backend_is_named():
         "try:\n    toolkit.strategies.create()\n"
         "except toolkit.errors.StrategyError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ})
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ}
+    )
     assert "KERAS_BACKEND=tensorflow" in done.stdout, done.stderr

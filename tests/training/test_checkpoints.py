@@ -25,7 +25,7 @@ def save(store, step, **arguments):
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    store = CheckpointStore(tmp_path / "it's \"here\" too")
+    store = CheckpointStore(tmp_path / 'it\'s "here" too')
     save(store, 3)
     loaded = store.load()
     assert loaded.step == 3

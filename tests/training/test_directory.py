@@ -117,9 +117,7 @@ def test_a_second_process_is_told_who_holds_it(tmp_path):
         "try:\n    RunDirectory(sys.argv[1], recipe='mine')\n"
         "except Exception as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(first.path)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(first.path)], capture_output=True, text=True, timeout=60)
     first.close()
     assert f"process {os.getpid()} is using it" in done.stdout, done.stderr
 

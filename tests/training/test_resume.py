@@ -141,7 +141,9 @@ def test_another_models_checkpoint_is_refused(tmp_path, four_devices):
         train(tmp_path / "run", four_devices, resume=True, model="other")
 
 
-def test_checkpoints_that_can_not_be_written_cost_the_checkpoint_then_the_run(tmp_path, four_devices, monkeypatch, caplog):
+def test_checkpoints_that_can_not_be_written_cost_the_checkpoint_then_the_run(
+    tmp_path, four_devices, monkeypatch, caplog
+):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 

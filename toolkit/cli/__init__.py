@@ -1,8 +1,8 @@
 """Flags and exit codes: what turns the parts into programs.
 
-    log       the toolkit's messages on the console
-    flags     the flags that every recipe shares
-    program   parsing a command line, `--help`, and exit codes
+log       the toolkit's messages on the console
+flags     the flags that every recipe shares
+program   parsing a command line, `--help`, and exit codes
 """
 
 from toolkit.cli import flags

@@ -13,30 +13,54 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
     """Defines the shared flags, with a recipe's own defaults for three of them."""
     devices_only()
     flags.DEFINE_enum(
-        "data", "auto", ["auto", "cifar10", "shapes"], "Data set; auto takes a prepared CIFAR-10, or else the embedded shapes."
+        "data",
+        "auto",
+        ["auto", "cifar10", "shapes"],
+        "Data set; auto takes a prepared CIFAR-10, or else the embedded shapes.",
     )
-    flags.DEFINE_string("data_dir", None, "TFDS's directory, or where cifar-10-binary.tar.gz lies. Default: TFDS's own.")
+    flags.DEFINE_string(
+        "data_dir", None, "TFDS's directory, or where cifar-10-binary.tar.gz lies. Default: TFDS's own."
+    )
     flags.DEFINE_integer("epochs", epochs, "Epochs in all.", lower_bound=1)
-    flags.DEFINE_integer("steps_per_epoch", None, "Steps in an epoch. Default: once through the training set.", lower_bound=1)
+    flags.DEFINE_integer(
+        "steps_per_epoch", None, "Steps in an epoch. Default: once through the training set.", lower_bound=1
+    )
     flags.DEFINE_integer("global_batch_size", global_batch_size, "Examples per step, over all replicas.", lower_bound=1)
-    flags.DEFINE_float("learning_rate", learning_rate, "Peak learning rate at a global batch of 128; it grows with the batch.")
+    flags.DEFINE_float(
+        "learning_rate", learning_rate, "Peak learning rate at a global batch of 128; it grows with the batch."
+    )
     flags.DEFINE_integer("seed", 1, "Seed of weights, shuffle, augmentation and generated data.", lower_bound=0)
-    flags.DEFINE_string("run_dir", None, "Where checkpoints, history.csv and summary.json go. Default: runs/RECIPE-TIME.")
-    flags.DEFINE_boolean("resume", False, "Go on with the run in --run_dir (default: the newest of this recipe's in runs/).")
-    flags.DEFINE_integer("checkpoint_steps", 0, "Write a checkpoint every so many steps too; 0: after each epoch only.", lower_bound=0)
+    flags.DEFINE_string(
+        "run_dir", None, "Where checkpoints, history.csv and summary.json go. Default: runs/RECIPE-TIME."
+    )
+    flags.DEFINE_boolean(
+        "resume", False, "Go on with the run in --run_dir (default: the newest of this recipe's in runs/)."
+    )
+    flags.DEFINE_integer(
+        "checkpoint_steps", 0, "Write a checkpoint every so many steps too; 0: after each epoch only.", lower_bound=0
+    )
 
 
 def devices_only() -> None:
     """Defines the flags that say which devices to use."""
-    flags.DEFINE_integer("gpus", None, "Replicas. Default: all GPUs, or one CPU device where there is none.", lower_bound=1)
-    flags.DEFINE_enum(
-        "emulate", "auto", ["auto", "never", "always"], "Whether CPU devices stand in for GPUs: auto if there is no GPU at all."
+    flags.DEFINE_integer(
+        "gpus", None, "Replicas. Default: all GPUs, or one CPU device where there is none.", lower_bound=1
     )
-    flags.DEFINE_string("visible_devices", None, "GPUs to use, by nvidia-smi's number or UUID, such as 0,2; -1 for none.")
+    flags.DEFINE_enum(
+        "emulate",
+        "auto",
+        ["auto", "never", "always"],
+        "Whether CPU devices stand in for GPUs: auto if there is no GPU at all.",
+    )
+    flags.DEFINE_string(
+        "visible_devices", None, "GPUs to use, by nvidia-smi's number or UUID, such as 0,2; -1 for none."
+    )
     flags.DEFINE_string("memory", "growth", "Of each GPU: growth, a fraction such as 0.4, a limit in MiB, or all.")
     flags.DEFINE_integer("split_gpus", 1, "Logical devices on each GPU.", lower_bound=1)
     flags.DEFINE_integer("inter_op_threads", 0, "Operations run at once; 0 for TensorFlow's choice.", lower_bound=0)
-    flags.DEFINE_integer("intra_op_threads", 0, "Threads inside one operation; 0 for TensorFlow's choice.", lower_bound=0)
+    flags.DEFINE_integer(
+        "intra_op_threads", 0, "Threads inside one operation; 0 for TensorFlow's choice.", lower_bound=0
+    )
     flags.DEFINE_boolean("soft_placement", True, "Let an operation without a kernel for its device run elsewhere.")
     flags.DEFINE_boolean("log_placement", False, "Log where each operation runs.")
 

@@ -14,7 +14,9 @@ class _Console(logging.Handler):
         import rich
 
         text = self.format(record)
-        style = "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
+        style = (
+            "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
+        )
         rich.get_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

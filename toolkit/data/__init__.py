@@ -1,10 +1,10 @@
 """Examples to train on, and the pipelines that cut them into global batches.
 
-    examples   arrays of pictures and labels, with the names of their classes
-    shapes     the embedded data set: generated on the fly, nothing to download
-    cifar10    CIFAR-10 through TFDS, from a prepared directory, an archive, or a download
-    catalog    data sets by name, and what "auto" means
-    pipeline   global batches as tf.data: shuffled, augmented, a pure function of seed and step
+examples   arrays of pictures and labels, with the names of their classes
+shapes     the embedded data set: generated on the fly, nothing to download
+cifar10    CIFAR-10 through TFDS, from a prepared directory, an archive, or a download
+catalog    data sets by name, and what "auto" means
+pipeline   global batches as tf.data: shuffled, augmented, a pure function of seed and step
 """
 
 from toolkit.data.catalog import NAMES, load

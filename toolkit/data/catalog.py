@@ -27,7 +27,9 @@ def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed:
     """
     if name not in NAMES:
         raise DataError(
-            asked=f"data={name!r}", found="there is no data set of that name", remedy="Choose one of " + ", ".join(NAMES)
+            asked=f"data={name!r}",
+            found="there is no data set of that name",
+            remedy="Choose one of " + ", ".join(NAMES),
         )
     if name == "auto":
         directory = data_dir if data_dir is not None else cifar10.default_directory()

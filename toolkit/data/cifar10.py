@@ -4,14 +4,13 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009: 50,00
 10,000 test pictures, 32x32, ten classes.
 """
 
-import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit.data.examples import Examples
+from toolkit.digests import sha256
 from toolkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _checked_directory(data_dir: str | os.PathLike | None) -> pathlib.Path:
     directory = pathlib.Path(data_dir).expanduser()
     asked = f"data_dir={str(data_dir)!r} is where CIFAR-10 is or goes"
     try:
-        entries: Iterator[Any] | None = os.scandir(directory)
+        os.scandir(directory).close()
     except FileNotFoundError:
         raise DataError(
             asked=asked, found="there is no such directory", remedy="Create it, or correct the name"
@@ -94,7 +93,6 @@ def _checked_directory(data_dir: str | os.PathLike | None) -> pathlib.Path:
         raise DataError(
             asked=asked, found="it may not be read by this user", remedy="Give read permission, or name another"
         ) from None
-    entries.close()
     return directory
 
 
@@ -124,25 +122,14 @@ def _check_archive(archive: pathlib.Path, recorded) -> None:
     try:
         size = archive.stat().st_size
         if size != recorded.size:
-            raise DataError(
-                asked=asked, found=f"it has {size:,} bytes instead of {recorded.size:,}", remedy=remedy
-            )
-        with archive.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
+            raise DataError(asked=asked, found=f"it has {size:,} bytes instead of {recorded.size:,}", remedy=remedy)
+        digest = sha256(archive)
     except OSError as error:
         raise DataError(asked=asked, found=f"it can't be read ({error.strerror})", remedy=remedy) from error
     if digest != recorded.checksum:
         raise DataError(
             asked=asked, found=f"its SHA-256 is {digest}, not {recorded.checksum} as TFDS records", remedy=remedy
         )
-
-
-def _sha256(file) -> str:
-    # hashlib.file_digest is new in Python 3.11.
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _check_network(url: str, directory: pathlib.Path) -> None:
@@ -172,11 +159,12 @@ def _read(tfds, builder, split: str) -> tuple["np.ndarray", "np.ndarray"]:
         decoders={"image": tfds.decode.SkipDecoding()},
         read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
     )
-    batches = raw.map(
-        lambda one: (tf.ensure_shape(tf.io.decode_image(one["image"], channels=3, expand_animations=False), (32, 32, 3)), one["label"]),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    ).batch(1000)
+
+    def decode(one: dict) -> tuple:
+        picture = tf.io.decode_image(one["image"], channels=3, expand_animations=False)
+        return tf.ensure_shape(picture, (32, 32, 3)), one["label"]
+
+    batches = raw.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).batch(1000)
     images, labels = zip(*batches.as_numpy_iterator(), strict=True)
     return np.concatenate(images), np.concatenate(labels).astype(np.int32)
 

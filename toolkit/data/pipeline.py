@@ -49,17 +49,19 @@ class Batches:
         size, replicas, count = self.global_batch_size, self.replicas, len(self.examples.train_labels)
         asked = f"global_batch_size={size} asks for {size} examples a step"
         if size < 1:
-            raise DataError(asked=asked, found="a step needs at least one per replica", remedy=f"Give {replicas} or more")
+            raise DataError(
+                asked=asked, found="a step needs at least one per replica", remedy=f"Give {replicas} or more"
+            )
         if size > count:
             raise DataError(
-                asked=asked, found=f"there are {count} training examples", remedy=f"Give at most {count - count % replicas}"
+                asked=asked,
+                found=f"there are {count} training examples",
+                remedy=f"Give at most {count - count % replicas}",
             )
         if size % replicas:
             below, above = size - size % replicas, size - size % replicas + replicas
             fits = f"{below} or {above}" if below else f"{above}"
-            raise DataError(
-                asked=asked, found=f"{replicas} replicas can't share that equally", remedy=f"Give {fits}"
-            )
+            raise DataError(asked=asked, found=f"{replicas} replicas can't share that equally", remedy=f"Give {fits}")
         evaluation_batch_size(len(self.examples.test_labels), size, replicas)
 
     @property
@@ -112,7 +114,9 @@ class Batches:
             return tf.ensure_shape(pictures, (size // shares, *images.shape[1:])), tf.gather(labels, rows)
 
         return _stated(
-            tf.data.Dataset.range(start_step, 2**62).map(batch, num_parallel_calls=2, deterministic=True).prefetch(_AHEAD)
+            tf.data.Dataset.range(start_step, 2**62)
+            .map(batch, num_parallel_calls=2, deterministic=True)
+            .prefetch(_AHEAD)
         )
 
     def test_dataset(self, *, share: int = 0, shares: int = 1) -> "tf.data.Dataset":

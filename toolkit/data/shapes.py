@@ -73,7 +73,10 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     ground = random.uniform(40, 215, (n, 1, 1, 3)).astype(np.float32)
     # The shape's colour lies well away from the ground's, on either side of it.
     away = random.uniform(45, 120, (n, 1, 1, 3)).astype(np.float32) * np.where(ground > 127, -1, 1)
-    shading = uniform(-30, 30) * (pixels / _SIDE)[None, None, :, None] + uniform(-30, 30) * (pixels / _SIDE)[None, :, None, None]
+    shading = (
+        uniform(-30, 30) * (pixels / _SIDE)[None, None, :, None]
+        + uniform(-30, 30) * (pixels / _SIDE)[None, :, None, None]
+    )
     picture = ground + shading + np.where(inside[..., None], away, 0)
     picture += random.standard_normal(picture.shape, np.float32) * 12
     return np.clip(picture, 0, 255).astype(np.uint8)

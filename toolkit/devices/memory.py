@@ -9,8 +9,7 @@ __all__ = ["Memory"]
 
 _SMALLEST_MIB = 64  # Below this not even a CUDA library's workspace fits; it must be a slip.
 _REMEDY = (
-    'Give "growth" (take it as it is needed), a fraction of the card such as 0.4, '
-    'a limit in MiB such as 4096, or "all"'
+    'Give "growth" (take it as it is needed), a fraction of the card such as 0.4, a limit in MiB such as 4096, or "all"'
 )
 
 

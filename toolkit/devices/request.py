@@ -34,7 +34,9 @@ class Request:
             _whole("gpus", self.gpus, 1, "asks for that many replicas", "Ask for 1 or more, or leave it out for all")
         _whole("split", self.split, 1, "cuts each GPU into that many logical devices", "Give 1 or more")
         for name in ("inter_op_threads", "intra_op_threads"):
-            _whole(name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice")
+            _whole(
+                name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice"
+            )
         if self.emulate not in EMULATE:
             raise DeviceError(
                 asked=f"emulate={self.emulate!r} says when CPU devices stand in for GPUs",

@@ -167,7 +167,7 @@ def _choose(request: Request, inventory: Inventory, physical: list, numbers: tup
         if numbers is None:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPUs by nvidia-smi's numbers",
-                found="this process was started without CUDA_DEVICE_ORDER=PCI_BUS_ID, so CUDA may number them otherwise",
+                found="this process was started without CUDA_DEVICE_ORDER=PCI_BUS_ID, and CUDA may number otherwise",
                 remedy=f"Call toolkit.devices.restart({request.visible_devices!r}) first in the program",
             )
         missing = [identity for identity in wanted if identity not in numbers[: len(physical)]]
@@ -185,7 +185,7 @@ def _choose(request: Request, inventory: Inventory, physical: list, numbers: tup
             raise DeviceError(
                 asked="the GPUs of this machine were asked for",
                 found=_seen(inventory, physical),
-                remedy="Install what TensorFlow needs with pip install 'tf-strategy-toolkit[gpu]', or pass emulate=always",
+                remedy="Install TensorFlow's CUDA with pip install 'tf-strategy-toolkit[gpu]', or pass emulate=always",
             )
     if available and request.gpus is not None and request.gpus > len(available) * request.split:
         raise DeviceError(

@@ -37,7 +37,9 @@ def build(
         )
     if not 0 <= dropout < 1:
         raise ModelError(
-            asked=f"dropout={dropout} drops that share of the units", found="it is not in [0, 1)", remedy="Give 0 to switch it off"
+            asked=f"dropout={dropout} drops that share of the units",
+            found="it is not in [0, 1)",
+            remedy="Give 0 to switch it off",
         )
     import keras
 

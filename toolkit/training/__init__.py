@@ -1,18 +1,18 @@
 """Everything around `fit`: run directory, checkpoints, exact resume, progress, the summary.
 
-    files        writing a file so that it is there whole or not at all
-    checkpoints  a directory of checkpoints: arrays and a manifest with their SHA-256
-    state        a model's variables as arrays, and back
-    directory    the run directory: whose it is, who is in it
-    position     where training stands
-    signals      SIGINT, SIGTERM and SIGHUP, held back until the step is finished
-    length       epochs and the steps in each
-    rates        the learning rate: scaled with the batch, warmed up, cosine decay
-    throughput   images per second after warm-up
-    progress     a progress bar for a terminal, lines for a log file
-    history      history.csv, one row per epoch
-    saving       the callback that writes checkpoints and makes `fit` go on in mid-epoch
-    run          a run from its directory to its summary
+files        writing a file so that it is there whole or not at all
+checkpoints  a directory of checkpoints: arrays and a manifest with their SHA-256
+state        a model's variables as arrays, and back
+directory    the run directory: whose it is, who is in it
+position     where training stands
+signals      SIGINT, SIGTERM and SIGHUP, held back until the step is finished
+length       epochs and the steps in each
+rates        the learning rate: scaled with the batch, warmed up, cosine decay
+throughput   images per second after warm-up
+progress     a progress bar for a terminal, lines for a log file
+history      history.csv, one row per epoch
+saving       the callback that writes checkpoints and makes `fit` go on in mid-epoch
+run          a run from its directory to its summary
 """
 
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore

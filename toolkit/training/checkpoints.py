@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolkit.digests import sha256
 from toolkit.errors import CheckpointError
 from toolkit.training import files
 
@@ -144,14 +145,17 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
 
     dtypes = {name: array.dtype.name for name, array in checkpoint.arrays.items()}
     save_file(
-        {name: np.ascontiguousarray(_storable(array)).reshape(array.shape) for name, array in checkpoint.arrays.items()},
+        {
+            name: np.ascontiguousarray(_storable(array)).reshape(array.shape)
+            for name, array in checkpoint.arrays.items()
+        },
         directory / _ARRAYS,
     )
     files.sync(directory / _ARRAYS)
     manifest = {
         "format": _FORMAT,
         "step": checkpoint.step,
-        "sha256": _sha256(directory / _ARRAYS),
+        "sha256": sha256(directory / _ARRAYS),
         "dtypes": dtypes,
         "metadata": dict(checkpoint.metadata),
     }
@@ -170,7 +174,7 @@ def _read(directory: pathlib.Path) -> Checkpoint:
             raise _Damaged(f"{_MANIFEST} doesn't match its own SHA-256")
         if manifest["format"] != _FORMAT:
             raise _Damaged(f"format {manifest['format']} is not one this version reads")
-        if _sha256(directory / _ARRAYS) != manifest["sha256"]:
+        if sha256(directory / _ARRAYS) != manifest["sha256"]:
             raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
         arrays = load_file(directory / _ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
@@ -193,11 +197,3 @@ def _dtype(name: str) -> Any:
 
 def _manifest_sum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,11 +1,11 @@
 """The run directory: whose run it holds, and who is in it.
 
-    RUN_DIR/run.json        recipe and configuration, written when the run begins
-            checkpoints/    see `toolkit.training.checkpoints`
-            history.csv     one row per epoch
-            summary.json    written when the run ends
-            tensorboard/    for `tensorboard --logdir`
-            model.keras     the trained model
+RUN_DIR/run.json        recipe and configuration, written when the run begins
+        checkpoints/    see `toolkit.training.checkpoints`
+        history.csv     one row per epoch
+        summary.json    written when the run ends
+        tensorboard/    for `tensorboard --logdir`
+        model.keras     the trained model
 """
 
 import datetime
@@ -126,10 +126,11 @@ class RunDirectory:
         """
         status = os.statvfs(self.path)
         free = status.f_bavail * status.f_frsize
-        if free < 2 * checkpoint_bytes:
+        needed = 2 * checkpoint_bytes
+        if free < needed:
             raise RunDirectoryError(
                 asked=_ASKED.format(self.path),
-                found=f"its disk has {free / 1e6:.1f} MB free, and two checkpoints take {2 * checkpoint_bytes / 1e6:.1f} MB",
+                found=f"its disk has {free / 1e6:.1f} MB free, and two checkpoints take {needed / 1e6:.1f} MB",
                 remedy="Free some space, or name a directory on another disk",
             )
 

@@ -23,7 +23,9 @@ class Length:
             value = getattr(self, field.name)
             if value < 1:
                 raise RequestError(
-                    asked=f"{field.name}={value} says how long to train", found="the least is 1", remedy="Give 1 or more"
+                    asked=f"{field.name}={value} says how long to train",
+                    found="the least is 1",
+                    remedy="Give 1 or more",
                 )
 
     @property

@@ -34,12 +34,20 @@ def learning_rate(
         RequestError: The rate is not positive, there are no steps, or the scaling is unknown.
     """
     if not 0 < rate < float("inf"):
-        raise RequestError(asked=f"learning_rate={rate}", found="a rate must be above 0 and finite", remedy="Give one such as 0.1")
+        raise RequestError(
+            asked=f"learning_rate={rate}", found="a rate must be above 0 and finite", remedy="Give one such as 0.1"
+        )
     if total_steps < 1:
-        raise RequestError(asked=f"{total_steps} training steps", found="there must be at least one", remedy="Train for an epoch or more")
+        raise RequestError(
+            asked=f"{total_steps} training steps",
+            found="there must be at least one",
+            remedy="Train for an epoch or more",
+        )
     if scaling not in SCALINGS:
         raise RequestError(
-            asked=f"scaling={scaling!r}", found="there is no such scaling", remedy="Choose one of " + ", ".join(SCALINGS)
+            asked=f"scaling={scaling!r}",
+            found="there is no such scaling",
+            remedy="Choose one of " + ", ".join(SCALINGS),
         )
     import keras
 

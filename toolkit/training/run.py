@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__
-from toolkit.errors import CheckpointError, StoppedBySignal
+from toolkit.errors import StoppedBySignal
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import RunDirectory, choose

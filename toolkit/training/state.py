@@ -72,13 +72,17 @@ def _variables(model: "keras.Model") -> dict:
 
 
 def _metrics(model: "keras.Model") -> dict:
-    return {f"{_METRICS}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.metrics_variables)}
+    return {
+        f"{_METRICS}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.metrics_variables)
+    }
 
 
 def _values(variables: dict) -> "dict[str, np.ndarray]":
     import keras
 
-    return {name: keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)) for name, variable in variables.items()}
+    return {
+        name: keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)) for name, variable in variables.items()
+    }
 
 
 def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:

@@ -1,0 +1,19 @@
+"""The SHA-256 of a file, read a piece at a time."""
+
+import hashlib
+import pathlib
+
+__all__ = ["sha256"]
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Returns 64 hex digits.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    digest = hashlib.sha256()  # hashlib.file_digest is new in Python 3.11.
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
