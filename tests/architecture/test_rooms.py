@@ -16,8 +16,8 @@ LIBRARY = ROOT / "toolkit"
 
 
 def listed(docstring):
-    """The names in the indented list of a docstring, in order."""
-    return re.findall(r"^    (\w+)  +\S", docstring, re.MULTILINE)
+    """The names in the list of a docstring, each followed by two spaces or more, in order."""
+    return re.findall(r"^ *(\w+)  +\S", docstring, re.MULTILINE)
 
 
 ROOMS = listed(toolkit.__doc__)
