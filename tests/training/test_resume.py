@@ -9,7 +9,7 @@ import pytest
 
 from toolkit import models, strategies
 from toolkit.data import Batches, shapes
-from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal
+from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
 from toolkit.training import Length, Run, state
 
 LENGTH = Length(epochs=3, steps_per_epoch=5)
@@ -158,6 +158,18 @@ def test_a_disk_without_room_is_refused_before_training(tmp_path, four_devices, 
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 10, 10, 10, 9, 9, 9, 0, 255)))
     with pytest.raises(RunDirectoryError, match="two checkpoints take"):
         train(tmp_path / "run", four_devices)
+
+
+def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them(tmp_path, four_devices, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("keras.Sequential.save", full)
+        with pytest.raises(ToolkitError, match="Training is done.*No space left.*then resume"):
+            train(tmp_path / "run", four_devices)
+    train(tmp_path / "run", four_devices, resume=True)
+    assert (tmp_path / "run/model.keras").exists()
 
 
 def test_keras_still_calls_the_train_function_that_it_finds_on_the_model(four_devices):

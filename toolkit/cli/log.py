@@ -17,7 +17,9 @@ class _Console(logging.Handler):
         style = (
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )
-        rich.get_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        console = rich.get_console()
+        # A log file's lines are whole; a terminal's break between words.
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show() -> None:
@@ -40,5 +42,5 @@ def show_devices(setup: "Setup") -> None:
             f"No GPU in use: {setup.replicas} logical CPU devices stand in. They share {setup.cores} cores, "
             "so the numbers are right and the speed says nothing about GPUs.",
             style="bold yellow",
-            soft_wrap=True,
+            soft_wrap=not console.is_terminal,
         )

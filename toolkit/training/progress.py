@@ -83,7 +83,7 @@ class ProgressDisplay(keras.callbacks.Callback):
             self._bar = None
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
 def _words(logs: Any) -> str:

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__
-from toolkit.errors import StoppedBySignal
+from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import RunDirectory, choose
@@ -165,12 +165,20 @@ class Run:
         """Writes model.keras and summary.json; returns the summary.
 
         Raises:
-            OSError: They can't be written. The checkpoints are there all the same.
+            ToolkitError: They can't be written. The checkpoints are there all the same.
         """
         aside = self.directory.model.with_name(".writing.keras")
-        model.save(aside)
-        aside.replace(self.directory.model)
-        summary = self._write_summary("completed")
+        try:
+            model.save(aside)
+            aside.replace(self.directory.model)
+            summary = self._write_summary("completed")
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise ToolkitError(
+                f"Training is done, but its results can't be written to {self.directory.path} "
+                f"({error.strerror or error}). "
+                "The last checkpoint is kept: free some space or mend the disk, then resume."
+            ) from error
         _LOG.info("%s", _closing(summary, self.directory.path))
         return summary
 
