@@ -1,6 +1,6 @@
 """What the toolkit costs: the recipe's training against the same model by hand with plain Keras.
 
-    python -m benchmarks.step_time [--rounds=5] [--steps=100]
+    python -m benchmarks.step_time [--rounds=15] [--steps=50]
 
 Both train the same network under `MirroredStrategy` on two logical CPU devices; by hand with a `tf.data` pipeline as
 Keras's guide writes it (shuffle, batch, prefetch, no augmentation) and Keras's own progress bar, the recipe with its
@@ -17,8 +17,8 @@ from absl import flags
 
 import toolkit
 
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Pairs to run.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 100, "Steps that are timed in each.", lower_bound=10)
+_ROUNDS = flags.DEFINE_integer("rounds", 15, "Pairs to run.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 50, "Steps that are timed in each.", lower_bound=10)
 _BATCH = 128
 
 

@@ -34,12 +34,18 @@ def test_one_device_is_one(four_devices):
         strategies.create("one_device", devices=four_devices)
 
 
-@pytest.mark.parametrize("value", [json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}), "{broken", "[]"])
-def test_auto_does_not_pass_over_a_cluster_in_silence(monkeypatch, four_devices, value):
-    monkeypatch.setenv("TF_CONFIG", value)
+def test_auto_does_not_pass_over_a_cluster_in_silence(monkeypatch, four_devices):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}))
     with pytest.raises(StrategyError, match="one machine only"):
         strategies.create()
-    assert strategies.create("mirrored", devices=four_devices[:2]).num_replicas_in_sync == 2
+
+
+@pytest.mark.parametrize("name", strategies.NAMES)
+@pytest.mark.parametrize("value", ["{broken", "[]", '{"cluster": 1}', '{"cluster": {"worker": 3}}'])
+def test_a_cluster_that_can_not_be_read_is_said(monkeypatch, name, value):
+    monkeypatch.setenv("TF_CONFIG", value)
+    with pytest.raises(StrategyError, match="doesn't describe a cluster"):
+        strategies.create(name, devices=("CPU:0",))
 
 
 def test_another_backend_is_named():

@@ -40,8 +40,7 @@ def create(name: str = "auto", *, devices: Sequence[str] = ()) -> "tf.distribute
             remedy="Choose one of " + ", ".join(NAMES),
         )
     _check_backend()
-    if name == "auto":
-        _check_no_cluster(os.environ)
+    _check_cluster(os.environ, name)
     devices = tuple(devices) or _all_devices()
     if name == "auto":
         name = "mirrored" if len(devices) > 1 else "one_device"
@@ -69,13 +68,19 @@ def _check_backend() -> None:
         )
 
 
-def _check_no_cluster(environ: Mapping[str, str]) -> None:
+def _check_cluster(environ: Mapping[str, str], name: str) -> None:
+    """TensorFlow reads TF_CONFIG whatever strategy is made, and this version serves no cluster."""
+    value = environ.get("TF_CONFIG") or "{}"
     try:
-        config = json.loads(environ.get("TF_CONFIG") or "{}")
+        config = json.loads(value)
         tasks = sum(len(addresses) for addresses in config.get("cluster", {}).values())
     except (ValueError, AttributeError, TypeError):
-        tasks = 2  # Not readable: whoever set it meant something by it.
-    if tasks > 1:
+        raise StrategyError(
+            asked=f"TF_CONFIG is set to {value[:60]!r}",
+            found="that doesn't describe a cluster",
+            remedy="Unset TF_CONFIG to train on this machine alone, or mend it",
+        ) from None
+    if tasks > 1 and name == "auto":
         raise StrategyError(
             asked="strategy auto follows TF_CONFIG, which is set",
             found="this version trains on one machine only",
