@@ -11,6 +11,7 @@ from toolkit import models, strategies
 from toolkit.data import Batches, shapes
 from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
 from toolkit.training import Length, Run, state
+from toolkit.training.directory import RunDirectory
 
 LENGTH = Length(epochs=3, steps_per_epoch=5)
 EXAMPLES = shapes.load(train=320, test=45)
@@ -170,6 +171,27 @@ def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them
             train(tmp_path / "run", four_devices)
     train(tmp_path / "run", four_devices, resume=True)
     assert (tmp_path / "run/model.keras").exists()
+
+
+def test_stopped_on_a_full_disk_ends_on_the_signal_and_lets_the_directory_go(
+    tmp_path, four_devices, monkeypatch, caplog
+):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("toolkit.training.run.Run._write_summary", full)
+        with pytest.raises(StoppedBySignal):
+            train(tmp_path / "run", four_devices, extra=[StopAt("on_train_batch_end", 1)])
+    assert "summary.json can't be written" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    RunDirectory(tmp_path / "run", recipe="test", resume=True).close()
+
+
+def test_the_size_of_a_state_is_known_without_reading_it(four_devices):
+    model = models.build("small_cnn")
+    model.compile("adam")
+    assert state.size_in_bytes(model) == sum(array.nbytes for array in state.capture(model).values())
 
 
 def test_keras_still_calls_the_train_function_that_it_finds_on_the_model(four_devices):

@@ -78,7 +78,10 @@ class Run:
         if self._progress is not None:
             self._progress.close()
         if isinstance(error, StoppedBySignal) and self._history is not None:
-            self._write_summary("interrupted")
+            try:
+                self._write_summary("interrupted")
+            except OSError as full:  # The signal is what the program ends on, and the directory is to be let go.
+                _LOG.error("%s can't be written (%s)", self.directory.summary, full.strerror or full)
         self._signals.__exit__()
         self.directory.close()
 
@@ -121,7 +124,7 @@ class Run:
                 length.epochs,
             )
         self._resumed = Position(**checkpoint.metadata["position"])
-        self._metrics = dict(checkpoint.arrays)
+        self._metrics = state.metrics_in(checkpoint.arrays)
         self._rows = list(checkpoint.metadata["history"])
         self.step, self.epoch = checkpoint.step, self._resumed.epoch
         _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)

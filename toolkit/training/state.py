@@ -1,5 +1,6 @@
 """A model's variables as arrays, and back: weights, optimizer, random seeds, running metrics."""
 
+import math
 from typing import TYPE_CHECKING
 
 from toolkit.errors import CheckpointError
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
-__all__ = ["capture", "capture_metrics", "restore", "restore_metrics", "size_in_bytes"]
+__all__ = ["capture", "capture_metrics", "metrics_in", "restore", "restore_metrics", "size_in_bytes"]
 
 _METRICS = "metrics/"
 
@@ -48,6 +49,11 @@ def capture_metrics(model: "keras.Model") -> "dict[str, np.ndarray]":
     return _values(_metrics(model))
 
 
+def metrics_in(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    """Returns those of a checkpoint's arrays that `capture_metrics` had returned."""
+    return {name: array for name, array in arrays.items() if name.startswith(_METRICS)}
+
+
 def restore_metrics(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     """Sets the running sums of those metrics that the model still has."""
     variables = _metrics(model)
@@ -56,7 +62,9 @@ def restore_metrics(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") ->
 
 def size_in_bytes(model: "keras.Model") -> int:
     """Returns the size of what `capture` returns."""
-    return sum(array.nbytes for array in capture(model).values())
+    import tensorflow as tf
+
+    return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in _variables(model).values())
 
 
 def _variables(model: "keras.Model") -> dict:
