@@ -4,12 +4,13 @@ Rooms, each importing only those above it:
 
     errors      every exception
     digests     the SHA-256 of a file
+    cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
     strategies  how variables and gradients are shared
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
     training    run directory, checkpoints, exact resume, callbacks
-    cli         flags and exit codes of a recipe
+    cli         flags and exit codes of a recipe; the `toolkit` command
 
 `import toolkit` costs next to nothing: a room is imported when it is first named, and TensorFlow
 when a function that needs it is first called.
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "cli",
+    "cluster",
     "data",
     "devices",
     "digests",

@@ -2,6 +2,7 @@
 
 ToolkitError
   RequestError               what was asked can't be done           exit code 2
+    ClusterError             TF_CONFIG or the launcher's variables describe no usable cluster
     DeviceError              GPUs, memory, threads, or set-up came too late
     StrategyError            strategy unknown, or not possible here
     DataError                data directory, archive, batch size
@@ -17,6 +18,7 @@ import signal as _signal
 __all__ = [
     "CheckpointError",
     "CheckpointsFailing",
+    "ClusterError",
     "DataError",
     "DeviceError",
     "ModelError",
@@ -50,6 +52,10 @@ class RequestError(ToolkitError):
         self.asked = asked
         self.found = found
         self.remedy = remedy
+
+
+class ClusterError(RequestError):
+    """What describes the cluster, or this process's task in it, can't be used."""
 
 
 class DeviceError(RequestError):

@@ -107,7 +107,10 @@ def test_no_file_has_a_second_idea():
 
 @pytest.mark.parametrize(
     "statement",
-    ["import toolkit", "import toolkit.cli, toolkit.devices, toolkit.strategies, toolkit.models, toolkit.training"],
+    [
+        "import toolkit",
+        "import toolkit.cli, toolkit.cluster, toolkit.devices, toolkit.strategies, toolkit.models, toolkit.training",
+    ],
 )
 def test_importing_costs_no_tensorflow(statement):
     heavy = "[m for m in ('tensorflow', 'keras', 'rich', 'tensorflow_datasets') if m in sys.modules]"

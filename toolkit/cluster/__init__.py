@@ -1,0 +1,27 @@
+"""Who takes part: a cluster and its tasks, TF_CONFIG, and where else a cluster is found.
+
+Standard library only, and nothing here reads `os.environ`: the environment is an argument.
+
+addresses   "host:port" taken apart, compared, and what can be wrong with one
+problems    one thing wrong: where it is, what was found there, how to mend it
+document    JSON text as an object, or where it stops being one
+rules       everything that can be wrong with the jobs of a cluster
+spec        Task and Cluster, which become TF_CONFIG
+check       everything wrong with a TF_CONFIG, in one go
+membership  a cluster, this process's task in it, and who said so
+variables   numbers that a launcher left in the environment
+ports       ports for tasks that a launcher gave none
+hostlist    Slurm's compressed lists written out
+slurm       the membership of a process in an srun step
+open_mpi    the membership of a process that mpirun started
+kubernetes  the membership of a pod in an Indexed Job
+discovery   the first of all these that applies
+"""
+
+from toolkit.cluster.check import Checked, check, parse
+from toolkit.cluster.discovery import discover
+from toolkit.cluster.membership import Membership
+from toolkit.cluster.problems import Problem
+from toolkit.cluster.spec import Cluster, Task
+
+__all__ = ["Checked", "Cluster", "Membership", "Problem", "Task", "check", "discover", "parse"]

@@ -1,0 +1,111 @@
+"""Everything wrong with a TF_CONFIG, in one go."""
+
+import dataclasses
+
+from toolkit.cluster import document, rules
+from toolkit.cluster.problems import Problem, refusal, shown
+from toolkit.cluster.spec import Cluster, Task
+
+__all__ = ["Checked", "check", "parse"]
+
+_TASK = 'Write "task": {"type": "worker", "index": 0}, each process its own'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a TF_CONFIG says, and everything wrong with it.
+
+    Args:
+        cluster: None where something is wrong with it.
+        task: None where something is wrong with it, or none is named. An evaluator:0 needn't be in
+            the cluster; any other task is.
+        problems: In the order of the text where that is possible.
+    """
+
+    cluster: Cluster | None
+    task: Task | None
+    problems: tuple[Problem, ...]
+
+
+def check(text: str | None, *, task_required: bool = True) -> Checked:
+    """Reads a TF_CONFIG and never raises.
+
+    Args:
+        text: JSON. Keys beside `cluster` and `task` are left alone: TensorFlow has others, such as
+            rpc_layer and environment.
+        task_required: Whether it must name a task; a file that describes a cluster for all doesn't.
+    """
+    value, problems = document.read(text)
+    if value is None:
+        return Checked(cluster=None, task=None, problems=tuple(problems))
+    cluster, reading = None, None
+    if "cluster" in value:
+        reading = rules.read(value["cluster"])
+        problems += reading.problems
+        cluster = None if reading.problems else Cluster(value["cluster"])
+    else:
+        cure = 'Write "cluster": {"worker": ["HOST:PORT", ...]}, the same for every process'
+        problems.append(Problem(place="cluster", found="it is missing", cure=cure))
+    task = None
+    if "task" in value:
+        task, wrong = _task(value["task"], reading)
+        problems += wrong
+    elif task_required:
+        problems.append(Problem(place="task", found="it is missing", cure=_TASK))
+    return Checked(cluster=cluster, task=task, problems=tuple(problems))
+
+
+def parse(text: str | None, *, source: str, task_required: bool = True) -> Checked:
+    """Reads a TF_CONFIG as `check` does, and raises where anything is wrong.
+
+    Args:
+        text: JSON.
+        source: Where it comes from, in words: "TF_CONFIG", "tf_configs/two_hosts.json".
+        task_required: Whether it must name a task.
+
+    Raises:
+        ClusterError: The message lists every problem, one on a line.
+    """
+    checked = check(text, task_required=task_required)
+    if checked.problems:
+        raise refusal(source, checked.problems)
+    return checked
+
+
+def _task(value: object, reading: rules.Reading | None) -> tuple[Task | None, list[Problem]]:
+    if not isinstance(value, dict):
+        return None, [Problem(place="task", found=f"it is {shown(value)}, not an object", cure=_TASK)]
+    problems = []
+    job, index = value.get("type"), value.get("index")
+    if "type" not in value:
+        problems.append(Problem(place="task.type", found="it is missing", cure=_TASK))
+    elif job not in rules.JOBS:
+        problems.append(Problem(place="task.type", found=f"there is no job {shown(job)}", cure=rules.job_cure(job)))
+    if "index" not in value:
+        problems.append(Problem(place="task.index", found="it is missing", cure=_TASK))
+    elif fault := rules.index_fault(index):
+        problems.append(Problem(place="task.index", found=fault, cure="Number the tasks of a job from 0 on"))
+    if problems:
+        return None, problems
+    task = Task(str(job), int(str(index)))
+    problems = _absence(task, reading)
+    return (None if problems else task), problems
+
+
+def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
+    """TensorFlow allows one task that isn't in its cluster: evaluator:0, where that has no evaluator."""
+    if reading is None or not reading.jobs or (task == Task("evaluator", 0) and "evaluator" not in reading.jobs):
+        return []
+    if task.job not in reading.jobs:
+        jobs = ", ".join(job for job in rules.JOBS if job in reading.jobs)
+        found, cure = f"the cluster has no {task.job}", f"Add its address to the cluster, or choose one of {jobs}"
+        return [Problem(place="task.type", found=found, cure=cure)]
+    indices = sorted(reading.indices.get(task.job, ()))
+    if task.job not in reading.indices or task.index in indices:
+        return []
+    found = f"{task.index} is not among the {len(indices)} of {task.job}"
+    if not indices:
+        return []
+    dense = indices[-1] == len(indices) - 1
+    choices = (f"0 to {indices[-1]}" if indices[-1] else "0") if dense else ", ".join(map(str, indices[:20]))
+    return [Problem(place="task.index", found=found, cure=f"Choose from {choices}, or add its address to the cluster")]

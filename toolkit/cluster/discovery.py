@@ -1,0 +1,86 @@
+"""The first that applies: a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
+
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+from toolkit.cluster import kubernetes, open_mpi, slurm
+from toolkit.cluster.check import check, parse
+from toolkit.cluster.membership import Membership
+from toolkit.cluster.spec import Cluster, Task
+from toolkit.errors import ClusterError
+
+__all__ = ["discover", "read"]
+
+
+def discover(
+    environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
+) -> Membership | None:
+    """Finds which cluster this process belongs to, and as which task.
+
+    Args:
+        environ: The process's environment, `os.environ` as a rule.
+        file: A file with {"cluster": ...}, such as those in tf_configs/; it goes before everything else.
+        task: Which task this process is, such as "worker:1". Unless given, what the file says, or
+            else TF_CONFIG. Given without a file, it goes before the task in TF_CONFIG.
+
+    Returns:
+        None where the process was given no cluster. An empty TF_CONFIG, "" or "{}", gives none.
+
+    Raises:
+        ClusterError: What there is can't be used. Nothing further down the list is tried then.
+    """
+    config = environ.get("TF_CONFIG", "")
+    if re.fullmatch(r"\s*(\{\s*\})?\s*", config):
+        config = ""
+    if file is not None:
+        return _from_file(file, task, config)
+    if config:
+        found = parse(config, source="TF_CONFIG", task_required=task is None)
+        return _membership(found.cluster, task, found.task, source="TF_CONFIG")
+    if task is not None:
+        raise ClusterError(
+            asked=f"task {task!r} is to be this process",
+            found="neither a file nor TF_CONFIG says which cluster that is in",
+            remedy="Name a file with the cluster as well, or leave the task out",
+        )
+    return slurm.membership(environ) or open_mpi.membership(environ) or kubernetes.membership(environ)
+
+
+def read(file: str | os.PathLike[str]) -> str:
+    """Returns the text of a file.
+
+    Raises:
+        ClusterError: It can't be read.
+    """
+    try:
+        return pathlib.Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        found = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        raise ClusterError(
+            asked=f"{str(file)!r} should describe a cluster",
+            found=f"it can't be read: {found}",
+            remedy="Name a file such as tf_configs/local_two_workers.json",
+        ) from None
+
+
+def _from_file(file: str | os.PathLike[str], task: str | None, config: str) -> Membership:
+    source = os.fspath(file)
+    found = parse(read(file), source=source, task_required=False)
+    said = found.task or (check(config).task if config else None)
+    return _membership(found.cluster, task, said, source=source)
+
+
+def _membership(cluster: Cluster | None, task: str | None, said: Task | None, *, source: str) -> Membership:
+    if cluster is None:  # No reader above leaves it so without a problem, and a problem is raised.
+        raise TypeError(f"{source}: no cluster")
+    own = Task.parse(task) if task is not None else said
+    if own is None:
+        raise ClusterError(
+            asked=f"{source} describes a cluster of {len(cluster.tasks):,} tasks",
+            found="nothing says which of them this process is",
+            remedy=f"Name it, or set TF_CONFIG's task. The tasks are {cluster.listed()}",
+        )
+    cluster.tf_config(own)  # Raises where there is no such task.
+    return Membership(cluster=cluster, task=own, source=source)

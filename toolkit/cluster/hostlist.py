@@ -1,0 +1,77 @@
+"""Slurm's compressed lists written out.
+
+The forms are those of the srun manual and of `scontrol show hostnames`: "n[0-3,7],gpu-a" and "2(x3),1".
+"""
+
+import re
+from collections.abc import Iterator
+
+from toolkit.errors import ClusterError
+
+__all__ = ["expand", "expand_counts"]
+
+_MOST = 100_000
+_PART = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+
+
+def expand(hosts: str) -> tuple[str, ...]:
+    """Writes "n[08-10],gpu-a" out as ("n08", "n09", "n10", "gpu-a").
+
+    Raises:
+        ClusterError: It is no such list, or has more than 100,000 hosts.
+    """
+    found: list[str] = []
+    position = 0
+    while position < len(hosts) or not found:
+        part = _PART.match(hosts, position)
+        if not part or (part.end() < len(hosts) and hosts[part.end()] != ","):
+            raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
+        for host in _part(part[0], hosts):
+            found.append(host)
+            if len(found) > _MOST:
+                raise _refusal(hosts, f"a list of at most {_MOST:,} hosts")
+        position = part.end() + 1
+    if hosts.endswith(","):
+        raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
+    return tuple(found)
+
+
+def expand_counts(counts: str) -> tuple[int, ...]:
+    """Writes "2(x3),1" out as (2, 2, 2, 1).
+
+    Raises:
+        ClusterError: It is no such list.
+    """
+    found: list[int] = []
+    for part in counts.split(","):
+        match = _COUNT.fullmatch(part)
+        if not match or len(found) + int(match[2] or 1) > _MOST:
+            raise _refusal(counts, "a list of counts such as 2(x3),1")
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found)
+
+
+def _part(part: str, hosts: str) -> Iterator[str]:
+    """Yields one entry's hosts; the last bracket counts fastest, as in r[1-2]n[0-3]."""
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    ranges, _, after = rest.partition("]")
+    for piece in ranges.split(","):
+        match = _RANGE.fullmatch(piece)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            for end in _part(after, hosts) if after else [""]:
+                yield f"{before}{number:0{len(match[1])}d}{end}"
+
+
+def _refusal(value: str, wanted: str) -> ClusterError:
+    return ClusterError(
+        asked=f"Slurm gives {wanted}",
+        found=f"this is {value[:60]!r}",
+        remedy="Leave Slurm's variables as srun sets them, or set TF_CONFIG instead",
+    )

@@ -1,0 +1,63 @@
+"""One thing wrong: where it is, what was found there, how to mend it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from toolkit.errors import ClusterError
+
+__all__ = ["Problem", "inside", "refusal", "shown"]
+
+_LISTED = 50
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing wrong with a TF_CONFIG.
+
+    Args:
+        place: Where: "cluster.worker[1]", "task.index", or "line 3, column 7".
+        found: What is there, as a clause: "the port is missing".
+        cure: What to do, as a sentence without its full stop.
+    """
+
+    place: str
+    found: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.found}. {self.cure}."
+
+
+def inside(place: str, name: object) -> str:
+    """Returns the place of a member: cluster.worker, or cluster['no name'] where a name needs quotes."""
+    if isinstance(name, str) and name.isidentifier() and name.isascii():
+        return f"{place}.{name}" if place else name
+    return f"{place}[{shown(name)}]"
+
+
+def shown(value: object) -> str:
+    """Returns a value as a message shows it, never at length: a list may be nested a thousand deep."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**20 else "a number of many digits"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence):
+        return "a list"
+    return repr(value)[:60]
+
+
+def refusal(source: str, problems: Sequence[Problem]) -> ClusterError:
+    """Returns one error that says all of it, a line for each problem."""
+    lines = [str(problem) for problem in problems[:_LISTED]]
+    if len(problems) > _LISTED:
+        lines.append(f"And {len(problems) - _LISTED:,} more; `toolkit tf-config check` lists them all.")
+    count = "one thing is" if len(problems) == 1 else f"{len(problems):,} things are"
+    return ClusterError(
+        asked=f"{source} should describe a cluster",
+        found=f"{count} wrong with it",
+        remedy="\n  ".join(["To mend:", *lines]).removesuffix("."),
+    )

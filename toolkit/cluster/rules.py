@@ -1,0 +1,174 @@
+"""Everything that can be wrong with the jobs of a cluster.
+
+What TensorFlow itself demands is in `tensorflow/python/distribute/multi_worker_util.py`; much of what
+is refused here TensorFlow accepts, and then waits for ever.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+
+from toolkit.cluster import addresses
+from toolkit.cluster.problems import Problem, inside, shown
+
+__all__ = ["JOBS", "Reading", "index_fault", "job_cure", "read"]
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+_OTHER_NAMES = {"master": "chief", "coordinator": "chief", "parameter_server": "ps", "server": "ps"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The jobs as they were given.
+
+    Args:
+        jobs: job -> index -> address, where index and address are sound.
+        indices: job -> every sound index, also of unsound addresses; a job that isn't told has none.
+        problems: Everything wrong. Where this is empty, `jobs` is a cluster.
+    """
+
+    jobs: dict[str, dict[int, str]]
+    indices: dict[str, frozenset[int]]
+    problems: tuple[Problem, ...]
+
+
+def read(cluster: object) -> Reading:
+    """Reads job -> ["host:port", ...], or job -> {index: "host:port"}, and notes everything wrong."""
+    problems: list[Problem] = []
+    jobs: dict[str, dict[int, str]] = {}
+    indices: dict[str, frozenset[int]] = {}
+    places: dict[str, str] = {}
+    if not isinstance(cluster, Mapping) or not cluster:
+        found = "it names no job" if isinstance(cluster, Mapping) else f"it is {shown(cluster)}, not an object"
+        cure = 'Write {"worker": ["HOST:PORT", ...]}, one address for each task'
+        problems.append(Problem(place="cluster", found=found, cure=cure))
+        return Reading(jobs={}, indices={}, problems=tuple(problems))
+    strange = False
+    for name, tasks in cluster.items():
+        place, job = inside("cluster", name), name
+        if name not in JOBS:
+            problems.append(Problem(place=place, found=f"there is no job {shown(name)}", cure=job_cure(name)))
+            job = _nearest(name)
+        entries = _entries(tasks, place, problems)
+        sound = _sound(entries, place, problems)
+        if job is None or job in places:
+            strange = strange or job is None
+            continue
+        # What was misspelt is checked as what it was meant for, so that one mistake is told once.
+        jobs[job], places[job] = sound, place
+        if entries or isinstance(tasks, (list, tuple)):
+            indices[job] = frozenset(entries)
+    problems += _alike(jobs, places)
+    problems += _too_many(indices, places)
+    if not strange:
+        problems += _missing(set(places))
+    return Reading(jobs=jobs, indices=indices, problems=tuple(problems))
+
+
+def job_cure(name: object) -> str:
+    """Returns what to do about a job that TensorFlow doesn't know."""
+    near = _nearest(name)
+    if near and name in _OTHER_NAMES:
+        return f"Call it {near}, as TensorFlow 2 does"
+    return (f"Did you mean {near}? " if near else "") + "The jobs are " + ", ".join(JOBS)
+
+
+def index_fault(value: object) -> str | None:
+    """Returns what is wrong with a task's index; None for 1 and "1"."""
+    text = str(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else ""
+    # Ten digits would pass 2^31, which is where TensorFlow's own indices end.
+    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text):
+        return None
+    if re.fullmatch(r"-[0-9.]+", text) or (isinstance(value, float) and value < 0):
+        return f"{shown(value)} is negative"
+    if isinstance(value, float) or re.fullmatch(r"[0-9]+\.[0-9]*", text):
+        return f"{shown(value)} is not a whole number"
+    if isinstance(value, int) and text:
+        return f"{shown(value)} is too large"
+    return f"{shown(value)} is not a number"
+
+
+def _nearest(name: object) -> str | None:
+    if not isinstance(name, str):
+        return None
+    near = difflib.get_close_matches(name[:40].strip().lower(), [*JOBS, *_OTHER_NAMES], n=1, cutoff=0.6)
+    return _OTHER_NAMES.get(near[0], near[0]) if near else None
+
+
+def _entries(tasks: object, place: str, problems: list[Problem]) -> dict[int, object]:
+    if not isinstance(tasks, (list, tuple, Mapping)):
+        found, cure = f"it is {shown(tasks)}, not a list", 'Write ["HOST:PORT", ...], also for one task'
+        problems.append(Problem(place=place, found=found, cure=cure))
+        return {}
+    if not tasks:
+        problems.append(Problem(place=place, found="it is empty", cure="Write its addresses, or leave the job out"))
+    if not isinstance(tasks, Mapping):
+        return dict(enumerate(tasks))
+    entries: dict[int, object] = {}
+    for index, address in tasks.items():
+        fault = index_fault(index)
+        if fault is None and int(index) in entries:
+            fault = f"index {index} is there twice"
+        if fault is None:
+            entries[int(index)] = address
+        else:
+            cure = "Number the tasks of a job from 0 on"
+            problems.append(Problem(place=f"{place}[{shown(index)}]", found=fault, cure=cure))
+    return entries
+
+
+def _sound(entries: dict[int, object], place: str, problems: list[Problem]) -> dict[int, str]:
+    sound = {}
+    for index, address in sorted(entries.items()):
+        where = f"{place}[{index}]"
+        if not isinstance(address, str):
+            found, cure = f"it is {shown(address)}, not a text", 'Write "HOST:PORT", in quotes'
+            problems.append(Problem(place=where, found=found, cure=cure))
+            continue
+        wrong = [Problem(place=where, found=found, cure=cure) for found, cure in addresses.faults(address)]
+        if not wrong:
+            sound[index] = address
+        problems += wrong
+    return sound
+
+
+def _alike(jobs: dict[str, dict[int, str]], places: dict[str, str]) -> Iterator[Problem]:
+    """Two tasks at one address: the second never starts, and TensorFlow waits for it without a word."""
+    seen: dict[str, tuple[str, int]] = {}
+    for job in JOBS:
+        for index, address in jobs.get(job, {}).items():
+            other, number = seen.setdefault(addresses.canonical(address), (job, index))
+            if (other, number) == (job, index):
+                continue
+            found = f"{other}:{number} has the address {address} already"
+            cure = "Give each task a host or a port of its own"
+            if (other, job) == ("chief", "worker"):
+                cure = "Leave it out of worker: a task is either chief or worker, and the chief trains too"
+            elif job == "evaluator" and other in ("chief", "worker"):
+                found += ", and an evaluator is none of those that train together"
+                cure = "Give the evaluator an address of its own"
+            yield Problem(place=f"{places[job]}[{index}]", found=found, cure=cure)
+
+
+def _too_many(indices: dict[str, frozenset[int]], places: dict[str, str]) -> Iterator[Problem]:
+    for job, cure in (
+        ("chief", "Keep one, and make the others workers"),
+        ("evaluator", "Keep one: TensorFlow knows at most one"),
+    ):
+        count = len(indices.get(job, ()))
+        if count > 1:
+            yield Problem(place=places[job], found=f"there are {count} tasks of this job", cure=cure)
+
+
+def _missing(names: set[str]) -> Iterator[Problem]:
+    if "ps" in names:
+        if "chief" not in names:
+            found = "there are parameter servers, and no chief that coordinates the training"
+            yield Problem(place="cluster.chief", found=found, cure='Add "chief": ["HOST:PORT"]')
+        if "worker" not in names:
+            found = "nobody trains: beside parameter servers, that is what workers do"
+            yield Problem(place="cluster.worker", found=found, cure='Add "worker": ["HOST:PORT", ...]')
+    elif not names & {"chief", "worker"}:
+        found = "nobody trains: it has an evaluator only"
+        yield Problem(place="cluster", found=found, cure='Add "worker": ["HOST:PORT", ...]')
