@@ -17,6 +17,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
+    entry_points={"console_scripts": ["toolkit = toolkit.cli.main:main"]},
     package_data={"toolkit": ["py.typed"]},
     install_requires=[
         "absl-py>=2.1,<3",

@@ -1,8 +1,13 @@
-"""Flags and exit codes: what turns the parts into programs.
+"""Flags and exit codes: what turns the parts into programs, and the `toolkit` command.
 
-log       the toolkit's messages on the console
-flags     the flags that every recipe shares
-program   parsing a command line, `--help`, and exit codes
+log        the toolkit's messages on the console
+ending     exit codes, and the last word on standard error
+flags      the flags that every recipe shares
+program    a recipe as a program: parsing its flags, and `--help`
+parser     the command line of a `toolkit` command
+explain    a cluster in words and a table
+tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
+main       `toolkit COMMAND`: the table of commands
 """
 
 from toolkit.cli import flags

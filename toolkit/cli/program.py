@@ -1,17 +1,14 @@
-"""Parsing a command line, `--help`, and exit codes.
-
-0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 interrupted and terminated.
-"""
+"""A recipe as a program: parsing its flags, and `--help`."""
 
 import difflib
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
 from toolkit.cli import log
-from toolkit.errors import RequestError, ToolkitError
+from toolkit.cli.ending import exit_code
+from toolkit.errors import RequestError
 
 __all__ = ["run"]
 
@@ -28,26 +25,13 @@ def run(main: Callable[[], object], *, argv: Sequence[str] | None = None) -> Non
     if any(argument in ("--help", "-help", "-h") for argument in arguments[1:]):
         print(_help(module))
         sys.exit(0)
-    sys.exit(_outcome(main, arguments))
+    sys.exit(exit_code(lambda: _program(main, arguments), interrupted="Interrupted before training began."))
 
 
-def _outcome(main: Callable[[], object], arguments: list[str]) -> int:
-    try:
-        _parse(arguments)
-        log.show()
-        main()
-    except ToolkitError as error:
-        _complain(str(error), stopped=error.exit_code > 2)
-        return error.exit_code
-    except KeyboardInterrupt:
-        _complain("Interrupted before training began.", stopped=True)
-        return 128 + signal.SIGINT
-    return 0
-
-
-def _complain(text: str, *, stopped: bool) -> None:
-    sys.stdout.flush()
-    print(text if stopped else f"error: {text}", file=sys.stderr, flush=True)
+def _program(main: Callable[[], object], arguments: list[str]) -> None:
+    _parse(arguments)
+    log.show()
+    main()
 
 
 def _parse(arguments: list[str]) -> None:

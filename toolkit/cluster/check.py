@@ -26,6 +26,17 @@ class Checked:
     task: Task | None
     problems: tuple[Problem, ...]
 
+    @property
+    def sound(self) -> Cluster:
+        """The cluster, where nothing is wrong with it.
+
+        Raises:
+            ClusterError: Something is.
+        """
+        if self.cluster is None:
+            raise refusal("the text", self.problems)
+        return self.cluster
+
 
 def check(text: str | None, *, task_required: bool = True) -> Checked:
     """Reads a TF_CONFIG and never raises.

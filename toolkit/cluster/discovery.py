@@ -1,7 +1,6 @@
 """The first that applies: a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
 
 import os
-import pathlib
 import re
 from collections.abc import Mapping
 
@@ -38,7 +37,7 @@ def discover(
         return _from_file(file, task, config)
     if config:
         found = parse(config, source="TF_CONFIG", task_required=task is None)
-        return _membership(found.cluster, task, found.task, source="TF_CONFIG")
+        return _membership(found.sound, task, found.task, source="TF_CONFIG")
     if task is not None:
         raise ClusterError(
             asked=f"task {task!r} is to be this process",
@@ -55,7 +54,8 @@ def read(file: str | os.PathLike[str]) -> str:
         ClusterError: It can't be read.
     """
     try:
-        return pathlib.Path(file).read_text(encoding="utf-8-sig")
+        with open(file, encoding="utf-8-sig") as stream:
+            return stream.read()
     except (OSError, ValueError) as error:
         found = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
         raise ClusterError(
@@ -69,12 +69,10 @@ def _from_file(file: str | os.PathLike[str], task: str | None, config: str) -> M
     source = os.fspath(file)
     found = parse(read(file), source=source, task_required=False)
     said = found.task or (check(config).task if config else None)
-    return _membership(found.cluster, task, said, source=source)
+    return _membership(found.sound, task, said, source=source)
 
 
-def _membership(cluster: Cluster | None, task: str | None, said: Task | None, *, source: str) -> Membership:
-    if cluster is None:  # No reader above leaves it so without a problem, and a problem is raised.
-        raise TypeError(f"{source}: no cluster")
+def _membership(cluster: Cluster, task: str | None, said: Task | None, *, source: str) -> Membership:
     own = Task.parse(task) if task is not None else said
     if own is None:
         raise ClusterError(

@@ -5,7 +5,6 @@ is refused here TensorFlow accepts, and then waits for ever.
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 
@@ -92,6 +91,8 @@ def index_fault(value: object) -> str | None:
 def _nearest(name: object) -> str | None:
     if not isinstance(name, str):
         return None
+    import difflib  # Late: most clusters have no mistake.
+
     near = difflib.get_close_matches(name[:40].strip().lower(), [*JOBS, *_OTHER_NAMES], n=1, cutoff=0.6)
     return _OTHER_NAMES.get(near[0], near[0]) if near else None
 

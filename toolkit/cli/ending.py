@@ -1,0 +1,41 @@
+"""Exit codes, and the last word on standard error.
+
+0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 interrupted and terminated.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from toolkit.errors import ToolkitError
+
+__all__ = ["exit_code"]
+
+
+def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
+    """Does something and returns the exit code that it ends with.
+
+    Args:
+        action: What to do. An int that it returns is the exit code.
+        interrupted: The last word after Ctrl-C, where the action has none of its own.
+    """
+    try:
+        result = action()
+        sys.stdout.flush()  # Here, where it can still be answered: at exit Python prints a traceback.
+    except ToolkitError as error:
+        _complain(str(error), stopped=error.exit_code > 2)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain(interrupted, stopped=True)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read has enough, as `head` does. Python would try to write the rest once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return result if isinstance(result, int) else 0
+
+
+def _complain(text: str, *, stopped: bool) -> None:
+    sys.stdout.flush()
+    print(text if stopped else f"error: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,60 @@
+"""`toolkit COMMAND`: the table of commands.
+
+A command is a file of this room with `add_arguments(parser)` and `run(arguments)`, which returns an
+exit code or None. Its docstring is its help. It is imported when it is asked for.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from toolkit.cli.ending import exit_code
+from toolkit.cli.parser import Parser, unknown
+from toolkit.errors import RequestError
+
+__all__ = ["main"]
+
+# name -> what it does, in a line. "tf-config" is in tf_config.py.
+_COMMANDS = {
+    "tf-config": "generate, check or explain TF_CONFIG",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command and exits.
+
+    Args:
+        argv: What follows the program's name; `sys.argv[1:]` unless given.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(exit_code(lambda: _run(arguments), interrupted="Interrupted."))
+
+
+def _run(arguments: list[str]) -> object:
+    if not arguments:
+        raise RequestError(asked="`toolkit`", found="the command is missing", remedy="`toolkit --help` lists them all")
+    name, *rest = arguments
+    if name in ("--help", "-h"):
+        print(_help())
+        return 0
+    if name not in _COMMANDS:
+        raise unknown("command", name, list(_COMMANDS), lists="toolkit")
+    module = importlib.import_module(f"toolkit.cli.{name.replace('-', '_')}")
+    parser = Parser(prog=f"toolkit {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    return module.run(_parsed(parser, rest))
+
+
+def _parsed(parser: Parser, arguments: list[str]) -> object:
+    try:
+        return parser.parse_args(arguments)
+    except SystemExit:  # argparse ends --help so; whatever was printed is still to be flushed.
+        sys.stdout.flush()
+        raise
+
+
+def _help() -> str:
+    width = max(map(len, _COMMANDS))
+    rows = [f"  {name:{width}}  {text}" for name, text in _COMMANDS.items()]
+    head = "usage: toolkit COMMAND ...\n\nTrain Keras models with TensorFlow's distribution strategies.\n\nCommands:\n"
+    return "\n".join([head, *rows, "", "`toolkit COMMAND --help` says what a command takes."])

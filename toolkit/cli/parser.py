@@ -1,0 +1,53 @@
+"""The command line of a `toolkit` command: argparse, with this toolkit's messages."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from toolkit.errors import RequestError
+
+__all__ = ["Parser", "unknown"]
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` that takes no abbreviations and raises `RequestError`."""
+
+    def __init__(self, **settings) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuses what is left over here, where the options are known that it may have been meant for."""
+        parsed, stray = super().parse_known_args(args, namespace)
+        if not stray:
+            return parsed, stray
+        name = stray[0].partition("=")[0]
+        if not name.startswith("-"):
+            raise RequestError(
+                asked=f"the argument {name!r}",
+                found=f"`{self.prog}` takes none there",
+                remedy=f"`{self.prog} --help` says what it takes",
+            )
+        raise unknown("option", name, sorted(self._option_string_actions), lists=self.prog)
+
+    def error(self, message: str) -> NoReturn:
+        """Says argparse's message as this toolkit says its own."""
+        asked, _, found = message.removeprefix("argument ").partition(": ")
+        help_line = f"`{self.prog} --help` says what it takes"
+        if match := re.match(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", found):
+            raise unknown(asked, match[1], re.findall(r"[\w-]+", match[2]), lists=self.prog)
+        if message.startswith("the following arguments are required"):
+            raise RequestError(asked=f"`{self.prog}`", found=f"{found} is missing", remedy=help_line)
+        raise RequestError(asked=asked if found else f"`{self.prog}`", found=found or message, remedy=help_line)
+
+
+def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> RequestError:
+    """Returns the error for a name that isn't among those there are, with the one it may have been meant for."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return RequestError(
+        asked=f"{kind} {name}",
+        found=f"there is no such {kind}",
+        remedy=(f"Did you mean {near[0]}? " if near else "") + f"`{lists} --help` lists them all",
+    )

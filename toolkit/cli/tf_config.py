@@ -1,0 +1,125 @@
+"""TF_CONFIG, which tells each process of a cluster who takes part and which task it is.
+
+    toolkit tf-config generate --worker=192.0.2.1:2222 --worker=192.0.2.2:2222 --task=worker:0
+    toolkit tf-config generate --cluster=tf_configs/two_hosts.json --all
+    toolkit tf-config check tf_configs/two_hosts.json
+    toolkit tf-config explain
+
+`check` and `explain` without a file look at what this process was given.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+
+from toolkit.cli import explain
+from toolkit.cluster import Cluster, Task, check, discover, parse
+from toolkit.cluster.discovery import read
+from toolkit.errors import ClusterError
+
+__all__ = ["add_arguments", "run"]
+
+_JOBS = {"chief": "the chief", "worker": "a worker", "ps": "a parameter server", "evaluator": "the evaluator"}
+_WHERE = "a file, or - for standard input"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines generate, check and explain."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    generate = actions.add_parser("generate", help="print TF_CONFIG for one task, or for all")
+    generate.description = "Print TF_CONFIG for one task as JSON, or for all as lines of shell."
+    for job, words in _JOBS.items():
+        generate.add_argument(f"--{job}", action="append", metavar="HOST:PORT", help=f"address of {words}")
+    generate.add_argument("--cluster", metavar="FILE", help="take the cluster from a file instead")
+    generate.add_argument("--task", metavar="JOB:INDEX", help="print this task's, such as worker:0")
+    generate.add_argument("--all", action="store_true", help="print `export TF_CONFIG=...` for every task")
+    generate.set_defaults(action=_generate)
+
+    checks = actions.add_parser("check", help="list everything wrong with a TF_CONFIG, with the cure")
+    checks.description = (
+        "List everything wrong with a TF_CONFIG, with place and cure. Exit code 0: nothing; 2: something."
+    )
+    checks.add_argument("file", nargs="?", metavar="FILE", help=f"{_WHERE}; the environment's TF_CONFIG unless given")
+    checks.set_defaults(action=_check)
+
+    explains = actions.add_parser("explain", help="say who does what in a cluster")
+    explains.description = "Say who does what in a cluster, who is chief, and how many replicas are in sync."
+    explains.add_argument("file", nargs="?", metavar="FILE", help=f"{_WHERE}; what this process was given unless given")
+    explains.set_defaults(action=_explain)
+
+
+def run(arguments: argparse.Namespace) -> object:
+    """Does what the action says; returns its exit code."""
+    return arguments.action(arguments)
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    cluster = _asked_for(arguments)
+    if bool(arguments.task) == arguments.all:
+        raise ClusterError(
+            asked="each task has a TF_CONFIG of its own",
+            found="both --task and --all are given" if arguments.all else "neither --task nor --all is given",
+            remedy=f"Give --all, or name one task. The tasks are {cluster.listed()}",
+        )
+    if arguments.task:
+        print(cluster.tf_config(Task.parse(arguments.task)))
+        return
+    for task, text in cluster.tf_configs():
+        print(f"export TF_CONFIG={shlex.quote(text)}  # {task}")
+
+
+def _asked_for(arguments: argparse.Namespace) -> Cluster:
+    jobs = {job: addresses for job in _JOBS if (addresses := getattr(arguments, job))}
+    if bool(jobs) == bool(arguments.cluster):
+        raise ClusterError(
+            asked="a TF_CONFIG holds one cluster",
+            found="addresses and --cluster are both given" if jobs else "no address is given",
+            remedy="Give --worker=HOST:PORT once for each worker, or --cluster=FILE",
+        )
+    if jobs:
+        return Cluster(jobs)
+    return parse(read(arguments.cluster), source=arguments.cluster, task_required=False).sound
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    text, source = _text(arguments.file)
+    # A file, unlike a process, may speak for all tasks.
+    checked = check(text, task_required=arguments.file is None)
+    if not checked.problems:
+        own = f" It is for {checked.task}." if checked.task else " It names no task: it is for all."
+        print(f"{source}: nothing is wrong. The tasks are {checked.sound.listed()}.{own}")
+        return 0
+    count = len(checked.problems)
+    print(f"{source}: " + ("one thing is" if count == 1 else f"{count:,} things are") + " wrong.")
+    for problem in checked.problems:
+        print(f"  {problem.place}: {problem.found}\n      {problem.cure}.")
+    return 2
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    if arguments.file is None:
+        found = discover(os.environ)
+        if found is None:
+            print("This process was given no cluster: it trains alone, on the devices of this machine.")
+        else:
+            explain.show(found.cluster, found.task, source=found.source)
+        return
+    text, source = _text(arguments.file)
+    checked = parse(text, source=source, task_required=False)
+    explain.show(checked.sound, checked.task, source=source)
+
+
+def _text(file: str | None) -> tuple[str | None, str]:
+    """Returns a TF_CONFIG and where it comes from."""
+    if file is None:
+        return os.environ.get("TF_CONFIG"), "TF_CONFIG"
+    if file != "-":
+        return read(file), file
+    try:
+        return sys.stdin.read(), "standard input"
+    except UnicodeDecodeError:
+        raise ClusterError(
+            asked="standard input should describe a cluster", found="it is no UTF-8 text", remedy="Give it JSON"
+        ) from None
