@@ -10,12 +10,14 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
+_LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
     """Nothing of the user's own settings or data reaches a test, nor the network."""
-    for name in _VARIABLES:
+    launchers = [name for name in os.environ if name.startswith(_LAUNCHERS)]
+    for name in (*_VARIABLES, *launchers):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

@@ -62,10 +62,9 @@ def _words(cluster: Cluster, own: Task | None) -> Iterator[str]:
     together = len(cluster.synchronous)
     yield f"The chief is {cluster.chief}, at {cluster.address(cluster.chief)}."
     if not together:
-        workers = sum(task.job == "worker" for task in cluster.tasks)
-        servers = sum(task.job == "ps" for task in cluster.tasks)
-        yield f"No replicas are in sync: {workers:,} worker{'s' * (workers > 1)} train without waiting for each other,"
-        yield f"on variables that {servers:,} parameter server{'s' * (servers > 1)} hold{'s' * (servers == 1)}."
+        counts = {job: len(entries) for job, entries in cluster.jobs}
+        yield "No replicas are in sync: no worker waits for another."
+        yield f"Workers: {counts['worker']:,}. Parameter servers, which hold the variables: {counts['ps']:,}."
     elif together == 1:
         yield "One task trains: as many replicas are in sync as it has devices."
     else:

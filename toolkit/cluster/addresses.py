@@ -16,8 +16,6 @@ __all__ = ["canonical", "faults", "is_loopback", "join", "split"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _HOST = re.compile(r"[\w.-]+")
-# Only what can be one: the colons of "a:b:c" are a mistake of another kind.
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 _LOCAL_NAMES = ("localhost", "ip6-localhost", "ip6-loopback", "localhost.localdomain")
 
 
@@ -103,7 +101,7 @@ def _bracketed(text: str) -> Iterator[tuple[str, str]]:
 
 def _many_colons(text: str) -> Iterator[tuple[str, str]]:
     host, _, port = text.rpartition(":")
-    if not _IPV6.fullmatch(text):
+    if not _ipv6(host) and not _ipv6(text):
         yield f"{text[:60]!r} has more than one colon", "Write one host and one port, such as 192.0.2.1:2222"
         return
     # "::1:2222" is an address without a port as well; what was meant is for its author to say.
