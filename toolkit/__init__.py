@@ -4,12 +4,14 @@ Rooms, each importing only those above it:
 
     errors      every exception
     digests     the SHA-256 of a file
+    status      what a task tells the launcher that started it
     cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
     strategies  how variables and gradients are shared
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
     training    run directory, checkpoints, exact resume, callbacks
+    launch      starting and watching tasks
     cli         flags and exit codes of a recipe; the `toolkit` command
 
 `import toolkit` costs next to nothing: a room is imported when it is first named, and TensorFlow
@@ -29,7 +31,9 @@ __all__ = [
     "devices",
     "digests",
     "errors",
+    "launch",
     "models",
+    "status",
     "strategies",
     "training",
 ]

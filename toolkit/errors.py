@@ -7,9 +7,12 @@ ToolkitError
     StrategyError            strategy unknown, or not possible here
     DataError                data directory, archive, batch size
     ModelError               model unknown
+    LaunchError              what to launch is not clear, or not possible
     RunDirectoryError        run directory not usable, or another run's
       CheckpointError        nothing to resume, damaged, or another model's
   StoppedBySignal            SIGINT, SIGTERM or SIGHUP              exit code 128 + signal
+  JobStopped                 the same, of a launched job
+  TaskFailed                 a launched task failed                 its exit code
   CheckpointsFailing         checkpoints can no longer be written   exit code 1
 """
 
@@ -21,11 +24,14 @@ __all__ = [
     "ClusterError",
     "DataError",
     "DeviceError",
+    "JobStopped",
+    "LaunchError",
     "ModelError",
     "RequestError",
     "RunDirectoryError",
     "StoppedBySignal",
     "StrategyError",
+    "TaskFailed",
     "ToolkitError",
 ]
 
@@ -74,6 +80,10 @@ class ModelError(RequestError):
     """The model asked for is unknown, or its arguments don't fit."""
 
 
+class LaunchError(RequestError):
+    """What is to be launched is not clear, or can't be started on this machine."""
+
+
 class RunDirectoryError(RequestError):
     """The run directory can't be used for this run."""
 
@@ -94,6 +104,22 @@ class StoppedBySignal(ToolkitError):
         self.number = number
         self.step = step
         self.exit_code = 128 + number
+
+
+class JobStopped(ToolkitError):
+    """The launcher was told to stop, and all its tasks have ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"Stopped by {_signal.Signals(number).name}; all tasks have ended.")
+        self.exit_code = 128 + number
+
+
+class TaskFailed(ToolkitError):
+    """A launched task failed, and the others were ended; `exit_code` is the task's."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
 
 
 class CheckpointsFailing(ToolkitError):

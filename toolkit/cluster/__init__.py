@@ -7,6 +7,7 @@ problems    one thing wrong: where it is, what was found there, how to mend it
 document    JSON text as an object, or where it stops being one
 rules       everything that can be wrong with the jobs of a cluster
 spec        Task and Cluster, which become TF_CONFIG
+proxies     web proxies in the way of the tasks
 check       everything wrong with a TF_CONFIG, in one go
 membership  a cluster, this process's task in it, and who said so
 variables   numbers that a launcher left in the environment
@@ -16,12 +17,31 @@ slurm       the membership of a process in an srun step
 open_mpi    the membership of a process that mpirun started
 kubernetes  the membership of a pod in an Indexed Job
 discovery   the first of all these that applies
+meeting     waiting for the other tasks, before TensorFlow does
 """
 
+from toolkit.cluster.addresses import split
 from toolkit.cluster.check import Checked, check, parse
-from toolkit.cluster.discovery import discover
+from toolkit.cluster.discovery import discover, read, require
+from toolkit.cluster.meeting import meet
 from toolkit.cluster.membership import Membership
 from toolkit.cluster.problems import Problem
+from toolkit.cluster.proxies import check_proxies, without_proxies
 from toolkit.cluster.spec import Cluster, Task
 
-__all__ = ["Checked", "Cluster", "Membership", "Problem", "Task", "check", "discover", "parse"]
+__all__ = [
+    "Checked",
+    "Cluster",
+    "Membership",
+    "Problem",
+    "Task",
+    "check",
+    "check_proxies",
+    "discover",
+    "meet",
+    "parse",
+    "read",
+    "require",
+    "split",
+    "without_proxies",
+]

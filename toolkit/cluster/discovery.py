@@ -10,7 +10,7 @@ from toolkit.cluster.membership import Membership
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
 
-__all__ = ["discover", "read"]
+__all__ = ["discover", "read", "require"]
 
 
 def discover(
@@ -45,6 +45,24 @@ def discover(
             remedy="Name a file with the cluster as well, or leave the task out",
         )
     return slurm.membership(environ) or open_mpi.membership(environ) or kubernetes.membership(environ)
+
+
+def require(
+    environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
+) -> Membership:
+    """As `discover`, for programs that need a cluster.
+
+    Raises:
+        ClusterError: As `discover`; or nothing describes a cluster.
+    """
+    found = discover(environ, file=file, task=task)
+    if found is None:
+        raise ClusterError(
+            asked="this program is one of several processes that train together",
+            found="nothing says who takes part: TF_CONFIG is not set",
+            remedy="Start it with toolkit launch --workers=2 -m MODULE, set TF_CONFIG, or name a file of tf_configs/",
+        )
+    return found
 
 
 def read(file: str | os.PathLike[str]) -> str:

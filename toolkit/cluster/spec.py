@@ -133,6 +133,13 @@ class Cluster:
         for task in self.tasks:
             yield task, self.tf_config(task)
 
+    def restricted_to(self, tasks: Sequence[Task]) -> "Cluster":
+        """Returns the cluster of these tasks alone."""
+        jobs: dict[str, dict[int, str]] = {}
+        for task in tasks:
+            jobs.setdefault(task.job, {})[task.index] = self.address(task)
+        return Cluster(jobs)
+
     def listed(self) -> str:
         """Returns the tasks in few words: "chief:0, worker:0 to worker:7"."""
         words = []

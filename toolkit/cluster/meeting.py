@@ -1,0 +1,280 @@
+"""Waiting for the other tasks, before TensorFlow does.
+
+TensorFlow waits for a missing peer without a word, holds Python's interpreter lock meanwhile and
+ignores SIGTERM. So the tasks meet first, at the addresses that TensorFlow will use: each listens on
+its own, calls every other, and tells it who it is. When each has called all others, they let go of
+the ports, and TensorFlow finds everybody there.
+"""
+
+import json
+import logging
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+
+from toolkit import __version__, status
+from toolkit.cluster.addresses import is_loopback, split
+from toolkit.cluster.spec import Cluster, Task
+from toolkit.errors import ClusterError
+
+__all__ = ["meet"]
+
+_LOG = logging.getLogger(__name__)
+_RETRY = 0.25  # Seconds between two calls to the same peer.
+_SAY_AFTER, _SAY_EVERY = 3.0, 5.0  # Seconds.
+_LONGEST = 2048  # Bytes of a greeting.
+_NAMED = 4  # So many missing tasks are named in a message.
+_GRPC = b"\x04"  # The type of the frame, SETTINGS, with which every HTTP/2 server begins; its fourth byte.
+
+
+def meet(cluster: Cluster, me: Task, *, timeout: float) -> None:
+    """Returns when every task of the cluster has reached every other.
+
+    A task that TensorFlow already serves counts as met: it was started without this toolkit.
+
+    Args:
+        cluster: All who meet.
+        me: Who this process is.
+        timeout: Seconds to wait.
+
+    Raises:
+        ClusterError: This task's port is taken, a peer doesn't answer in time, or another task or
+            another cluster's answers in its place.
+    """
+    if len(cluster.tasks) > 1:
+        with _Meeting(cluster, me) as meeting:
+            meeting.hold(timeout)
+
+
+class _Meeting:
+    def __init__(self, cluster: Cluster, me: Task) -> None:
+        self.cluster = cluster
+        self.me = me
+        self.peers = [task for task in cluster.tasks if task != me]
+        self.reached: set[Task] = set()
+        self.heard: set[Task] = set()
+        self.reasons: dict[Task, str] = {}
+        self.calls: dict[Task, _Call] = {}
+        self.selector = selectors.DefaultSelector()
+        self.listeners = _listen(cluster.address(me), me)
+        for listener in self.listeners:
+            self.selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> "_Meeting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.selector.close()
+
+    def hold(self, timeout: float) -> None:
+        began = said = time.monotonic()
+        due = dict.fromkeys(self.peers, began)
+        while missing := [task for task in self.peers if not {task} <= self.reached & self.heard]:
+            now = time.monotonic()
+            if now - began > timeout:
+                raise self._absent(missing, timeout)
+            if now - began > _SAY_AFTER and now - said > _SAY_EVERY:
+                said = now
+                words = self._words(missing)
+                _LOG.warning("waiting for %s, %.0f s", words, now - began)
+                status.report(state=f"waiting for {', '.join(str(task) for task in missing[:_NAMED])}")
+            for task in self.peers:
+                if task not in self.reached and task not in self.calls and due[task] <= now:
+                    due[task] = now + _RETRY
+                    self._call(task)
+            for task, call in list(self.calls.items()):
+                if call.late(now):
+                    self._hang_up(task, "no answer")
+            for key, _ in self.selector.select(0.05):
+                if isinstance(key.data, _Call):
+                    self._answered(key.data)
+                elif isinstance(key.data, _Guest):
+                    self._listen_to(key.data)
+                else:
+                    self._welcome(key.fileobj)  # type: ignore[arg-type]
+
+    def _greeting(self, to: Task | None) -> bytes:
+        facts = {
+            "toolkit": __version__,
+            "task": str(self.me),
+            "to": str(to) if to else None,
+            "cluster": self.cluster.digest,
+        }
+        return json.dumps(facts).encode() + b"\n"
+
+    def _call(self, task: Task) -> None:
+        try:
+            call = _Call(task, self.cluster.address(task))
+        except OSError as error:
+            self.reasons[task] = _reason(error)
+            return
+        self.calls[task] = call
+        self.selector.register(call.socket, selectors.EVENT_WRITE, call)
+
+    def _answered(self, call: "_Call") -> None:
+        try:
+            if not call.greeted:
+                error = call.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, os.strerror(error))
+                call.socket.send(self._greeting(call.task))
+                call.greeted = True
+                self.selector.modify(call.socket, selectors.EVENT_READ, call)
+                return
+            received = call.socket.recv(_LONGEST)
+        except OSError as error:
+            self._hang_up(call.task, _reason(error))
+            return
+        call.text += received
+        if call.text[3:4] == _GRPC and call.text[:1] == b"\0":
+            self.heard.add(call.task)  # TensorFlow's own server: it will not call.
+            self.reached.add(call.task)
+            self._hang_up(call.task, "")
+        elif b"\n" in call.text or not received or len(call.text) > _LONGEST:
+            self._hang_up(call.task, self._judge(call))
+
+    def _judge(self, call: "_Call") -> str:
+        """Says what is wrong with an answer; "" for nothing."""
+        try:
+            facts = json.loads(call.text)
+            name, digest = facts["task"], facts["cluster"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return "what answers there is no task of this job"
+        address = self.cluster.address(call.task)
+        if digest != self.cluster.digest:
+            raise ClusterError(
+                asked=f"{self.me} looks for {call.task} at {address}",
+                found=f"{name} of a differently described cluster answers there",
+                remedy="Give every task the same cluster, in the same order, and end what is left of earlier jobs",
+            )
+        if name != str(call.task):
+            raise ClusterError(
+                asked=f"{self.me} looks for {call.task} at {address}",
+                found=f"the task there says that it is {name}",
+                remedy="Give each process its own index, and each task its own address",
+            )
+        self.reached.add(call.task)
+        return ""
+
+    def _hang_up(self, task: Task, reason: str) -> None:
+        call = self.calls.pop(task)
+        self.selector.unregister(call.socket)
+        call.socket.close()
+        self.reasons[task] = reason
+
+    def _welcome(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self.selector.register(connection, selectors.EVENT_READ, _Guest(connection))
+
+    def _listen_to(self, guest: "_Guest") -> None:
+        try:
+            received = guest.socket.recv(_LONGEST)
+            guest.text += received
+            if received and b"\n" not in guest.text and len(guest.text) <= _LONGEST:
+                return
+            facts = json.loads(guest.text)
+            task = Task.parse(str(facts["task"]))
+            guest.socket.send(self._greeting(None))
+            if facts["cluster"] == self.cluster.digest and facts["to"] == str(self.me) and task in self.peers:
+                self.heard.add(task)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ClusterError):
+            pass  # A stranger, or a peer that will call again.
+        self.selector.unregister(guest.socket)
+        guest.socket.close()
+
+    def _words(self, missing: Iterable[Task]) -> str:
+        missing = list(missing)
+        words = []
+        for task in missing[:_NAMED]:
+            reason = self.reasons.get(task) or ("it hasn't called back" if task in self.reached else "no answer yet")
+            words.append(f"{task} at {self.cluster.address(task)} ({reason})")
+        rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        return ", ".join(words) + rest
+
+    def _absent(self, missing: list[Task], timeout: float) -> ClusterError:
+        return ClusterError(
+            asked=f"{self.me} waited {timeout:.0f} s for the {len(self.peers)} other tasks of the cluster",
+            found=f"{len(missing)} could not be met: {self._words(missing)}",
+            remedy="Start every task with the same cluster, check names, ports and firewalls, or wait longer",
+        )
+
+
+class _Call:
+    """An attempt to reach a peer; raises OSError where that fails at once."""
+
+    def __init__(self, task: Task, address: str) -> None:
+        host, port = split(address)
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.task = task
+        self.greeted = False
+        self.text = b""
+        self.socket = socket.socket(family, kind, protocol)
+        self.socket.setblocking(False)
+        self._until = time.monotonic() + 5
+        code = self.socket.connect_ex(where)
+        if code not in (0, 115, 36, 10035):  # EINPROGRESS on Linux, macOS, Windows.
+            self.socket.close()
+            raise OSError(code, os.strerror(code))
+
+    def late(self, now: float) -> bool:
+        return now > self._until
+
+
+class _Guest:
+    """Somebody who calls."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.text = b""
+
+
+def _listen(address: str, me: Task) -> list[socket.socket]:
+    host, port = split(address)
+    # TensorFlow will listen on every interface; there is no need to begin with that for a local job.
+    places = (
+        [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+        if is_loopback(host)
+        else [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    )
+    listeners: list[socket.socket] = []
+    for family, place in places:
+        try:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # No IPv6 on this machine.
+            continue
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.environ.get("TF_GRPC_REUSE_PORT"):  # The launcher holds the port for this task.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((place, port))
+            listener.listen(min(4096, socket.SOMAXCONN))
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            if family == socket.AF_INET6:
+                continue
+            for other in listeners:
+                other.close()
+            raise ClusterError(
+                asked=f"{me} is to listen on port {port}, as the cluster says",
+                found=f"that port can't be had here ({error.strerror})",
+                remedy=f"End the program that listens on port {port} (ss -ltnp names it), or choose another port",
+            ) from error
+        listeners.append(listener)
+    return listeners
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its name has no address"
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,63 @@
+"""Web proxies, through which TensorFlow's gRPC would try to reach the other tasks, and hang."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+
+from toolkit.cluster.addresses import split
+from toolkit.cluster.spec import Cluster
+from toolkit.errors import ClusterError
+
+__all__ = ["check_proxies", "without_proxies"]
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC looks.
+_EXCEPT = ("no_grpc_proxy", "no_proxy")
+
+
+def check_proxies(cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Makes sure that gRPC reaches every task directly.
+
+    Raises:
+        ClusterError: A proxy stands in the way of some.
+    """
+    proxied = _proxied(cluster, environ)
+    if proxied:
+        name = next(name for name in _PROXIES if environ.get(name))
+        raise ClusterError(
+            asked="the tasks of a cluster talk to one another directly",
+            found=f"{name} is set, and TensorFlow would look for {', '.join(proxied[:4])} through that proxy for ever",
+            remedy=f"Start every task with no_grpc_proxy={_excepted(environ, proxied)} in its environment",
+        )
+
+
+def without_proxies(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what to add to an environment so that gRPC reaches every task directly."""
+    proxied = _proxied(cluster, environ)
+    return {"no_grpc_proxy": _excepted(environ, proxied)} if proxied else {}
+
+
+def _proxied(cluster: Cluster, environ: Mapping[str, str]) -> list[str]:
+    if not any(environ.get(name) for name in _PROXIES):
+        return []
+    entries = _entries(environ)
+    hosts = dict.fromkeys(split(cluster.address(task))[0] for task in cluster.tasks)
+    return [host for host in hosts if not any(_covers(entry, host) for entry in entries)]
+
+
+def _entries(environ: Mapping[str, str]) -> list[str]:
+    listed = next((environ[name] for name in _EXCEPT if environ.get(name)), "")
+    return [entry.strip() for entry in listed.split(",") if entry.strip()]
+
+
+def _excepted(environ: Mapping[str, str], hosts: Iterable[str]) -> str:
+    # gRPC looks at no_proxy only where there is no no_grpc_proxy: what it excepts must be said again.
+    return ",".join([*_entries(environ), *hosts])
+
+
+def _covers(entry: str, host: str) -> bool:
+    """As gRPC has it: an entry is the end of a name, or a range of addresses."""
+    if "/" in entry:
+        try:
+            return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+        except ValueError:
+            return False
+    return host.lower().endswith(entry.lower())
