@@ -23,6 +23,7 @@ def clean_environment(monkeypatch, tmp_path):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # Nobody listens on the discard port.
     monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("no_grpc_proxy", "127.0.0.1")  # Or TensorFlow looks for the other tasks through that proxy.
     monkeypatch.delenv("NO_PROXY", raising=False)
 
 

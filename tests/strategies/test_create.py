@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from toolkit import strategies
-from toolkit.errors import StrategyError
+from toolkit.cluster import Cluster, Membership, Task
+from toolkit.errors import ClusterError, StrategyError
 
 
 def test_each_name_makes_its_strategy(four_devices):
@@ -36,15 +37,52 @@ def test_one_device_is_one(four_devices):
 
 def test_auto_does_not_pass_over_a_cluster_in_silence(monkeypatch, four_devices):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}))
-    with pytest.raises(StrategyError, match="one machine only"):
+    with pytest.raises(ClusterError, match="task: it is missing"):
         strategies.create()
+
+
+def test_a_cluster_with_parameter_servers_is_no_all_reduce(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    for name in ("auto", "multi_worker"):
+        with pytest.raises(StrategyError, match="has parameter servers"):
+            strategies.create(name)
+
+
+def test_multi_worker_needs_a_cluster():
+    with pytest.raises(StrategyError, match="TF_CONFIG is not set"):
+        strategies.create("multi_worker")
+
+
+def test_multi_worker_has_one_cpu_device_a_worker(four_devices):
+    member = Membership(cluster=Cluster({"worker": ["a:1", "b:1"]}), task=Task("worker", 0), source="test")
+    with pytest.raises(StrategyError, match="one CPU device per worker"):
+        strategies.create("multi_worker", devices=four_devices, membership=member)
+
+
+def test_an_evaluator_trains_under_no_all_reduce():
+    cluster = Cluster({"worker": ["a:1"], "evaluator": ["b:1"]})
+    member = Membership(cluster=cluster, task=Task("evaluator", 0), source="test")
+    with pytest.raises(StrategyError, match="this process is evaluator:0"):
+        strategies.create("multi_worker", membership=member)
+
+
+def test_tensorflow_that_has_run_already_is_said(four_devices):
+    member = Membership(cluster=Cluster({"worker": ["127.0.0.1:1"]}), task=Task("worker", 0), source="test")
+    with pytest.raises(StrategyError, match="before the first operation"):
+        strategies.create("multi_worker", membership=member)
+
+
+def test_enable_fit_mends_one_kind_of_strategy(four_devices):
+    with pytest.raises(StrategyError, match="MirroredStrategy"):
+        strategies.enable_fit(strategies.create("mirrored", devices=four_devices[:2]))
 
 
 @pytest.mark.parametrize("name", strategies.NAMES)
 @pytest.mark.parametrize("value", ["{broken", "[]", '{"cluster": 1}', '{"cluster": {"worker": 3}}'])
 def test_a_cluster_that_can_not_be_read_is_said(monkeypatch, name, value):
     monkeypatch.setenv("TF_CONFIG", value)
-    with pytest.raises(StrategyError, match="doesn't describe a cluster"):
+    with pytest.raises(ClusterError, match="TF_CONFIG should describe a cluster"):
         strategies.create(name, devices=("CPU:0",))
 
 

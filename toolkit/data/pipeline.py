@@ -149,8 +149,10 @@ class Batches:
     def _distribute(self, make: Callable[[int, int], "tf.data.Dataset"]) -> Any:
         import tensorflow as tf
 
+        if self.replicas == 1:
+            return make(0, 1)
         if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
-            return make(0, 1)  # The strategy itself shares out each batch, if there is anything to share.
+            return self.strategy.distribute_datasets_from_function(lambda context: self._worker(make, context))
         # A pipeline per replica makes just its share. The ordinary way puts an iterator of TensorFlow's own between
         # the pipeline and each device, whose tuning thread (see `_stated`) can't be switched off.
         options = tf.distribute.InputOptions(
@@ -160,6 +162,18 @@ class Batches:
         return self.strategy.distribute_datasets_from_function(
             lambda context: make(context.input_pipeline_id, context.num_input_pipelines), options
         )
+
+    def _worker(self, make: Callable[[int, int], "tf.data.Dataset"], context: Any) -> "tf.data.Dataset":
+        """Returns one worker's shares, for its replicas in turn."""
+        import tensorflow as tf
+
+        workers = context.num_input_pipelines
+        local = self.replicas // workers
+        # In the order in which `predict` puts the replicas' results together again.
+        parts = [make(replica * workers + context.input_pipeline_id, self.replicas) for replica in range(local)]
+        if local == 1:
+            return parts[0]
+        return _stated(tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.range(local).repeat()))
 
 
 def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":

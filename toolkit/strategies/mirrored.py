@@ -17,4 +17,7 @@ def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
     """
     import tensorflow as tf
 
+    from toolkit.strategies import hooks
+
+    hooks.install()
     return tf.distribute.MirroredStrategy(list(devices))

@@ -1,37 +1,47 @@
 """The names of the strategies, and what "auto" means."""
 
-import importlib
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
+from toolkit.strategies import mirrored, one_device
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 __all__ = ["NAMES", "create"]
 
-_MODULES = {"one_device": "one_device", "mirrored": "mirrored"}
-NAMES = ("auto", *_MODULES)
+NAMES = ("auto", "one_device", "mirrored", "multi_worker")
 
 
-def create(name: str = "auto", *, devices: Sequence[str] = ()) -> "tf.distribute.Strategy":
+def create(
+    name: str = "auto",
+    *,
+    devices: Sequence[str] = (),
+    membership: Membership | None = None,
+    start_timeout: float | None = None,
+) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
     Args:
-        name: "one_device", "mirrored", or "auto": mirrored where there are several logical
+        name: "one_device", "mirrored", "multi_worker", or "auto": multi_worker where the process is
+            one of several that train together, otherwise mirrored where there are several logical
             devices, otherwise one_device.
         devices: Logical devices, as `Setup.logical_devices` gives them; () for all GPUs TensorFlow
             shows, or else all its CPU devices.
+        membership: Who takes part and who this process is; None for what the environment says, as
+            `toolkit.cluster.discover` reads it.
+        start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
 
     Raises:
-        StrategyError: The name is unknown, Keras runs on another backend, or TF_CONFIG describes a
-            cluster, which no strategy here serves yet.
+        StrategyError: The name is unknown, Keras runs on another backend, or the strategy doesn't
+            fit the cluster.
+        ClusterError: TF_CONFIG is wrong, or another task can't be met.
     """
     if name not in NAMES:
         raise StrategyError(
@@ -40,11 +50,34 @@ def create(name: str = "auto", *, devices: Sequence[str] = ()) -> "tf.distribute
             remedy="Choose one of " + ", ".join(NAMES),
         )
     _check_backend()
-    _check_cluster(os.environ, name)
+    # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
+    membership = membership or discover(os.environ)
+    if name == "multi_worker" or (name == "auto" and membership is not None and len(membership.cluster.tasks) > 1):
+        return _multi_worker(name, membership, devices, start_timeout)
     devices = tuple(devices) or _all_devices()
-    if name == "auto":
-        name = "mirrored" if len(devices) > 1 else "one_device"
-    return importlib.import_module(f"toolkit.strategies.{_MODULES[name]}").create(devices)
+    if name == "mirrored" or (name == "auto" and len(devices) > 1):
+        return mirrored.create(devices)
+    return one_device.create(devices)
+
+
+def _multi_worker(
+    name: str, membership: Membership | None, devices: Sequence[str], start_timeout: float | None
+) -> "tf.distribute.Strategy":
+    if membership is None:
+        raise StrategyError(
+            asked=f"strategy {name} trains in several processes",
+            found="nothing says who takes part: TF_CONFIG is not set",
+            remedy="Start with toolkit launch --workers=2, set TF_CONFIG, or name a file of tf_configs/",
+        )
+    if any(task.job == "ps" for task in membership.cluster.tasks):
+        raise StrategyError(
+            asked=f"strategy {name} follows the cluster in {membership.source}, which has parameter servers",
+            found="this version trains by all-reduce only, which has no use for them",
+            remedy="Leave the ps tasks out of the cluster",
+        )
+    from toolkit.strategies import multi_worker
+
+    return multi_worker.create(membership.cluster, membership.task, devices=tuple(devices), start_timeout=start_timeout)
 
 
 def _all_devices() -> tuple[str, ...]:
@@ -65,24 +98,4 @@ def _check_backend() -> None:
             asked="tf.distribute strategies train Keras models on the TensorFlow backend",
             found=f"Keras runs on {keras.backend.backend()!r}",
             remedy="Start with KERAS_BACKEND=tensorflow, or mend ~/.keras/keras.json",
-        )
-
-
-def _check_cluster(environ: Mapping[str, str], name: str) -> None:
-    """TensorFlow reads TF_CONFIG whatever strategy is made, and this version serves no cluster."""
-    value = environ.get("TF_CONFIG") or "{}"
-    try:
-        config = json.loads(value)
-        tasks = sum(len(addresses) for addresses in config.get("cluster", {}).values())
-    except (ValueError, AttributeError, TypeError):
-        raise StrategyError(
-            asked=f"TF_CONFIG is set to {value[:60]!r}",
-            found="that doesn't describe a cluster",
-            remedy="Unset TF_CONFIG to train on this machine alone, or mend it",
-        ) from None
-    if tasks > 1 and name == "auto":
-        raise StrategyError(
-            asked="strategy auto follows TF_CONFIG, which is set",
-            found="this version trains on one machine only",
-            remedy="Unset TF_CONFIG, or create mirrored by name",
         )

@@ -1,0 +1,106 @@
+"""Keras's own fit, evaluate and predict in every way that users call them, in one process or in several.
+
+    python fit_kinds.py OUT.json DIRECTORY
+
+Written as for one device: nothing but the strategy's making knows of other processes.
+"""
+
+import json
+import pathlib
+import sys
+
+import toolkit
+
+out, directory = sys.argv[1], pathlib.Path(sys.argv[2])
+strategy = toolkit.strategies.create()
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(5)
+RANDOM = np.random.default_rng(3)
+# 103 is no multiple of a batch of 20, nor is the last batch's 3 of the replicas.
+X = RANDOM.normal(size=(103, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int32")
+WEIGHT = np.linspace(0.5, 1.5, 103).astype("float32")
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        rows = slice(20 * number, 20 * number + 20)
+        return X[rows], Y[rows]
+
+
+def model(*, named=False, normalised=False, **settings):
+    keras.utils.set_random_seed(9)
+    with strategy.scope():
+        given = keras.Input((6,), name="values")
+        hidden = keras.layers.Dense(8, activation="tanh")(given)
+        if normalised:
+            hidden = keras.layers.BatchNormalization()(hidden)
+        made = keras.Model({"values": given} if named else given, keras.layers.Dense(2)(hidden))
+        made.compile(
+            keras.optimizers.SGD(0.05),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **settings,
+        )
+    return made
+
+
+SEEN = {}
+
+
+def note(name, made, history):
+    weights = [keras.ops.convert_to_numpy(v).tolist() for v in made.weights]
+    SEEN[name] = {"history": history.history, "weights": weights}
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
+
+
+plain = {"epochs": 2, "verbose": 0, "shuffle": False}
+made = model()
+note("numpy", made, made.fit(X, Y, batch_size=20, validation_data=(X[:41], Y[:41]), **plain))
+SEEN["evaluate"] = made.evaluate(X, Y, batch_size=20, verbose=0)
+SEEN["predict"] = model().predict(X, batch_size=20, verbose=0).tolist()
+made = model()
+note("shuffled", made, made.fit(X, Y, batch_size=20, epochs=2, verbose=0))
+made = model()
+note("tf.data", made, made.fit(dataset(), validation_data=dataset(), epochs=2, verbose=0))
+made = model()
+note("steps_per_epoch", made, made.fit(dataset().repeat(), steps_per_epoch=4, epochs=2, verbose=0))
+made = model(steps_per_execution=3)
+note("steps_per_execution", made, made.fit(dataset(), epochs=2, verbose=0))
+made = model()
+note("PyDataset", made, made.fit(Batches(), epochs=2, verbose=0, shuffle=False))
+made = model(named=True)
+note("dictionary", made, made.fit({"values": X}, Y, batch_size=20, **plain))
+SEEN["predict dictionary"] = model(named=True).predict({"values": X}, batch_size=7, verbose=0).tolist()
+made = model()
+note("class_weight", made, made.fit(X, Y, batch_size=20, class_weight={0: 1.0, 1: 2.0}, **plain))
+made = model()
+note("sample_weight", made, made.fit(X, Y, batch_size=20, sample_weight=WEIGHT, **plain))
+made = model(weighted_metrics=["accuracy"])
+note("validation_split", made, made.fit(X, Y, batch_size=20, validation_split=0.3, **plain))
+made = model(normalised=True)
+callbacks = [
+    keras.callbacks.ModelCheckpoint(str(directory / "best" / "{epoch}.keras")),
+    keras.callbacks.ModelCheckpoint(str(directory / "newest.weights.h5"), save_weights_only=True, save_freq=2),
+    keras.callbacks.BackupAndRestore(str(directory / "backup")),
+    keras.callbacks.TensorBoard(str(directory / "board")),
+    keras.callbacks.CSVLogger(str(directory / "log.csv")),
+    keras.callbacks.EarlyStopping("loss", patience=5),
+    keras.callbacks.ReduceLROnPlateau("loss", patience=1),
+]
+note("callbacks", made, made.fit(X, Y, batch_size=20, callbacks=callbacks, **plain))
+made.save(directory / "model.keras")
+again = keras.models.load_model(directory / "model.keras")
+SEEN["loaded"] = float(np.abs(again.predict(X, verbose=0) - made.predict(X, verbose=0)).max())
+SEEN["chief"] = toolkit.strategies.is_chief(strategy)
+pathlib.Path(out).write_text(json.dumps(SEEN))

@@ -1,0 +1,85 @@
+"""Unmodified compile, fit, evaluate and predict in several processes."""
+
+import json
+import pathlib
+
+import numpy as np
+import processes
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("fit_kinds.py")
+# What a single process and several must agree on; batch normalisation that isn't synchronised can't.
+SAME = ["numpy", "tf.data", "steps_per_epoch", "PyDataset", "dictionary", "class_weight", "sample_weight"]
+KINDS = [*SAME, "steps_per_execution", "shuffled", "validation_split", "callbacks"]
+
+
+def run(folder, count):
+    shared = folder / "shared"
+    shared.mkdir()
+    arguments = [[str(folder / f"{number}.json"), str(shared)] for number in range(count)]
+    with processes.group([SCRIPT], arguments, folder, cluster=count > 1) as group:
+        group.succeed(limit=280)
+    return [json.loads(pathlib.Path(out).read_text()) for out, _ in arguments], shared
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What two workers saw, the directory that they shared, and what one process saw."""
+    two, shared = run(tmp_path_factory.mktemp("two"), 2)
+    (one,), _ = run(tmp_path_factory.mktemp("one"), 1)
+    return two, shared, one
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_workers_end_with_the_same_metrics_and_weights(seen, kind):
+    (first, second), _, _ = seen
+    assert first[kind]["history"] == second[kind]["history"]
+    assert first[kind]["weights"] == second[kind]["weights"]
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_the_numbers_are_those_of_one_process(seen, kind):
+    (first, _), _, one = seen
+    # The last batch's 3 examples are shared 1 to 2, and Keras weighs the replicas' means alike: its step
+    # differs a little. Accuracy and evaluation count each example once.
+    for name, values in one[kind]["history"].items():
+        np.testing.assert_allclose(first[kind]["history"][name], values, atol=0.02, err_msg=name)
+    for mine, theirs in zip(first[kind]["weights"], one[kind]["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=0.02)
+
+
+def test_metrics_count_every_example_once(seen):
+    (first, _), _, _ = seen
+    assert first["evaluate"][1] * 103 == pytest.approx(round(first["evaluate"][1] * 103), abs=1e-3)
+    for kind in ("numpy", "tf.data", "PyDataset"):
+        accuracy = first[kind]["history"]["accuracy"][0] * 103
+        assert accuracy == pytest.approx(round(accuracy), abs=1e-3), kind
+
+
+@pytest.mark.parametrize("kind", ["predict", "predict dictionary"])
+def test_predictions_come_whole_and_in_order(seen, kind):
+    (first, second), _, one = seen
+    assert np.shape(first[kind]) == (103, 2)
+    assert first[kind] == second[kind]
+    np.testing.assert_allclose(first[kind], one[kind], atol=1e-6)
+
+
+def test_callbacks_of_all_workers_share_their_paths(seen):
+    (first, second), shared, _ = seen
+    assert sorted(p.name for p in (shared / "best").iterdir()) == ["1.keras", "2.keras"]
+    assert (shared / "newest.weights.h5").exists()
+    assert len((shared / "log.csv").read_text().splitlines()) == 3, "a heading and two epochs"
+    assert len(list((shared / "board" / "train").iterdir())) == 1, "only the chief writes for TensorBoard"
+    assert not (shared / "backup").exists(), "BackupAndRestore removes it at the end"
+    assert first["chief"]
+    assert not second["chief"]
+
+
+def test_a_model_that_all_workers_save_can_be_loaded(seen):
+    (first, second), shared, _ = seen
+    assert first["loaded"] < 1e-6
+    assert second["loaded"] < 1e-6
+    assert not list(shared.glob(".model*")), "a file written aside is left"

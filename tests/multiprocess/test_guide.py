@@ -1,0 +1,58 @@
+"""The script of Keras's and TensorFlow's own guides."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import processes
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("keras_guide.py")
+MAKING = "tf.distribute.MultiWorkerMirroredStrategy()"
+
+pytestmark = pytest.mark.slow
+
+
+def launch(folder, *flags, script=SCRIPT):
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *flags, str(script)],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+    )
+
+
+def accuracies(text):
+    return [float(found) for found in re.findall(r"^(?:worker:\d \| )?accuracy ([\d.]+)$", text, re.MULTILINE)]
+
+
+def test_it_runs_under_the_launcher_as_written(tmp_path):
+    done = launch(tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    first, second = accuracies(done.stdout)
+    assert first == second > 0.9
+    assert (tmp_path / "trained.keras").exists()
+    assert "MultiWorkerMirroredStrategy is toolkit's here" in done.stdout
+    assert not list(tmp_path.glob("workertemp*"))
+
+
+def test_as_is_leaves_it_alone(tmp_path):
+    done = launch(tmp_path, "--as_is")
+    assert done.returncode == 1
+    assert "Attempt to convert a value (PerReplica" in done.stdout
+    assert "failed first" in done.stderr
+
+
+def test_it_runs_by_hand_with_just_its_strategys_making_changed(tmp_path):
+    text = SCRIPT.read_text()
+    assert text.count(MAKING) == 1
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace(MAKING, "__import__('toolkit').strategies.create('multi_worker')"))
+    with processes.group([changed], [[], []], tmp_path) as group:
+        first, second = group.succeed(limit=150)
+    assert accuracies(first) == accuracies(second)
+    assert accuracies(first)[0] > 0.9

@@ -1,0 +1,96 @@
+"""Groups of processes that train together, started as by hand, with a hard limit and an end."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+class Group:
+    """Processes of one cluster of workers on this machine.
+
+    Attributes:
+        processes: One Popen each, standard output and error going to files.
+        outputs: What each wrote, once they have ended.
+    """
+
+    def __init__(self, command, arguments, folder, ports, environment):
+        self.files = [folder / f"worker-{number}.out" for number in range(len(arguments))]
+        self.processes = []
+        workers = [f"127.0.0.1:{port}" for port in ports]
+        for number, own in enumerate(arguments):
+            config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": number}}
+            added = {"TF_CONFIG": json.dumps(config), **ENVIRONMENT} if workers else {}
+            with self.files[number].open("wb") as out:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *command, *own],
+                        env={
+                            **os.environ,
+                            "PYTHONPATH": str(ROOT),
+                            "TF_CPP_MIN_LOG_LEVEL": "3",
+                            "PYTHONUNBUFFERED": "1",
+                            **added,
+                            **environment,
+                        },
+                        cwd=folder,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                    )
+                )
+
+    @property
+    def outputs(self):
+        return [file.read_text(errors="replace") for file in self.files]
+
+    def wait(self, *, limit):
+        """The exit codes, None for those still running after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
+            time.sleep(0.05)
+        return [process.poll() for process in self.processes]
+
+    def succeed(self, *, limit):
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and not any(p.poll() for p in self.processes):
+            if all(p.poll() == 0 for p in self.processes):
+                return self.outputs
+            time.sleep(0.05)
+        time.sleep(1)
+        shown = "\n".join(f"--- worker {n}\n{text[-3000:]}" for n, text in enumerate(self.outputs))
+        raise AssertionError(f"exit codes {[p.poll() for p in self.processes]} in {limit} s\n{shown}")
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def group(command, arguments, folder, *, cluster=True, ports=None, **environment):
+    """Starts one process for each of `arguments`, as worker 0, 1, ...; ends them all.
+
+    Args:
+        command: What follows the interpreter for all of them, such as ["train.py"].
+        arguments: What follows that, for each.
+        folder: Their working directory.
+        cluster: Whether they are a cluster, or a process that knows of none.
+        ports: Of the workers; free ones, held for them, unless given.
+        environment: Added to theirs.
+    """
+    with HeldPorts() as held:
+        if ports is None:
+            ports = [held.free() for _ in arguments] if cluster else []
+        running = Group([str(part) for part in command], arguments, pathlib.Path(folder), ports, environment)
+        try:
+            yield running
+        finally:
+            running.close()

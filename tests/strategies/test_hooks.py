@@ -1,0 +1,62 @@
+"""The private functions of TensorFlow that are wrapped: these fail when upstream changes or repairs itself."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import cross_device_utils
+
+from toolkit.strategies import hooks
+
+
+def test_datasets_between_pipeline_and_device_are_not_tuned(monkeypatch, four_devices):
+    made = []
+    hooks.install()
+    wrapped = multi_device_iterator_ops._create_device_dataset
+    monkeypatch.setattr(
+        multi_device_iterator_ops, "_create_device_dataset", lambda *a: made.append(wrapped(*a)) or made[-1]
+    )
+    iterator = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+        tf.data.Dataset.range(2), ["CPU:0"], source_device="CPU:0"
+    )
+    assert iterator.get_next()[0] == 0
+    assert made, "TensorFlow makes its iterators differently: look whether tuning can be switched off in the open"
+    assert all(dataset.options().autotune.enabled is False for dataset in made)
+
+
+def test_hooks_are_installed_once():
+    hooks.install()
+    before = cross_device_utils.CollectiveReplicaLauncher._use_unique_instance_key
+    hooks.install()
+    assert cross_device_utils.CollectiveReplicaLauncher._use_unique_instance_key is before
+
+
+SEVERAL_STEPS = """
+import sys
+import toolkit
+toolkit.devices.configure(gpus=2, emulate="always")
+import keras, numpy, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+if sys.argv[1] == "hooks":
+    strategy = toolkit.strategies.create("mirrored", devices=("CPU:0", "CPU:1"))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+model.fit(numpy.ones((16, 3)), numpy.ones((16, 1)), batch_size=4, verbose=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "hooks"])
+def test_several_steps_per_execution_need_the_hook(kind):
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL_STEPS, kind], capture_output=True, text=True, timeout=120, check=False
+    )
+    if kind == "hooks":
+        assert done.returncode == 0, done.stderr[-2000:]
+    else:
+        assert "must feed a value for placeholder" in done.stderr, (
+            "TensorFlow numbers collectives itself: the hook can go"
+        )

@@ -1,0 +1,102 @@
+"""Every example once, and no replica without one, whatever the sizes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolkit.strategies import sharing
+
+
+def rows(dataset):
+    return [np.asarray(element[0]["x"])[:, 0].tolist() for element in dataset]
+
+
+def cut(examples, batch, count, numbers=None):
+    x = np.arange(examples, dtype=np.float32)[:, None]
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, 0])).batch(batch)
+    return [rows(sharing.shares(dataset, numbers=[n], count=count)) for n in (numbers or range(count))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(examples=st.integers(1, 60), batch=st.integers(1, 20), count=st.integers(1, 5))
+def test_every_example_is_in_one_share_and_no_share_is_empty(examples, batch, count):
+    if (batch < count and examples > batch) or examples < count:
+        return
+    shares = cut(examples, batch, count)
+    assert len({len(share) for share in shares}) == 1, "the replicas would not take the same number of steps"
+    assert all(share for replica in shares for share in replica)
+    together = [row for step in zip(*shares, strict=True) for share in step for row in share]
+    assert together == list(range(examples)), "an example is lost, doubled or out of order"
+
+
+def test_shares_are_equal_to_within_one():
+    for step in zip(*cut(64, 10, 3), strict=True):
+        assert max(map(len, step)) - min(map(len, step)) <= 1
+
+
+def test_a_small_last_batch_borrows_from_the_one_before():
+    first, second = cut(9, 4, 2)
+    assert list(map(len, first)) == [2, 1, 1]
+    assert list(map(len, second)) == [2, 2, 1]
+
+
+def test_where_there_is_nothing_to_borrow_two_batches_become_one():
+    assert [len(replica) for replica in cut(5, 4, 4)] == [1, 1, 1, 1]
+
+
+def test_fewer_examples_than_replicas_are_said():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too few examples for 3 replicas"):
+        cut(2, 4, 3)
+
+
+def test_several_replicas_of_a_worker_take_their_shares_in_turn():
+    x = np.arange(8, dtype=np.float32)[:, None]
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
+    assert rows(sharing.shares(dataset, numbers=[1, 3], count=4)) == [[1], [3], [5], [7]]
+
+
+def test_an_endless_dataset_stays_known_as_endless():
+    dataset = tf.data.Dataset.range(10).batch(4).repeat()
+    shared = sharing.shares(dataset, numbers=[0], count=2)
+    assert shared.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert [batch.numpy().tolist() for batch in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("make", "dense", "expected"),
+    [
+        (lambda: tf.ragged.constant([[1], [2, 3], [], [4]]), lambda t: t.to_list(), [[], [4]]),
+        (
+            lambda: tf.sparse.eye(4),
+            lambda t: tf.sparse.to_dense(t).numpy().tolist(),
+            [[0, 0, 1, 0], [0, 0, 0, 1]],
+        ),
+        (lambda: tf.constant(["a", "b", "c", "d"]), lambda t: t.numpy().tolist(), [b"c", b"d"]),
+    ],
+    ids=["ragged", "sparse", "strings"],
+)
+def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
+    dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)
+    (share,) = sharing.shares(dataset, numbers=[1], count=2)
+    assert dense(share) == expected
+
+
+def test_examples_that_are_not_batched_are_told_apart():
+    assert not sharing.is_batched(tf.data.Dataset.range(3))
+    assert sharing.is_batched(tf.data.Dataset.range(3).batch(2))
+
+
+def test_a_pydataset_of_keras_is_cut():
+    class Squares(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, number):
+            return np.full((3, 1), number, np.float32), np.zeros(3, np.float32)
+
+    adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
+    shared = sharing.shares(adapter.get_tf_dataset(), numbers=[1], count=2)
+    assert [element[0].numpy().tolist() for element in shared] == [[[0], [0]], [[1], [1]]]

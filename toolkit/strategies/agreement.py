@@ -1,0 +1,109 @@
+"""Values that the processes of a strategy agree on, between steps.
+
+Each process contributes one value. Every process must make the same calls in the same order: they
+are collectives. Under a strategy of one process nothing is sent.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["broadcast", "extremes", "is_chief", "mean", "meet", "processes"]
+
+
+def processes(strategy: tf.distribute.Strategy) -> int:
+    """Returns how many processes train together; 1 for all strategies of one process."""
+    # The default strategy doesn't say which devices are its.
+    replicas = strategy.num_replicas_in_sync
+    return replicas // len(strategy.extended.worker_devices) if replicas > 1 else 1
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Says whether this process is the one that writes shared files: chief:0, or worker:0 without a chief."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return True
+    if resolver.task_type == "worker":
+        return resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs
+    return resolver.task_type == "chief"
+
+
+def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    """Returns the chief's array on every process, bit for bit.
+
+    Args:
+        strategy: Whose processes take part.
+        value: Of the same shape and dtype everywhere; the other processes' contents don't matter.
+    """
+    value = np.asarray(value)
+    if processes(strategy) == 1:
+        return value
+    # As whole numbers, because -0.0 + 0.0 is 0.0; of 64 bits, because TensorFlow keeps shorter ones off GPUs.
+    raw = np.frombuffer(value.tobytes() + bytes(-value.nbytes % 8), np.int64)
+    total = _sum(strategy, tf.constant(raw if is_chief(strategy) else np.zeros_like(raw)))
+    return np.frombuffer(total.numpy().tobytes()[: value.nbytes], value.dtype).reshape(value.shape)
+
+
+def mean(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """Returns the mean of the processes' values, the same bits on each."""
+    value = tf.convert_to_tensor(value)
+    return _sum(strategy, value) / processes(strategy) if processes(strategy) > 1 else value
+
+
+def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the smallest and the largest of the processes' values, element by element.
+
+    Args:
+        strategy: Whose processes take part.
+        value: One-dimensional.
+    """
+    # By a sum over a table with a row for each process: strategies reduce by sum and mean only.
+    value = np.asarray(value)
+    count = processes(strategy)
+    if count == 1:
+        return value, value
+    rows = np.zeros((count, *value.shape), value.dtype)
+    rows[_number(strategy)] = value
+    table = _sum(strategy, tf.constant(rows)).numpy()
+    return table.min(axis=0), table.max(axis=0)
+
+
+def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
+    """Returns when every process has called this.
+
+    Raises:
+        tf.errors.OpError: They haven't after so many seconds, or one of them is gone.
+    """
+    if processes(strategy) > 1:
+        _summing(strategy, seconds)(tf.constant([1.0])).numpy()
+
+
+def _number(strategy: tf.distribute.Strategy) -> int:
+    """This process's place: the chief, where there is one, comes before the workers."""
+    resolver = strategy.cluster_resolver
+    return resolver.task_id + (resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs)
+
+
+def _sum(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    return _summing(strategy)(value)
+
+
+@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
+def _summing(strategy: tf.distribute.Strategy, seconds: float | None = None) -> Any:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+    local = len(strategy.extended.worker_devices)
+
+    @tf.autograph.experimental.do_not_convert
+    def contribute(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        first = tf.equal(context.replica_id_in_sync_group % local, 0)
+        return context.all_reduce("SUM", tf.where(first, value, tf.zeros_like(value)), options)
+
+    @tf.function(reduce_retracing=False)
+    @tf.autograph.experimental.do_not_convert
+    def total(value: tf.Tensor) -> tf.Tensor:
+        return strategy.experimental_local_results(strategy.run(contribute, args=(value,)))[0]
+
+    return total

@@ -1,0 +1,57 @@
+"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped.
+
+`tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import cross_device_utils
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Wraps both, for the whole process; calling it again changes nothing."""
+    _wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
+    _wrap(cross_device_utils.CollectiveReplicaLauncher, "_use_unique_instance_key", _unique_outside_loops)
+
+
+def _wrap(owner: Any, name: str, around: Callable) -> None:
+    original = getattr(owner, name)
+    if getattr(original, "_toolkit", False):
+        return
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    function._toolkit = True  # type: ignore[attr-defined]
+    setattr(owner, name, function)
+
+
+def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+    """Switches tf.data's autotuning off between pipeline and device.
+
+    A distributed dataset's own options don't reach the small datasets that TensorFlow puts there,
+    and their tuning thread can sleep through the end of its iterator: `fit` and `evaluate` then wait
+    at their end for up to 60 s (`toolkit/data/pipeline.py` says how). There is nothing to tune in
+    them, and no public way to say so. The user's own pipeline stays tuned.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return original(*args, **kwargs).with_options(options)
+
+
+def _unique_outside_loops(original: Callable, launcher: Any) -> bool:
+    """Numbers the collectives of a function that is called in a branch of a loop when it is traced.
+
+    Else TensorFlow numbers them when it is called, through a placeholder that nothing feeds there:
+    `compile(steps_per_execution=2)` then fails on several replicas with "You must feed a value for
+    placeholder". All workers trace the same functions in the same order.
+    """
+    outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+    return not getattr(outer, "is_control_flow_graph", False) and original(launcher)

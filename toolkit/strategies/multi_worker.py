@@ -1,0 +1,212 @@
+"""A replica on each device of several processes, on one host or many; gradients are summed by all-reduce.
+
+This is `tf.distribute.MultiWorkerMirroredStrategy` with what Keras 3's `fit` lacks under it.
+"""
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit import cluster as _cluster
+from toolkit.errors import StrategyError
+from toolkit.strategies import hooks, seeds, sharing
+from toolkit.strategies.agreement import processes
+from toolkit.strategies.fitting import adapt_keras
+from toolkit.strategies.leaving import leave_together
+
+__all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
+
+_LOG = logging.getLogger(__name__)
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
+
+    Args:
+        cluster_resolver: As TensorFlow's; None for what the environment describes.
+        communication_options: As TensorFlow's.
+        start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
+
+    Raises:
+        ClusterError: TF_CONFIG is wrong, or a task can't be met.
+        StrategyError: TensorFlow was started too early.
+    """
+
+    def __init__(
+        self, cluster_resolver: Any = None, communication_options: Any = None, *, start_timeout: float | None = None
+    ) -> None:
+        if start_timeout is None:
+            start_timeout = float(os.environ.get("TOOLKIT_START_TIMEOUT", "300"))
+        resolver = cluster_resolver or _resolver()
+        if resolver is not None:
+            _meet(resolver, start_timeout)
+        with _ends_in(start_timeout), _keeps_sigterm():
+            try:
+                super().__init__(resolver, communication_options)
+            except RuntimeError as error:
+                if "program startup" not in str(error):
+                    raise
+                raise StrategyError(
+                    asked="multi_worker connects this process with the others",
+                    found="TensorFlow has run something before, and can't connect any more",
+                    remedy="Create the strategy before the first operation, model or seed of the program",
+                ) from error
+        _ready(self)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """As TensorFlow's, and takes what Keras gives it: a nest of values, or the mean of scalars along an axis.
+
+        While it builds a model, Keras reduces a whole batch, a nest, of which it wants just the
+        shapes: the first local result of each leaf has them. Of a step's logs it asks the mean along
+        axis 0 of numbers that have no axis (keras-team/keras#20585). Nothing else may be touched:
+        metrics' variables are reduced through this method too.
+        """
+        if isinstance(value, (tuple, list, dict)):
+            return tf.nest.map_structure(lambda leaf: self.experimental_local_results(leaf)[0], value)
+        if axis is not None and all(part.shape.rank == 0 for part in self.experimental_local_results(value)):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
+
+        Every worker reads the whole dataset and keeps its share, so that no example counts twice
+        and no replica goes without. AutoShardPolicy OFF and FILE are TensorFlow's own: each
+        worker reads its own data.
+        """
+        if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
+            return super().experimental_distribute_dataset(dataset, options)
+        if dataset.options().experimental_distribute.auto_shard_policy not in (_Policy.AUTO, _Policy.DATA):
+            return super().experimental_distribute_dataset(dataset, options)
+        local = len(self.extended.worker_devices)
+        count = self.num_replicas_in_sync
+        workers = count // local
+
+        def mine(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            # In the order in which `predict` puts the replicas' results together again.
+            numbers = [replica * workers + context.input_pipeline_id for replica in range(local)]
+            return sharing.shares(dataset, numbers=numbers, count=count)
+
+        return self.distribute_datasets_from_function(mine, options)
+
+
+def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWorkerStrategy:
+    """Makes Keras 3's `fit`, `evaluate` and `predict` work under a strategy that you have made yourself.
+
+        strategy = toolkit.strategies.enable_fit(tf.distribute.MultiWorkerMirroredStrategy())
+
+    Call it on every worker right after the strategy is made: the workers also agree on random seeds.
+
+    Returns:
+        The same object.
+
+    Raises:
+        StrategyError: It is no MultiWorkerMirroredStrategy.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise StrategyError(
+            asked=f"enable_fit was given a {type(strategy).__name__}",
+            found="it mends MultiWorkerMirroredStrategy only",
+            remedy="Leave it out: fit needs no help under MirroredStrategy or on one device",
+        )
+    strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
+    _ready(strategy)
+    return strategy
+
+
+def create(
+    members: _cluster.Cluster, task: _cluster.Task, *, devices: Sequence[str] = (), start_timeout: float | None = None
+) -> MultiWorkerStrategy:
+    """Waits for the other tasks, then joins them.
+
+    Args:
+        members: Who takes part; ps and evaluator tasks are left out.
+        task: Who this process is.
+        devices: Logical devices of this process, to be held against those that TensorFlow takes.
+        start_timeout: Seconds to wait for the others; None for 300, or what the launcher says.
+
+    Raises:
+        ClusterError: Some task can't be reached in time, or isn't the one expected.
+        StrategyError: This task doesn't train, TensorFlow was started too early, or it would use
+            other devices.
+    """
+    if task not in members.synchronous:
+        raise StrategyError(
+            asked=f"multi_worker trains on chief and workers, and this process is {task}",
+            found="it is none of them",
+            remedy="Start this task as chief or worker, or leave it out",
+        )
+    if len(devices) > 1 and devices[0].startswith("CPU"):
+        raise StrategyError(
+            asked=f"{len(devices)} CPU devices are to stand in for GPUs in each worker",
+            found="TensorFlow uses one CPU device per worker",
+            remedy="Leave gpus out or ask for gpus=1, and start more workers",
+        )
+    return MultiWorkerStrategy(_resolve(members, task), start_timeout=start_timeout)
+
+
+def _resolver() -> Any:
+    """Returns who takes part by the environment; None where this process is alone, as TensorFlow has it."""
+    found = _cluster.discover(os.environ)
+    return None if found is None or found.task.job == "evaluator" else _resolve(found.cluster, found.task)
+
+
+def _resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
+    together = members.restricted_to(members.synchronous)
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(together.as_dict()), task_type=task.job, task_id=task.index, rpc_layer="grpc"
+    )
+
+
+def _meet(resolver: Any, timeout: float) -> None:
+    jobs = resolver.cluster_spec().as_dict()
+    if jobs and resolver.task_type:
+        members = _cluster.Cluster(jobs)
+        task = _cluster.Task(resolver.task_type, resolver.task_id)
+        _cluster.check_proxies(members, os.environ)
+        _cluster.meet(members.restricted_to(members.synchronous), task, timeout=timeout)
+
+
+def _ready(strategy: MultiWorkerStrategy) -> None:
+    adapt_keras()
+    hooks.install()
+    seeds.agree(strategy)
+    leave_together(strategy)
+    _LOG.info(
+        "%d workers, %d replicas in all; each keeps its share of every global batch (AutoShardPolicy.DATA)",
+        processes(strategy),
+        strategy.num_replicas_in_sync,
+    )
+
+
+@contextlib.contextmanager
+def _ends_in(seconds: float) -> Iterator[None]:
+    """Ends the process where connecting takes too long.
+
+    While TensorFlow waits for a peer it holds Python's interpreter lock and ignores SIGTERM: no
+    exception, thread or timer of Python's gets a turn. faulthandler's thread needs no lock.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _keeps_sigterm() -> Iterator[None]:
+    """Puts SIGTERM's handler back: TensorFlow's own notes the signal and does nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,128 @@
+"""A replica's share of each global batch: every example once, and no replica without one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["is_batched", "shares"]
+
+_TOO_FEW = (
+    "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
+)
+
+
+def shares(dataset: tf.data.Dataset, *, numbers: Sequence[int], count: int) -> tf.data.Dataset:
+    """Cuts each global batch into `count` shares, equal to within one example, and keeps some of them.
+
+    A batch with fewer examples than there are shares borrows from the batch before it, or joins it: a
+    replica without an example would fail in BatchNormalization and make every mean NaN.
+
+    Args:
+        dataset: Of global batches.
+        numbers: Which shares to keep, from 0; they follow one another in the result.
+        count: Shares in all.
+
+    Returns:
+        A dataset with len(numbers) elements for each batch. Reading it fails with
+        InvalidArgumentError where there is nothing to borrow: fewer examples in all than shares.
+    """
+    cardinality = dataset.cardinality()
+    if not _always_enough(dataset.element_spec, count):
+        dataset = _evened(dataset, count)
+
+    def share(batch: Any, number: Any) -> Any:
+        rows = _rows(batch)
+        # A share's number comes as a Python int or as an int64 tensor.
+        start = tf.cast(number, tf.int64) * rows // count
+        stop = (tf.cast(number, tf.int64) + 1) * rows // count
+        return tf.nest.map_structure(lambda component: _slice(component, start, stop), batch)
+
+    if len(numbers) == 1:
+        cut = dataset.map(lambda *batch: share(_packed(batch), numbers[0]), num_parallel_calls=1)
+    else:
+        mine = tf.constant(list(numbers), tf.int64)
+        cut = dataset.flat_map(
+            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda number: share(_packed(batch), number))
+        )
+    if cardinality != tf.data.INFINITE_CARDINALITY:
+        return cut  # Not stated: two batches may have become one.
+    return cut.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Says whether every component has a dimension that counts examples."""
+    return all(spec.shape.rank != 0 for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape"))
+
+
+def _packed(arguments: tuple) -> Any:
+    """tf.data hands a tuple's components over one by one, and anything else whole."""
+    return arguments if len(arguments) > 1 else arguments[0]
+
+
+def _always_enough(spec: Any, count: int) -> bool:
+    """Says whether no batch can be too small, or none could be evened: sparse and ragged ones are left as they are."""
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if hasattr(leaf, "shape")]
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves) or len(leaves) != len(tf.nest.flatten(spec)):
+        return True
+    sizes = [leaf.shape[0] if leaf.shape.rank else None for leaf in leaves]
+    return any(size is not None and size >= count for size in sizes)
+
+
+def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Lets a batch of fewer than `count` examples borrow the last ones of the batch before it."""
+    spec = dataset.element_spec
+
+    def nothing(leaf: tf.TensorSpec) -> tf.Tensor:
+        rest = leaf.shape[1:] if leaf.shape.rank else ()
+        return tf.zeros([0, *(size or 0 for size in rest)], leaf.dtype)
+
+    empty = tf.nest.map_structure(nothing, spec)
+    end = tf.data.Dataset.from_tensors((empty, False))
+    following = dataset.map(lambda *batch: (_packed(batch), True)).concatenate(end)
+
+    def step(state: tuple, element: tuple) -> tuple:
+        (held, holding), (batch, real) = state, element
+        missing = count - _rows(batch)
+        enough = tf.logical_or(tf.logical_not(real), missing <= 0)
+
+        joined = tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), held, batch)
+        # Cut so that this batch gets just enough; where that leaves the one before too few, both become one.
+        cut = _rows(held) - missing
+        cut = tf.where(cut >= count, cut, 0)
+
+        def borrow() -> tuple:
+            fits = tf.debugging.assert_greater_equal(
+                _rows(joined), tf.constant(count, tf.int64), _TOO_FEW.format(count)
+            )
+            with tf.control_dependencies([fits]):
+                place = tf.identity(cut)
+            return tuple(
+                tf.nest.map_structure(lambda a, p=part: a[p], joined)
+                for part in (slice(None, place), slice(place, None))
+            )
+
+        before, after = tf.cond(enough, lambda: (held, batch), borrow)
+        return (after, real), (before, holding & (_rows(before) > 0))
+
+    return following.scan((empty, False), step).filter(lambda _, holding: holding).map(lambda batch, _: batch)
+
+
+def _rows(batch: Any) -> tf.Tensor:
+    first = next(leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape"))
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int64)
+    return tf.shape(first, tf.int64)[0]
+
+
+def _slice(component: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    if isinstance(component, tf.SparseTensor):
+        rest = component.dense_shape[1:]
+        return tf.sparse.slice(
+            component, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0)
+        )
+    if not hasattr(component, "shape"):  # Keras stands an empty Optional where there are no labels or weights.
+        return component
+    return component[start:stop]
