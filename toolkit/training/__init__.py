@@ -3,13 +3,17 @@
 files        writing a file so that it is there whole or not at all
 checkpoints  a directory of checkpoints: arrays and a manifest with their SHA-256
 state        a model's variables as arrays, and back
+elsewhere    what a worker that isn't chief has in its place
+handing      the chief's checkpoint, on every process
 directory    the run directory: whose it is, who is in it
 position     where training stands
 signals      SIGINT, SIGTERM and SIGHUP, held back until the step is finished
+stopping     a signal to one process stops all of them after the same step
 length       epochs and the steps in each
 rates        the learning rate: scaled with the batch, warmed up, cosine decay
 throughput   images per second after warm-up
 progress     a progress bar for a terminal, lines for a log file
+reporting    where training stands, told to the launcher
 history      history.csv, one row per epoch
 saving       the callback that writes checkpoints and makes `fit` go on in mid-epoch
 run          a run from its directory to its summary

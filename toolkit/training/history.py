@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 import pathlib
 import time
 from typing import Any
@@ -21,15 +22,17 @@ class History(keras.callbacks.Callback):
     """Keeps the rows, and writes them anew after every epoch.
 
     Args:
-        path: The CSV file.
+        path: The CSV file; os.devnull for rows that are only kept.
         rows: Rows of epochs that earlier processes of this run have done.
         steps_per_epoch: Training steps in an epoch.
         throughput: Where images per second are measured.
     """
 
-    def __init__(self, path: pathlib.Path, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput) -> None:
+    def __init__(
+        self, path: str | os.PathLike, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput
+    ) -> None:
         super().__init__()
-        self.path = path
+        self.path = pathlib.Path(path)
         self.rows = list(rows)
         self.steps_per_epoch = steps_per_epoch
         self.throughput = throughput

@@ -14,9 +14,12 @@ from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import RunDirectory, choose
+from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
+from toolkit.training.handing import hand_over
 from toolkit.training.length import Length
 from toolkit.training.position import Position
 from toolkit.training.signals import StopSignals
+from toolkit.training.stopping import Stopping
 
 if TYPE_CHECKING:
     import keras
@@ -30,7 +33,7 @@ _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 class Run:
     """Holds a run directory, resumes from it, and gives `fit` its callbacks.
 
-        with Run(directory, recipe="mine", resume=resume) as run:
+        with Run(directory, recipe="mine", resume=resume, chief=chief) as run:
             run.settle(model="small_cnn", seed=1)
             ...  # build and compile `model` under the strategy's scope
             run.restore(model, length)
@@ -42,6 +45,8 @@ class Run:
         directory: The run directory; None for a new one, or on resume the newest, under ./runs.
         recipe: Name of the program.
         resume: Go on with the run that is there.
+        chief: False on a worker that isn't chief: the directory is then the chief's, and is neither
+            read nor written here.
 
     Attributes:
         step: Training steps done by earlier processes of this run.
@@ -52,10 +57,15 @@ class Run:
         CheckpointError: There is nothing to resume.
     """
 
-    def __init__(self, directory: str | os.PathLike | None, *, recipe: str, resume: bool = False) -> None:
-        path = choose(recipe, resume=resume) if directory is None else directory
-        self.directory = RunDirectory(path, recipe=recipe, resume=resume)
-        self.store = CheckpointStore(self.directory.checkpoints)
+    def __init__(
+        self, directory: str | os.PathLike | None, *, recipe: str, resume: bool = False, chief: bool = True
+    ) -> None:
+        self.directory: RunDirectory | DirectoryElsewhere = DirectoryElsewhere()
+        self.store: CheckpointStore | NoCheckpoints = NoCheckpoints()
+        if chief:
+            path = choose(recipe, resume=resume) if directory is None else directory
+            self.directory = RunDirectory(path, recipe=recipe, resume=resume)
+            self.store = CheckpointStore(self.directory.checkpoints)
         self.step = 0
         self.epoch = 0
         self._resume = resume
@@ -68,6 +78,7 @@ class Run:
         self._rows: list[dict] = []
         self._throughput: Any = None
         self._history: Any = None
+        self._strategy: Any = None
         self._progress: Any = None
 
     def __enter__(self) -> "Run":
@@ -81,7 +92,7 @@ class Run:
             try:
                 self._write_summary("interrupted")
             except OSError as full:  # The signal is what the program ends on, and the directory is to be let go.
-                _LOG.error("%s can't be written (%s)", self.directory.summary, full.strerror or full)
+                _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._signals.__exit__()
         self.directory.close()
 
@@ -105,17 +116,23 @@ class Run:
     def restore(self, model: "keras.Model", length: Length) -> None:
         """Checks that the disk has room for checkpoints, and on resume sets everything that was saved.
 
-        Call it after `compile`, before `fit`.
+        Call it after `compile`, before `fit`. Where several processes train together, the chief
+        reads the checkpoint and hands it to the others.
 
         Raises:
             RunDirectoryError: The disk is too full.
             CheckpointError: No checkpoint can be used, or it is another model's.
         """
         self._length = length
+        self._strategy = model.distribute_strategy
         self.directory.check_space(state.size_in_bytes(model))
         if not self._resume:
             return
-        checkpoint = self.store.load()
+        checkpoint = None
+        if isinstance(self.store, CheckpointStore):
+            checkpoint = self.store.load()
+            state.check(model, checkpoint.arrays)
+        checkpoint = hand_over(model.distribute_strategy, checkpoint)
         state.restore(model, checkpoint.arrays)
         if length.epochs != checkpoint.metadata["epochs"]:
             _LOG.warning(
@@ -140,12 +157,13 @@ class Run:
 
         from toolkit.training.history import History
         from toolkit.training.progress import ProgressDisplay
+        from toolkit.training.reporting import Reporting
         from toolkit.training.saving import Saving
         from toolkit.training.throughput import Throughput
 
         self._throughput = Throughput(global_batch_size, resumed=self._resumed)
         self._history = History(
-            self.directory.history,
+            self.directory.history if isinstance(self.directory, RunDirectory) else os.devnull,
             self._rows,
             steps_per_epoch=self._length.steps_per_epoch,
             throughput=self._throughput,
@@ -153,16 +171,18 @@ class Run:
         self._progress = ProgressDisplay(length=self._length, throughput=self._throughput)
         saving = Saving(
             store=self.store,
-            signals=self._signals,
+            stopping=Stopping(self._signals, self._strategy),
             history=self._history,
             length=self._length,
             every_steps=checkpoint_steps,
             resumed=self._resumed,
             metrics=self._metrics,
         )
-        board = keras.callbacks.TensorBoard(str(self.directory.tensorboard), write_graph=False)
         # The history's row must be there when the epoch's checkpoint is written.
-        return [self._throughput, board, self._progress, self._history, saving]
+        watching = [self._throughput, Reporting(length=self._length, throughput=self._throughput), self._progress]
+        if isinstance(self.directory, RunDirectory):
+            watching.append(keras.callbacks.TensorBoard(str(self.directory.tensorboard), write_graph=False))
+        return [*watching, self._history, saving]
 
     def finish(self, model: "keras.Model") -> dict[str, Any]:
         """Writes model.keras and summary.json; returns the summary.
@@ -170,13 +190,12 @@ class Run:
         Raises:
             ToolkitError: They can't be written. The checkpoints are there all the same.
         """
-        aside = self.directory.model.with_name(".writing.keras")
+        self._summary["weights_sha256"] = state.digest(model)
         try:
-            model.save(aside)
-            aside.replace(self.directory.model)
+            if isinstance(self.directory, RunDirectory):
+                self._write_model(model, self.directory.model)
             summary = self._write_summary("completed")
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise ToolkitError(
                 f"Training is done, but its results can't be written to {self.directory.path} "
                 f"({error.strerror or error}). "
@@ -184,6 +203,14 @@ class Run:
             ) from error
         _LOG.info("%s", _closing(summary, self.directory.path))
         return summary
+
+    def _write_model(self, model: "keras.Model", path: pathlib.Path) -> None:
+        aside = path.with_name(".writing.keras")
+        try:
+            model.save(aside)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _write_summary(self, status: str) -> dict[str, Any]:
         rows = self._history.rows
@@ -208,14 +235,16 @@ class Run:
             },
             "command": sys.orig_argv,
         }
-        files.write_json(self.directory.summary, summary)
+        if isinstance(self.directory, RunDirectory):
+            files.write_json(self.directory.summary, summary)
         return summary
 
 
-def _closing(summary: dict[str, Any], directory: pathlib.Path) -> str:
+def _closing(summary: dict[str, Any], directory: object) -> str:
     parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
     if summary["test_accuracy"] is not None:
         parts.append(f"test accuracy {summary['test_accuracy']:.2%}")
     if summary["images_per_second"]:
         parts.append(f"{summary['images_per_second']:,.0f} images/s")
+    parts.append(f"weights {summary['weights_sha256'][:16]}")
     return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"

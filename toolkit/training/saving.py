@@ -10,10 +10,11 @@ import keras
 from toolkit.errors import CheckpointsFailing, StoppedBySignal
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
+from toolkit.training.elsewhere import NoCheckpoints
 from toolkit.training.history import History
 from toolkit.training.length import Length
 from toolkit.training.position import Position
-from toolkit.training.signals import StopSignals
+from toolkit.training.stopping import Stopping
 
 __all__ = ["Saving"]
 
@@ -31,7 +32,7 @@ class Saving(keras.callbacks.Callback):
 
     Args:
         store: Where checkpoints go.
-        signals: Looked at after every step.
+        stopping: Asked after every step.
         history: Its rows are part of a checkpoint.
         length: Of the whole training.
         every_steps: 0 for checkpoints after epochs only.
@@ -42,8 +43,8 @@ class Saving(keras.callbacks.Callback):
     def __init__(
         self,
         *,
-        store: CheckpointStore,
-        signals: StopSignals,
+        store: CheckpointStore | NoCheckpoints,
+        stopping: Stopping,
         history: History,
         length: Length,
         every_steps: int = 0,
@@ -52,7 +53,8 @@ class Saving(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.store = store
-        self.signals = signals
+        self.stopping = stopping
+        self.signals = stopping.signals
         self.history = history
         self.length = length
         self.every_steps = every_steps
@@ -101,8 +103,9 @@ class Saving(keras.callbacks.Callback):
         # A multiple of every_steps lies in this call's steps (there are several with steps_per_execution).
         before, after = self._step(Position(epoch=self._epoch, batch=self._batch)), self._step(here)
         due = bool(self.every_steps) and before // self.every_steps < after // self.every_steps
-        if self.signals.received is not None:
-            self._stop(here, state.capture_metrics(self.model))
+        told = self.stopping.after(after)
+        if told is not None:
+            self._stop(told, here, state.capture_metrics(self.model))
         elif due:
             self._save(here, state.capture_metrics(self.model))
 
@@ -111,12 +114,15 @@ class Saving(keras.callbacks.Callback):
         self.metrics = state.capture_metrics(self.model)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.signals.received is not None and self.signals.held:
-            self._stop(Position(epoch=self._epoch, batch=self.length.steps_per_epoch), self.metrics)
+        # Several processes ask one another at the end of the epoch.
+        told = self.signals.received if self.stopping.alone and self.signals.held else None
+        if told is not None:
+            self._stop(told, Position(epoch=self._epoch, batch=self.length.steps_per_epoch), self.metrics)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self.signals.received is not None:
-            self._stop(Position(epoch=epoch + 1), {})
+        told = self.stopping.now(self._step(Position(epoch=epoch + 1)))
+        if told is not None:
+            self._stop(told, Position(epoch=epoch + 1), {})
         else:
             self._save(Position(epoch=epoch + 1), {})
 
@@ -150,9 +156,6 @@ class Saving(keras.callbacks.Callback):
         self._failures = 0
         self.saved_step = checkpoint.step
 
-    def _stop(self, position: Position, metrics: dict) -> None:
-        number = self.signals.received
-        if number is None:
-            raise RuntimeError("no signal has come")
+    def _stop(self, number: int, position: Position, metrics: dict) -> None:
         self._save(position, metrics)
         raise StoppedBySignal(number, step=self.saved_step)

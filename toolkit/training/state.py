@@ -1,5 +1,6 @@
 """A model's variables as arrays, and back: weights, optimizer, random seeds, running metrics."""
 
+import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,16 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
-__all__ = ["capture", "capture_metrics", "metrics_in", "restore", "restore_metrics", "size_in_bytes"]
+__all__ = [
+    "capture",
+    "capture_metrics",
+    "check",
+    "digest",
+    "metrics_in",
+    "restore",
+    "restore_metrics",
+    "size_in_bytes",
+]
 
 _METRICS = "metrics/"
 
@@ -30,6 +40,17 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
+    check(model, arrays)
+    saved = {name: array for name, array in arrays.items() if not name.startswith(_METRICS)}
+    _assign(model, _variables(model), saved)
+
+
+def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
+    """Makes sure that `restore` can set these.
+
+    Raises:
+        CheckpointError: The names or shapes are not those of this model and optimizer.
+    """
     variables = _variables(model)
     saved = {name: array for name, array in arrays.items() if not name.startswith(_METRICS)}
     for name in (*variables, *saved):
@@ -41,7 +62,14 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
                 found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
                 remedy="Resume with the model and optimizer that the run was started with",
             )
-    _assign(model, variables, saved)
+
+
+def digest(model: "keras.Model") -> str:
+    """Returns the SHA-256 of the model's variables, in hexadecimal: equal for bit for bit equal ones."""
+    total = hashlib.sha256()
+    for array in _values({str(number): variable for number, variable in enumerate(model.variables)}).values():
+        total.update(array.tobytes())
+    return total.hexdigest()
 
 
 def capture_metrics(model: "keras.Model") -> "dict[str, np.ndarray]":
