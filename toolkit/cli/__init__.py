@@ -6,6 +6,7 @@ flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
 parser     the command line of a `toolkit` command
 explain    a cluster in words and a table
+launch     `toolkit launch`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """

@@ -6,9 +6,11 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
-from toolkit.errors import ToolkitError
+from toolkit import status
+from toolkit.errors import JobStopped, StoppedBySignal, ToolkitError
 
 __all__ = ["exit_code"]
 
@@ -24,7 +26,11 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
         result = action()
         sys.stdout.flush()  # Here, where it can still be answered: at exit Python prints a traceback.
     except ToolkitError as error:
-        _complain(str(error), stopped=error.exit_code > 2)
+        stopped = isinstance(error, (JobStopped, StoppedBySignal))
+        if not stopped:
+            # Said at once: leaving TensorFlow can take seconds, in which others fail because of this.
+            status.report(state="failed", at=time.monotonic())
+        _complain(str(error), stopped=stopped)
         return error.exit_code
     except KeyboardInterrupt:
         _complain(interrupted, stopped=True)

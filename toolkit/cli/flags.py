@@ -6,7 +6,7 @@ A recipe calls `define_shared` when it is imported, and reads the parsed values 
 
 from absl import flags
 
-__all__ = ["define_shared", "devices"]
+__all__ = ["define_cluster", "define_shared", "devices"]
 
 
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
@@ -38,6 +38,15 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
     )
     flags.DEFINE_integer(
         "checkpoint_steps", 0, "Write a checkpoint every so many steps too; 0: after each epoch only.", lower_bound=0
+    )
+
+
+def define_cluster() -> None:
+    """Defines the flags that say who takes part; without them the environment does."""
+    flags.DEFINE_string("cluster", None, "File that describes the cluster, such as tf_configs/two_hosts.json.")
+    flags.DEFINE_string("task", None, "Who this process is in it, such as worker:1.")
+    flags.DEFINE_float(
+        "start_timeout", None, "Seconds to wait for the other tasks. Default: 300, or the launcher's.", lower_bound=0
     )
 
 

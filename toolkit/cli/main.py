@@ -16,6 +16,7 @@ __all__ = ["main"]
 
 # name -> what it does, in a line. "tf-config" is in tf_config.py.
 _COMMANDS = {
+    "launch": "start a script in several processes, watch them, end them together",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
 

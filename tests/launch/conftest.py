@@ -1,0 +1,79 @@
+"""Launches real processes, of scripts that need no TensorFlow, and finds what they leave behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Each line of a script may ask for `me`, this task's index.
+HEAD = 'import json, os, signal, subprocess, sys, time\nme = json.loads(os.environ["TF_CONFIG"])["task"]["index"]\n'
+
+
+class Launcher:
+    """Writes scripts and launches them, as a user does."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.script = folder / "train it's.py"  # A name that a shell would stumble over.
+
+    def write(self, body):
+        self.script.write_text(HEAD + body)
+        return self.script
+
+    def start(self, *flags, body=None, command=None, **environment):
+        what = command or [str(self.write(body))]
+        return subprocess.Popen(
+            [sys.executable, "-m", "toolkit", "launch", *flags, *what],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TOOLKIT_TEST": str(self.folder), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def run(self, *flags, limit=60, **how):
+        """Returns exit code, standard output and error, and the seconds that it took."""
+        began = time.monotonic()
+        process = self.start(*flags, **how)
+        try:
+            out, err = process.communicate(timeout=limit)
+        finally:
+            process.kill()
+            process.wait()
+        return process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began
+
+    def left(self):
+        """Processes of this launcher's that still run: all carry its folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TOOLKIT_TEST") == str(self.folder):
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def nothing_left(self, *, within):
+        deadline = time.monotonic() + within
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left == [] or left
+
+    def logs(self):
+        (folder,) = (self.folder / "runs").glob("launch-*")
+        return folder
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    made = Launcher(tmp_path)
+    yield made
+    for process in made.left():
+        process.send_signal(signal.SIGKILL)

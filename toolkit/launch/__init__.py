@@ -1,0 +1,20 @@
+"""Starting and watching tasks; the launcher never imports TensorFlow.
+
+request   what a launch is to do, checked
+guard     a program of its own that ends what a killed launcher leaves behind
+ports     ports that stay this job's from their choice to its end
+adoption  TensorFlow's name for its strategy, given to ours in the user's script
+child     what runs in each task before the user's script
+output    a task's output: into its log, and as whole lines to whoever watches
+stacks    where tasks stand that make no progress
+tasks     a task as it will be started: command and environment
+running   a task that has been started
+display   the tasks' lines, and a table on a terminal
+job       starting the tasks, watching them, ending all with the first that fails
+start     from a request to a job that runs
+"""
+
+from toolkit.launch.request import Request, counted
+from toolkit.launch.start import dry_run, start
+
+__all__ = ["Request", "counted", "dry_run", "start"]

@@ -1,0 +1,82 @@
+"""What runs in each task before the user's script does.
+
+    python -m toolkit.launch.child STACKS AS_IS (SCRIPT | -m MODULE) [ARGUMENTS ...]
+
+STACKS is the file that the Python stacks go to when the launcher asks for them by SIGUSR1, even
+while TensorFlow holds the interpreter lock. Unless AS_IS is 1, a script that makes TensorFlow's own
+MultiWorkerMirroredStrategy gets this toolkit's, under which Keras 3's `fit` works.
+"""
+
+import faulthandler
+import os
+import pathlib
+import runpy
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+from toolkit import status
+
+__all__: list[str] = []
+
+
+def _main() -> None:
+    stacks, as_is, *command = sys.argv[1:]
+    file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    if as_is != "1":
+        _adopt_when_imported()
+    status.report(state="running")
+    try:
+        _run(command)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            status.report(state="failed", at=time.monotonic())
+        raise
+    except BaseException as error:
+        status.report(state="failed", at=time.monotonic())
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(128 + signal.SIGINT)
+        error = error.with_traceback(_users_own(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    status.report(state="ending")
+
+
+def _run(command: list[str]) -> None:
+    """Runs the script as `python SCRIPT` or `python -m MODULE` would."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(pathlib.Path(command[0]).resolve().parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Leaves out the frames of this file and of runpy, which tell the user nothing."""
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name != __file__ and "runpy" not in name:
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _adopt_when_imported() -> None:
+    import wrapt
+
+    def adopt(tensorflow: Any) -> None:
+        from toolkit.launch.adoption import adopt
+
+        adopt(tensorflow)
+
+    wrapt.register_post_import_hook(adopt, "tensorflow")
+
+
+if __name__ == "__main__":
+    _main()

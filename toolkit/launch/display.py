@@ -1,0 +1,137 @@
+"""What the launcher shows: the tasks' lines, its own messages, and on a terminal a table that moves."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolkit.cluster import Task
+from toolkit.launch.running import Running
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Display"]
+
+_SECONDS = 0.5  # Between two states of the table.
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_MOST_ROWS = 12
+
+
+class Display:
+    """Writes to standard output; a terminal that is closed, or a reader that is gone, is no reason to stop.
+
+    Args:
+        tasks: Those started here.
+        tee: Show their lines.
+        only: Names of the tasks whose lines are shown; () for all.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, tee: bool, only: Sequence[str]) -> None:
+        import rich
+
+        self._console = rich.get_console()
+        self._shown = {task for task in tasks if tee and (not only or str(task) in only)}
+        self._width = max(len(str(task)) for task in tasks)
+        self._colours = {task: _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
+        self._live: Any = None
+        self._drawn = 0.0
+        self._gone = False
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def lines(self, task: Task, lines: Sequence[bytes]) -> None:
+        """Shows a task's whole lines."""
+        if not lines or task not in self._shown:
+            return
+        prefix = f"{task!s:<{self._width}} | "
+        if self._live is None:
+            start = prefix.encode()
+            self._write(b"".join(start + line + b"\n" for line in lines))
+            return
+        from rich.text import Text
+
+        text = Text()
+        for number, line in enumerate(lines):
+            text.append("\n" if number else "").append(prefix, style=self._colours[task])
+            text.append_text(Text.from_ansi(line.decode(errors="replace")))
+        self._print(text)
+
+    def say(self, message: str, *, style: str | None = None) -> None:
+        """Shows a message of the launcher's own."""
+        if self._live is None:
+            self._write(message.encode(errors="replace") + b"\n")
+        else:
+            from rich.text import Text
+
+            self._print(Text(message, style=style or ""))
+
+    def draw(self, running: Sequence[Running]) -> None:
+        """Brings the table up to date, at most twice a second."""
+        now = time.monotonic()
+        if self._live is None or self._gone or now - self._drawn < _SECONDS:
+            return
+        self._drawn = now
+        try:
+            self._live.update(_table(running), refresh=True)
+        except OSError:
+            self._gone = True
+
+    def close(self) -> None:
+        """Takes the table away."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.stop()
+            self._live = None
+
+    def _print(self, text: Any) -> None:
+        if not self._gone:
+            try:
+                self._console.print(text, soft_wrap=True)
+            except OSError:
+                self._gone = True
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self._gone:
+            try:
+                view = view[os.write(sys.stdout.fileno(), view) :]
+            except BlockingIOError:
+                time.sleep(0.005)
+            except OSError:
+                self._gone = True
+
+
+def _table(running: Sequence[Running]) -> "Table":
+    import psutil
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("task")
+    table.add_column("state", no_wrap=True, max_width=24)
+    for heading in ("pid", "step", "images/s", "CPU", "memory"):
+        table.add_column(heading, justify="right")
+    for task in running[:_MOST_ROWS]:
+        rate, step = task.facts.get("images_per_second"), task.facts.get("step")
+        cpu = memory = ""
+        if task.alive:
+            with contextlib.suppress(psutil.Error):
+                cpu, memory = task.load()
+        table.add_row(
+            str(task.task),
+            str(task.facts["state"]) if task.alive else task.words(),
+            str(task.process.pid),
+            "" if step is None else str(step),
+            f"{rate:,.0f}" if rate else "",
+            cpu,
+            memory,
+        )
+    if len(running) > _MOST_ROWS:
+        table.add_row(f"{len(running) - _MOST_ROWS} more", *[""] * 6)
+    return table

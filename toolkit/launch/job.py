@@ -1,0 +1,260 @@
+"""Starting the tasks, watching them, and ending all of them with the first that fails."""
+
+import contextlib
+import json
+import os
+import pathlib
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.errors import JobStopped, TaskFailed
+from toolkit.launch import guard
+from toolkit.launch.display import Display
+from toolkit.launch.running import Running
+from toolkit.launch.tasks import Planned
+
+__all__ = ["Job"]
+
+_TICK = 0.05  # Seconds between two looks at the processes.
+_DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
+_ANSWER = 2.0  # Seconds that tasks get to write their stacks.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Job:
+    """The tasks started here, from start to end.
+
+    Args:
+        planned: What to start.
+        mark: In the environment of all that belongs to the job.
+        environ: The launcher's environment.
+        listening: The socket that tasks report to.
+        logs: Directory for a log file per task.
+        scratch: Directory for what goes with the job.
+        display: Where lines and messages go.
+        grace: Seconds between asking tasks to end and ending them.
+        stall_timeout: Seconds without progress, 0 for any number.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        *,
+        mark: str,
+        environ: Mapping[str, str],
+        listening: socket.socket,
+        logs: pathlib.Path,
+        scratch: pathlib.Path,
+        display: Display,
+        grace: float,
+        stall_timeout: float,
+    ) -> None:
+        self.planned = planned
+        self.mark = mark
+        self.environ = environ
+        self.listening = listening
+        self.logs = logs
+        self.scratch = scratch
+        self.display = display
+        self.grace = grace
+        self.stall_timeout = stall_timeout
+        self.running: list[Running] = []
+        self._received: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._guard: Any = None
+        self._partial: dict[Running, float] = {}
+
+    def run(self) -> None:
+        """Runs the job to its end; nothing of it is left when this returns or raises.
+
+        Raises:
+            TaskFailed: A task failed, or made no progress.
+            JobStopped: The launcher was told to stop.
+        """
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            self._start()
+            self._watch()
+        finally:
+            self._clear()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self._received.append(number)
+
+    def _start(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, self.mark, str(self.scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._selector.register(self.listening, selectors.EVENT_READ)
+        for planned in self.planned:
+            name = str(planned.task).replace(":", "-")
+            task = Running(
+                planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
+            )
+            self.running.append(task)
+            self._guard.stdin.write(f"{task.process.pid}\n".encode())
+            self._guard.stdin.flush()
+            self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
+
+    def _watch(self) -> None:
+        while not self._done():
+            self._turn()
+            failed = [task for task in self.running if not task.alive and task.code != 0]
+            if self._received:
+                self._stop_as_told()
+            if failed:
+                self._fail()
+            self._look_for_stall()
+        # Servers wait for ever; the chief's end is theirs.
+        self._end(signal.SIGTERM)
+
+    def _done(self) -> bool:
+        """Whether all that end by themselves have: beside parameter servers that is the chief."""
+        jobs = {task.task.job for task in self.running}
+        ends = {"chief"} if "ps" in jobs and "chief" in jobs else {"chief", "worker", "evaluator"}
+        waited = [task for task in self.running if task.task.job in ends] or self.running
+        return all(task.code == 0 for task in waited)
+
+    def _turn(self, seconds: float = _TICK) -> None:
+        """Takes what has come: output, reports, ends."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._hear()
+            else:
+                self._read(key.data)
+        for task in self.running:
+            if task.poll() and task.code == 0:
+                task.facts["state"] = "done"
+            task.worked()
+        now = time.monotonic()
+        for task, since in list(self._partial.items()):
+            patience = task.output.patience
+            if patience is None:
+                del self._partial[task]
+            elif now - since > patience:
+                del self._partial[task]
+                self.display.lines(task.task, task.output.flush())
+        self.display.draw(self.running)
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = self.listening.recv(1 << 16)
+                with contextlib.suppress(ValueError, TypeError, AttributeError, StopIteration):
+                    facts = json.loads(message)
+                    next(task for task in self.running if str(task.task) == facts["task"]).told(facts)
+
+    def _read(self, task: Running) -> None:
+        lines = task.output.read()
+        task.progressed = time.monotonic()
+        self.display.lines(task.task, lines)
+        if task.output.patience is not None:
+            self._partial.setdefault(task, time.monotonic())
+        if task.output.ended:
+            self._selector.unregister(task.output.descriptor)
+
+    def _stop_as_told(self) -> None:
+        number = self._received[0]
+        name = signal.Signals(number).name
+        self.display.say(f"{name}: asking all tasks to end, {self.grace:g} s; once more ends them at once")
+        self._end(number)
+        raise JobStopped(number)
+
+    def _fail(self) -> None:
+        self._settle(0.3)  # What the others report in the meantime may have come first.
+        first = min(self.running, key=lambda task: task.failed_at or float("inf"))
+        if first.alive:
+            self._settle(self.grace, until=lambda: not first.alive)
+        self._end(signal.SIGTERM)
+        others = [task for task in self.running if task is not first and task.code]
+        also = f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
+        seconds = (first.ended or time.monotonic()) - first.began
+        raise TaskFailed(
+            f"{first.task} failed first: it {first.words()} after {seconds:.0f} s."
+            f"{also}\nIts last lines, from {first.output.log}:\n" + self._tail(first),
+            code=_exit_code(first.code),
+        )
+
+    def _tail(self, task: Running) -> str:
+        lines = [line.decode(errors="replace")[:500] for line in task.output.last]
+        return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+
+    def _look_for_stall(self) -> None:
+        alive = [task for task in self.running if task.alive]
+        latest = max((task.progressed for task in self.running), default=0.0)
+        if not self.stall_timeout or not alive or time.monotonic() - latest < self.stall_timeout:
+            return
+        for task in alive:
+            task.ask_for_stacks()
+        self._settle(_ANSWER)
+        places = {task: task.stacks() for task in alive}
+        outside = [(t, p) for t, p in places.items() if p is None or not p.in_tensorflow]
+        words = [f"{t.task} at {p.words}" if p else f"{t.task}, which doesn't answer" for t, p in outside]
+        self._end(signal.SIGTERM)
+        where = (
+            f"Not in the collective that the others wait in: {'; '.join(words)}."
+            if words and len(words) < len(places)
+            else f"No task is inside TensorFlow: {'; '.join(words)}."
+            if words
+            else "All tasks are inside TensorFlow."
+        )
+        raise TaskFailed(
+            f"No task made progress for {self.stall_timeout:g} s, so the job was stopped. {where}\n"
+            f"Each task's Python stacks are at the end of its log in {self.logs}",
+            code=1,
+        )
+
+    def _settle(self, seconds: float, until: Any = None) -> None:
+        """Goes on reading for so long, or until something holds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not (until and until()):
+            self._turn(min(_TICK, seconds))
+
+    def _end(self, number: int) -> None:
+        """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
+        known = len(self._received)
+        for task in self.running:
+            task.signal(number)
+        self._settle(
+            self.grace,
+            until=lambda: not any(task.alive for task in self.running) or len(self._received) > known,
+        )
+        for task in self.running:
+            task.kill()
+        self._settle(_DRAIN * 5, until=lambda: not any(task.alive for task in self.running))
+        self._settle(_DRAIN, until=lambda: all(task.output.ended for task in self.running))
+
+    def _clear(self) -> None:
+        for task in self.running:
+            task.kill()
+            task.process.wait()
+        for process in guard.marked(self.mark):
+            if process != os.getpid():
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+        if self._guard is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+            self._guard.wait()
+        for task in self.running:
+            self.display.lines(task.task, task.output.flush())
+            task.output.close()
+        self._selector.close()
+
+
+def _exit_code(code: int | None) -> int:
+    if code is None:
+        return 1
+    return 128 - code if code < 0 else code

@@ -1,0 +1,85 @@
+"""Ports that stay this job's from the moment they are chosen until it ends.
+
+A port that is found free and let go can be taken by another program before TensorFlow binds it. So
+the launcher keeps each one bound, without listening, and TensorFlow shares it: Linux lets sockets of
+one user share a port when all of them set SO_REUSEPORT, and connections go to the one that listens.
+"""
+
+import socket
+from collections.abc import Mapping
+
+from toolkit.errors import ClusterError
+
+__all__ = ["ENVIRONMENT", "HeldPorts"]
+
+ENVIRONMENT: Mapping[str, str] = {"TF_GRPC_REUSE_PORT": "1"}  # TensorFlow's servers set SO_REUSEPORT under it.
+
+
+class HeldPorts:
+    """Holds ports until it is closed."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> "HeldPorts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def free(self) -> int:
+        """Returns a port that nobody uses, held."""
+        held = _socket()
+        held.bind(("0.0.0.0", 0))
+        self._sockets.append(held)
+        return held.getsockname()[1]
+
+    def given(self, port: int, *, task: str) -> None:
+        """Holds a port that the cluster names.
+
+        Args:
+            port: From 1 to 65535.
+            task: Whose it is, for the message.
+
+        Raises:
+            ClusterError: Somebody uses it.
+        """
+        held = _socket()
+        try:
+            with socket.socket() as probe:  # Without sharing: another job's held ports count as taken.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("0.0.0.0", port))
+            held.bind(("0.0.0.0", port))
+        except OSError as error:
+            held.close()
+            reason = (error.strerror or str(error)).lower() + _holder(port)
+            raise ClusterError(
+                asked=f"{task} is to listen on port {port}",
+                found=f"that port can't be had on this machine ({reason})",
+                remedy="End the program that uses it, or give the task another port",
+            ) from error
+        self._sockets.append(held)
+
+    def close(self) -> None:
+        """Lets all go."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+def _socket() -> socket.socket:
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return held
+
+
+def _holder(port: int) -> str:
+    """Names who listens on a port, as far as this user may see it."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f"; process {connection.pid}, {psutil.Process(connection.pid).name()}, has it"
+    except psutil.Error:
+        pass
+    return ""

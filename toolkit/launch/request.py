@@ -1,0 +1,108 @@
+"""What a launch is to do, checked."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from toolkit.errors import LaunchError
+
+__all__ = ["Request", "counted"]
+
+_JOBS = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `toolkit launch` was asked for.
+
+    Attributes:
+        command: ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
+        jobs: How many tasks of each job to start here, such as {"worker": 2}; {} with a cluster file.
+        cluster_file: A file that describes the cluster, or None.
+        task: With a cluster file, the only task to start here; None for all of this host.
+        host: The address at which tasks that are counted, not described, reach one another.
+        log_dir: Where the tasks' output goes; None for a new directory under ./runs.
+        tee: Show the tasks' output here too.
+        only: Tasks whose output is shown, such as ("worker:0",); () for all.
+        as_is: Leave TensorFlow's own strategy to scripts that make one.
+        start_timeout: Seconds that tasks wait for one another.
+        stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
+        grace: Seconds between asking tasks to end and ending them.
+
+    Raises:
+        LaunchError: Something can't be meant so.
+    """
+
+    command: tuple[str, ...]
+    jobs: tuple[tuple[str, int], ...] = ()
+    cluster_file: str | None = None
+    task: str | None = None
+    host: str = "127.0.0.1"
+    log_dir: str | None = None
+    tee: bool = True
+    only: tuple[str, ...] = ()
+    as_is: bool = False
+    start_timeout: float = 300.0
+    stall_timeout: float = 1800.0
+    grace: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not self.command or self.command == ("-m",):
+            raise LaunchError(
+                asked="launch starts a script or a module",
+                found="none is named",
+                remedy="Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
+            )
+        if bool(self.jobs) == (self.cluster_file is not None):
+            raise LaunchError(
+                asked="launch needs to know how many tasks to start",
+                found="both counts and --cluster are given" if self.jobs else "nothing says so",
+                remedy="Give --workers=2 (and --ps, --chief, --evaluator), or --cluster=FILE",
+            )
+        if self.task and not self.cluster_file:
+            raise LaunchError(
+                asked=f"--task={self.task} starts one task of a cluster",
+                found="no --cluster describes one",
+                remedy="Add --cluster=FILE, or leave --task out",
+            )
+        for name in ("start_timeout", "stall_timeout", "grace"):
+            if not getattr(self, name) >= 0:
+                raise LaunchError(
+                    asked=f"--{name}={getattr(self, name)}",
+                    found="that is no length of time",
+                    remedy="Give seconds, 0 or more",
+                )
+        if self.command[0] != "-m" and not pathlib.Path(self.command[0]).is_file():
+            what = "that is a directory" if pathlib.Path(self.command[0]).is_dir() else "there is no such file"
+            raise LaunchError(
+                asked=f"launch starts the script {self.command[0]}",
+                found=what,
+                remedy="Check the path, or start a module with -m MODULE",
+            )
+
+
+def counted(jobs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Returns the jobs that have tasks, in their order.
+
+    Raises:
+        LaunchError: A number is negative, nobody would train, or parameter servers have no chief.
+    """
+    for name, number in jobs:
+        if number < 0:
+            raise LaunchError(
+                asked=f"{number} tasks of job {name}", found="that is no number of tasks", remedy="Give 0 or more"
+            )
+    found = {name: number for name, number in jobs if number}
+    if found and not {"worker", "chief"} & set(found):
+        raise LaunchError(
+            asked="launch " + ", ".join(f"{name}: {number}" for name, number in found.items()),
+            found="there is no chief or worker, so nobody would train",
+            remedy="Add --workers=2, or --chief",
+        )
+    if "ps" in found and "chief" not in found:
+        raise LaunchError(
+            asked=f"{found['ps']} parameter servers",
+            found="there is no chief, which hands out the work beside them",
+            remedy="Add --chief",
+        )
+    return tuple((name, found[name]) for name in _JOBS if name in found)

@@ -1,0 +1,150 @@
+"""A task that has been started."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.launch.output import Output
+from toolkit.launch.stacks import Place, place
+from toolkit.launch.tasks import Planned
+
+__all__ = ["Running"]
+
+
+class Running:
+    """One process and its process group.
+
+    Args:
+        planned: What to start.
+        environ: The launcher's environment.
+        log: The task's log file.
+        stacks: A file for its stacks, removed with the job.
+
+    Attributes:
+        code: Exit code as Popen has it, None while it runs.
+        failed_at: When it said that it fails, or was seen to have, by the monotonic clock.
+        facts: What it reported last: state, step, images_per_second.
+        progressed: When it last did anything that can be seen.
+    """
+
+    def __init__(
+        self, planned: Planned, *, environ: Mapping[str, str], log: pathlib.Path, stacks: pathlib.Path
+    ) -> None:
+        self.task = planned.task
+        self.began = self.progressed = time.monotonic()
+        self.ended: float | None = None
+        self.code: int | None = None
+        self.failed_at: float | None = None
+        self.facts: dict[str, Any] = {"state": "starting"}
+        self._stacks = stacks
+        self._cpu = 0.0
+        self._watched: Any = None
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            self.process = subprocess.Popen(
+                planned.arguments(str(stacks)),
+                env={**environ, **planned.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,  # Its own process group, ended as a whole; the terminal's Ctrl-C is passed on.
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self.output = Output(reading, log)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as far as `poll` has seen."""
+        return self.code is None
+
+    def poll(self) -> bool:
+        """Looks whether it has ended; returns True the first time that it has."""
+        if self.code is not None or self.process.poll() is None:
+            return False
+        self.code = self.process.returncode
+        self.ended = time.monotonic()
+        if self.code != 0:
+            self.failed_at = min(self.failed_at or self.ended, self.ended)
+        return True
+
+    def told(self, facts: Mapping[str, Any]) -> None:
+        """Takes a report."""
+        if facts.get("state") == "failed":
+            self.failed_at = self.failed_at or float(facts.get("at", time.monotonic()))
+        self.facts.update(facts)
+        self.progressed = time.monotonic()
+
+    def worked(self) -> None:
+        """Counts computing as progress for a task that never reports a step."""
+        if "step" in self.facts or not self.alive:
+            return
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            used = sum(psutil.Process(self.process.pid).cpu_times()[:2])
+            if used - self._cpu > 1:
+                self._cpu = used
+                self.progressed = time.monotonic()
+
+    def load(self) -> tuple[str, str]:
+        """Returns its use of CPU, of one core, and memory, in words; raises psutil.Error where it is gone."""
+        import psutil
+
+        self._watched = self._watched or psutil.Process(self.process.pid)
+        return f"{self._watched.cpu_percent():.0f} %", f"{self._watched.memory_info().rss / 2**20:,.0f} MiB"
+
+    def signal(self, number: int) -> None:
+        """Signals the task itself, which knows what to do with processes of its own."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the whole process group.
+
+        Once the task has ended, its number may be another group's; what it left is found by its mark.
+        """
+        if not self.alive and os.path.isdir("/proc"):
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def ask_for_stacks(self) -> None:
+        """Has the task write its Python stacks; it answers even if TensorFlow holds the interpreter lock."""
+        if self.facts["state"] != "starting":  # Before it is ready the signal would end it.
+            self.signal(signal.SIGUSR1)
+
+    def stacks(self) -> Place | None:
+        """Puts the stacks that it wrote into its log, and returns where it stands."""
+        try:
+            text = self._stacks.read_text(errors="replace")
+        except OSError:
+            return None
+        if text:
+            self.output.write(b"\n--- Python stacks, asked for by the launcher ---\n" + text.encode() + b"\n")
+        return place(text)
+
+    def words(self) -> str:
+        """How it ended, in words."""
+        if self.code is None:
+            return "still runs"
+        if self.code < 0:
+            return f"was ended by {_name(-self.code)}"
+        return f"ended with exit code {self.code}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

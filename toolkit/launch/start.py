@@ -1,0 +1,124 @@
+"""From a request to a job that runs."""
+
+import logging
+import os
+import pathlib
+import secrets
+import socket
+import sys
+import tempfile
+import time
+
+from toolkit.errors import LaunchError
+from toolkit.launch.request import Request
+
+__all__ = ["dry_run", "start"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def start(request: Request) -> None:
+    """Starts the tasks, shows what they do, and returns when all are done.
+
+    Raises:
+        RequestError: What was asked can't be done; nothing was started.
+        TaskFailed: A task failed, or no task made progress.
+        JobStopped: The launcher was told to stop.
+    """
+    # Imported here: every task's start-up imports this package, and needs none of these.
+    from toolkit.launch import tasks
+    from toolkit.launch.display import Display
+    from toolkit.launch.job import Job
+    from toolkit.launch.ports import HeldPorts
+
+    mark = secrets.token_hex(8)
+    with (
+        HeldPorts() as held,
+        tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
+    ):
+        cluster, mine = tasks.describe(request, held)
+        _check_only(request, mine)
+        address = os.path.join(scratch, "status")
+        planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, environ=os.environ)
+        logs = _logs(request)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+            listening.bind(address)
+            listening.setblocking(False)
+            display = Display(mine, tee=request.tee, only=request.only)
+            others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
+            display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
+            try:
+                Job(
+                    planned,
+                    mark=mark,
+                    environ=os.environ,
+                    listening=listening,
+                    logs=logs,
+                    scratch=pathlib.Path(scratch),
+                    display=display,
+                    grace=request.grace,
+                    stall_timeout=request.stall_timeout,
+                ).run()
+            finally:
+                display.close()
+
+
+def dry_run(request: Request) -> list[str]:
+    """Returns a line for a shell for each task, with its exact environment and command; starts nothing.
+
+    Raises:
+        RequestError: What was asked can't be done.
+    """
+    from toolkit.launch import tasks
+    from toolkit.launch.ports import HeldPorts
+
+    with HeldPorts() as held:
+        cluster, mine = tasks.describe(request, held)
+        _check_only(request, mine)
+        planned = tasks.plan(request, cluster, mine, mark="dry-run", status_path="/dev/null", environ=os.environ)
+        return [tasks.shell_line(task) for task in planned]
+
+
+def _check_only(request: Request, mine: tuple) -> None:
+    names = [str(task) for task in mine]
+    for name in request.only:
+        if name not in names:
+            raise LaunchError(
+                asked=f"--only={name} shows that task's lines",
+                found=f"the tasks started here are {', '.join(names[:12])}",
+                remedy="Name one of them",
+            )
+
+
+def _logs(request: Request) -> pathlib.Path:
+    """Makes the directory for logs."""
+    try:
+        if request.log_dir is not None:
+            logs = pathlib.Path(request.log_dir).expanduser()
+            logs.mkdir(parents=True, exist_ok=True)
+            probe = logs / ".writing"
+            probe.touch()
+            probe.unlink()
+            return logs
+        stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(1000):
+            logs = pathlib.Path("runs", f"{stem}-{number}" if number else stem)
+            try:
+                logs.mkdir(parents=True)
+            except FileExistsError:
+                if logs.parent.is_dir():
+                    continue
+                raise
+            return logs
+        raise FileExistsError(f"{stem} is taken a thousand times")
+    except OSError as error:
+        raise LaunchError(
+            asked=f"the tasks' logs are to go to {request.log_dir or 'a new directory under ./runs'}",
+            found=f"it can't be written ({(error.strerror or str(error)).lower()})",
+            remedy="Name a directory that can be written with --log_dir",
+        ) from error
+
+
+def _short() -> str | None:
+    """A Unix socket's path holds about 100 characters; a longer temporary directory is passed over."""
+    return "/tmp" if len(tempfile.gettempdir()) > 60 and sys.platform != "win32" else None

@@ -1,0 +1,153 @@
+"""A task as it will be started: its command and what is added to its environment."""
+
+import dataclasses
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from toolkit import cluster as _cluster
+from toolkit import devices, status
+from toolkit.cluster import Cluster, Task
+from toolkit.errors import LaunchError
+from toolkit.launch import guard, ports
+from toolkit.launch.request import Request
+
+__all__ = ["Planned", "describe", "plan"]
+
+_STACKS = "{stacks}"  # Stands for a file that is made when the task is started.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One task to start here.
+
+    Attributes:
+        task: Which one.
+        address: Where the others reach it.
+        environment: What is added to the launcher's own.
+        command: Arguments after the Python interpreter; "{stacks}" stands for a file to be made.
+    """
+
+    task: Task
+    address: str
+    environment: Mapping[str, str]
+    command: tuple[str, ...]
+
+    def arguments(self, stacks: str) -> list[str]:
+        """Returns the whole command line."""
+        return [sys.executable, *(stacks if part == _STACKS else part for part in self.command)]
+
+
+def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Task, ...]]:
+    """Returns the cluster and its tasks that are to be started here, their ports held.
+
+    Raises:
+        ClusterError: The file can't be used, or a port is taken.
+        LaunchError: No task of the cluster belongs to this machine.
+    """
+    if request.cluster_file is None:
+        host = f"[{request.host}]" if ":" in request.host else request.host
+        jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in request.jobs}
+        cluster = Cluster(jobs)
+        return cluster, cluster.tasks
+    found = _cluster.parse(_cluster.read(request.cluster_file), source=request.cluster_file, task_required=False)
+    cluster = found.sound
+    if request.task:
+        mine: Sequence[Task] = [Task.parse(request.task)]
+    else:
+        here = _own_addresses()
+        mine = [task for task in cluster.tasks if _is_here(cluster.address(task), here)]
+    if not mine:
+        raise LaunchError(
+            asked=f"launch starts this machine's tasks of {request.cluster_file}",
+            found="none of the addresses in it is this machine's",
+            remedy="Name the task to start here: --task=worker:0",
+        )
+    for task in mine:
+        held.given(_cluster.split(cluster.address(task))[1], task=str(task))
+    return cluster, tuple(mine)
+
+
+def plan(
+    request: Request,
+    cluster: Cluster,
+    mine: Sequence[Task],
+    *,
+    mark: str,
+    status_path: str,
+    environ: Mapping[str, str],
+) -> tuple[Planned, ...]:
+    """Returns what to start.
+
+    Args:
+        request: What was asked.
+        cluster: All tasks.
+        mine: Those to start here.
+        mark: Of this job, in the environment of all its processes.
+        status_path: The socket that tasks report to.
+        environ: The launcher's environment: what the user has set there stays.
+    """
+    inventory = devices.inventory.take()
+    training = [task for task in mine if task.job in ("chief", "worker")]
+    threads = str(max(1, inventory.cores // len(mine)))
+    planned = []
+    for task in mine:
+        environment = {
+            "TF_CONFIG": cluster.tf_config(task),
+            "PYTHONUNBUFFERED": "1",
+            **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
+            **_gpus(task, training, inventory, environ),
+            **_cluster.without_proxies(cluster, environ),
+            **ports.ENVIRONMENT,
+            status.VARIABLE: f"{task}@{status_path}",
+            guard.VARIABLE: mark,
+            "TOOLKIT_START_TIMEOUT": f"{request.start_timeout:g}",
+        }
+        command = ("-m", "toolkit.launch.child", _STACKS, str(int(request.as_is)), *request.command)
+        planned.append(Planned(task=task, address=cluster.address(task), environment=environment, command=command))
+    return tuple(planned)
+
+
+def shell_line(planned: Planned) -> str:
+    """Returns the task's start as a line for a shell."""
+    pairs = [f"{name}={shlex.quote(value)}" for name, value in planned.environment.items()]
+    return f"env {' '.join(pairs)} {shlex.join(planned.arguments('/dev/null'))}"
+
+
+def _gpus(task: Task, training: Sequence[Task], inventory: "devices.Inventory", environ: Mapping[str, str]) -> dict:
+    """Deals this machine's GPUs, or those that the user left visible, to the tasks that train."""
+    if not inventory.gpus:
+        return {}
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    every = (
+        [str(gpu.index) for gpu in inventory.gpus] if listed is None else [g for g in listed.split(",") if g.strip()]
+    )
+    order = {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
+    if task not in training or not every or every == ["-1"]:
+        return {**order, "CUDA_VISIBLE_DEVICES": "-1"}
+    number = training.index(task)
+    if len(every) < len(training):
+        raise LaunchError(
+            asked=f"{len(training)} tasks of this machine are to train",
+            found=f"there are {len(every)} GPUs to deal out",
+            remedy="Start as many tasks as there are GPUs or fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU",
+        )
+    share = len(every) // len(training)
+    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(every[number * share : (number + 1) * share])}
+
+
+def _own_addresses() -> set[str]:
+    import psutil
+
+    found = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}
+    return found | {"127.0.0.1", "::1"}
+
+
+def _is_here(address: str, here: set[str]) -> bool:
+    host = _cluster.split(address)[0]
+    try:
+        answers = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return any(answer[4][0] in here for answer in answers)
