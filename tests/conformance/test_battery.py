@@ -6,14 +6,12 @@ step; the plain network does so little enough to be held to 1e-5 for 20 steps.
 """
 
 import functools
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import keras
 import numpy as np
+import processes
 import pytest
 
 from toolkit import models, strategies
@@ -23,32 +21,34 @@ STRATEGIES = {
     "mirrored on 1": ("mirrored", 1),
     "mirrored on 2": ("mirrored", 2),
     "mirrored on 4": ("mirrored", 4),
+    "multi_worker of 1": ("multi_worker", 1),
+    "multi_worker of 2": ("multi_worker", 2),
+    "multi_worker of 3": ("multi_worker", 3),
 }
 TRAININGS = {
     "float32": ("plain", "sgd", "float32", 1e-5, 1e-4),
-    "float32 adam": ("plain", "adam", "float32", 1e-5, 1e-4),
+    "float32 adam": ("plain", "adam", "float32", 1e-5, 1e-6),
     "float64 with batch normalisation": ("small_cnn", "adam", "float64", 1e-10, 1e-10),
 }
 STEPS = 20
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @functools.cache
 def trained(strategy, replicas, model, optimizer, dtype):
     """What train.py saw, as a dict of arrays."""
+    script = pathlib.Path(__file__).with_name("train.py")
+    arguments = (strategy, str(replicas), model, optimizer, dtype, str(STEPS))
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder, "out.npz")
-        command = [sys.executable, str(pathlib.Path(__file__).with_name("train.py")), strategy, str(replicas), model]
-        done = subprocess.run(
-            [*command, optimizer, dtype, str(STEPS), str(out)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        with np.load(out) as saved:
-            return dict(saved)
+        together = strategy == "multi_worker"
+        tasks = replicas if together else 1
+        outs = [pathlib.Path(folder, f"{number}.npz") for number in range(tasks)]
+        command = [[*arguments, str(out)] for out in outs]
+        with processes.group([script], command, folder, cluster=together) as run:
+            run.succeed(limit=250)
+        seen = [dict(np.load(out)) for out in outs]
+    for other in seen[1:]:
+        assert all(np.array_equal(other[key], seen[0][key]) for key in other), "the workers don't agree"
+    return seen[0]
 
 
 @pytest.mark.slow
@@ -56,15 +56,19 @@ def trained(strategy, replicas, model, optimizer, dtype):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_numbers_are_those_of_one_device(strategy, training):
     *arguments, loss_tolerance, weight_tolerance = TRAININGS[training]
+    if STRATEGIES[strategy][1] == 3:
+        loss_tolerance = max(loss_tolerance, 1e-6)  # Keras keeps the 1/3 of a loss's scale in float32.
     one = trained("one_device", 1, *arguments)
     many = trained(*STRATEGIES[strategy], *arguments)
     assert np.max(np.abs(one["losses"] - many["losses"])) < loss_tolerance
     assert one["losses"].shape == (STEPS,)
     for key in one:
         if key.startswith("state/"):
-            np.testing.assert_allclose(many[key], one[key], atol=weight_tolerance, rtol=0, err_msg=key)
+            # An optimizer's moments are sums over steps, and no weights.
+            tolerance = weight_tolerance if key.startswith("state/model") else 100 * weight_tolerance
+            np.testing.assert_allclose(many[key], one[key], atol=tolerance, rtol=0, err_msg=key)
     np.testing.assert_allclose(many["evaluated"], one["evaluated"], atol=loss_tolerance)
-    np.testing.assert_allclose(many["predicted"], one["predicted"], atol=10 * weight_tolerance)
+    np.testing.assert_allclose(many["predicted"], one["predicted"], atol=max(10 * weight_tolerance, 1e-9))
     # 203 test examples, each counted once: the accuracy is a whole number of 203rds.
     assert many["evaluated"][1] * 203 == pytest.approx(round(many["evaluated"][1] * 203), abs=1e-3)
     assert many["agree"], "replicas hold different weights"

@@ -4,6 +4,8 @@ A process of its own for each, because TensorFlow's collectives, which synchroni
 size of a group of devices for the process's life.
 
     python train.py STRATEGY REPLICAS MODEL OPTIMIZER DTYPE STEPS OUT.npz
+
+Under multi_worker there are as many of these as replicas, each with its TF_CONFIG.
 """
 
 import sys
@@ -15,7 +17,7 @@ import toolkit
 from toolkit.data import shapes
 from toolkit.training import state
 
-BATCH = 128
+BATCH = 132  # Shared equally by 1, 2, 3 and 4.
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.003, momentum=0.9, nesterov=True, weight_decay=5e-4),
     "adam": lambda: keras.optimizers.Adam(1e-4),
@@ -65,7 +67,8 @@ def copies_agree(variable):
 def main():
     name, replicas, model, optimizer, dtype, steps, out = sys.argv[1:]
     keras.config.set_floatx(dtype)
-    devices = toolkit.devices.configure(gpus=int(replicas), emulate="always")
+    here = 1 if name == "multi_worker" else int(replicas)
+    devices = toolkit.devices.configure(gpus=here, emulate="always")
     strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
     examples = shapes.load(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)

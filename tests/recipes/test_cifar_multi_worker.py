@@ -1,0 +1,169 @@
+"""The multi-worker recipe, under the launcher and by hand."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import processes
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ["--data=shapes", "--steps_per_epoch=12", "--epochs=2", "--checkpoint_steps=5"]
+
+
+def launched(folder, *flags, start=()):
+    return subprocess.Popen(
+        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *start, "-m", "recipes.cifar_multi_worker", *flags],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+
+
+def finish(process, limit=200):
+    try:
+        out, err = process.communicate(timeout=limit)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out, err
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run from start to end: its output and its run directory."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, out, err = finish(launched(folder, *FLAGS, "--run_dir=run"))
+    assert code == 0, out[-3000:] + err
+    return out, folder / "run"
+
+
+def test_both_workers_end_with_the_same_weights_and_metrics(undisturbed):
+    out, run = undisturbed
+    hashes = re.findall(r"worker:(\d) \| Done: .*weights (\w+)", out)
+    assert sorted(number for number, _ in hashes) == ["0", "1"]
+    assert hashes[0][1] == hashes[1][1]
+    assert summary(run)["weights_sha256"].startswith(hashes[0][1])
+    epochs = re.findall(r"worker:\d \| epoch 2/2: (.*?), [\d,]+ images", out)
+    assert len(epochs) == 2
+    assert epochs[0] == epochs[1]
+
+
+def test_only_the_chief_writes(undisturbed):
+    out, run = undisturbed
+    assert summary(run)["replicas"] == 2
+    assert summary(run)["strategy"] == "multi_worker"
+    assert len((run / "history.csv").read_text().splitlines()) == 3
+    assert len(list((run / "tensorboard" / "train").iterdir())) == 1
+    assert "worker:1 | Done" in out
+    assert "Everything is in the chief's run directory" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killing_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_path, number):
+    process = launched(tmp_path, *FLAGS, "--run_dir=run")
+    deadline = time.monotonic() + 100
+    while not list((tmp_path / "run").glob("checkpoints/step-*5")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    finish(process, limit=60)
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+    code, out, err = finish(launched(tmp_path, *FLAGS, "--run_dir=run", "--resume"))
+    assert code == 0, out[-3000:] + err
+    assert len(re.findall(r"worker:\d \| Resumed after step", out)) == 2
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
+    assert summary(tmp_path / "run")["resumed_from_step"] > 0
+
+
+def test_workers_need_not_see_the_chiefs_disk(undisturbed, tmp_path):
+    """Each in a folder of its own, started by hand: the chief hands its checkpoint over."""
+    shutil.copytree(undisturbed[1], tmp_path / "chief")
+    for newer in list((tmp_path / "chief" / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(newer)
+    own = [[*FLAGS, "--resume", f"--run_dir={tmp_path / name}"] for name in ("chief", "not there")]
+    with processes.group(["-m", "recipes.cifar_multi_worker"], own, tmp_path) as group:
+        _, second = group.succeed(limit=150)
+    assert "Resumed after step" in second
+    assert not (tmp_path / "not there").exists()
+    assert summary(tmp_path / "chief")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
+
+
+def test_a_worker_that_is_killed_is_the_root_cause(tmp_path):
+    process = launched(tmp_path, *FLAGS, "--run_dir=run", "--steps_per_epoch=500")
+    deadline = time.monotonic() + 100
+    while not list((tmp_path / "run").glob("checkpoints/step-*5")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (log,) = tmp_path.glob("runs/launch-*/worker-1.log")
+    victims = subprocess.run(["pgrep", "-f", "child .*worker-1.stacks"], capture_output=True, text=True, timeout=10)
+    mine = [int(p) for p in victims.stdout.split() if belongs(int(p), tmp_path)]
+    assert len(mine) == 1
+    os.kill(mine[0], signal.SIGKILL)
+    began = time.monotonic()
+    code, _, err = finish(process, limit=60)
+    assert code == 137
+    assert "worker:1 failed first: it was ended by SIGKILL" in err
+    assert time.monotonic() - began < 40
+    assert log.exists()
+
+
+def belongs(pid, folder):
+    return os.readlink(f"/proc/{pid}/cwd") == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--cluster=no.json", "--task=worker:0"], "can't be read"),
+        (["--task=worker:5"], "worker:5"),
+        (["--gpus=2"], "one CPU device per worker"),
+        (["--start_timeout=-1"], "start_timeout"),
+    ],
+)
+def test_what_can_not_be_is_said(recipe, flags, said):
+    config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
+    done = recipe.run(*flags, name="cifar_multi_worker", limit=60, TF_CONFIG=json.dumps(config))
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_cluster_it_says_how_to_start(recipe):
+    done = recipe.run(name="cifar_multi_worker", limit=60)
+    assert done.returncode == 2
+    assert "toolkit launch --workers=2" in done.stderr
+
+
+def test_an_absent_peer_ends_in_a_sentence(recipe):
+    config = {"cluster": {"worker": ["127.0.0.1:23811", "127.0.0.1:23812"]}, "task": {"type": "worker", "index": 0}}
+    done = recipe.run(
+        "--start_timeout=6", "--run_dir=run", name="cifar_multi_worker", limit=60, TF_CONFIG=json.dumps(config)
+    )
+    assert done.returncode == 2
+    assert "waiting for worker:1 at 127.0.0.1:23812 (connection refused)" in done.stdout
+    assert "1 could not be met: worker:1" in done.stderr
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1:23821", "localhost:23821"], ["127.0.0.1:99999", "127.0.0.1:5"]])
+def test_a_wrong_cluster_ends_before_tensorflow_starts(recipe, addresses):
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    began = time.monotonic()
+    done = recipe.run(name="cifar_multi_worker", limit=60, TF_CONFIG=json.dumps(config))
+    assert done.returncode == 2
+    assert "TF_CONFIG should describe a cluster" in done.stderr
+    assert time.monotonic() - began < 10
