@@ -6,6 +6,7 @@ mirrored      a replica on each device of this machine, gradients all-reduced
 agreement     values that the processes of a strategy agree on, between steps
 seeds         the same random numbers on every process
 sharing       a replica's share of each global batch
+ending        epochs that end together, where each worker reads data of its own
 statistics    one value on all workers for what each has estimated
 leaving       the end of a process that others train with
 fitting       what Keras's training loop needs from several processes

@@ -18,6 +18,7 @@ from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import hooks, seeds, sharing
 from toolkit.strategies.agreement import processes
+from toolkit.strategies.ending import EndingTogether
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.leaving import leave_together
 
@@ -79,14 +80,19 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
 
         Every worker reads the whole dataset and keeps its share, so that no example counts twice
-        and no replica goes without. AutoShardPolicy OFF and FILE are TensorFlow's own: each
-        worker reads its own data.
+        and no replica goes without. Under AutoShardPolicy.OFF each worker's batches are its own, and
+        together they are the global batch; under FILE TensorFlow deals the files out. Both may leave
+        one worker with less: an epoch then ends for all with the first that runs out.
         """
         if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
             return super().experimental_distribute_dataset(dataset, options)
-        if dataset.options().experimental_distribute.auto_shard_policy not in (_Policy.AUTO, _Policy.DATA):
-            return super().experimental_distribute_dataset(dataset, options)
+        policy = dataset.options().experimental_distribute.auto_shard_policy
         local = len(self.extended.worker_devices)
+        if policy == _Policy.OFF:
+            own = sharing.shares(dataset, numbers=range(local), count=local)
+            return EndingTogether(self, self.distribute_datasets_from_function(lambda _: own, options))
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            return EndingTogether(self, super().experimental_distribute_dataset(dataset, options))
         count = self.num_replicas_in_sync
         workers = count // local
 

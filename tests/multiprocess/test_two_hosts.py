@@ -1,0 +1,102 @@
+"""Two network namespaces as two hosts: each its own addresses, no loopback between them."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import processes
+import pytest
+
+HOSTS = ("10.177.0.1", "10.177.0.2")
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=True)
+
+
+@pytest.fixture
+def hosts():
+    """Names of two namespaces that reach each other."""
+    names = [f"tk{os.getpid()}{letter}" for letter in "ab"]
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+            ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
+            for name, address in zip(names, HOSTS, strict=True):
+                ip("link", "set", name, "netns", name)
+                ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+                ip("-n", name, "link", "set", name, "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"network namespaces can't be made here: {getattr(error, 'stderr', '') or error}")
+        yield names
+
+
+def start(name, folder, *command):
+    return subprocess.Popen(
+        ["ip", "netns", "exec", name, sys.executable, "-m", *command],
+        env={
+            **{key: value for key, value in os.environ.items() if "proxy" not in key.lower()},
+            "PYTHONPATH": str(processes.ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+    )
+
+
+def finish(running, limit):
+    try:
+        return [process.communicate(timeout=limit)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def cluster_in(folder):
+    file = folder / "two_hosts.json"
+    file.write_text(json.dumps({"cluster": {"worker": [f"{host}:2222" for host in HOSTS]}}))
+    return f"--cluster={file}"
+
+
+FLAGS = ("--data=shapes", "--epochs=1", "--steps_per_epoch=5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [False, True], ids=["by hand", "a launcher on each host"])
+def test_the_recipe_runs_on_two_hosts(hosts, tmp_path, launcher):
+    cluster = cluster_in(tmp_path)
+    running = []
+    for number, name in enumerate(hosts):
+        recipe = ["recipes.cifar_multi_worker", *FLAGS, f"--run_dir=run{number}"]
+        if launcher:
+            # Each finds out by itself which of the addresses are its own.
+            command = ["toolkit", "launch", cluster, f"--log_dir=logs{number}", "-m", *recipe]
+        else:
+            command = [*recipe, cluster, f"--task=worker:{number}"]
+        running.append(start(name, tmp_path, *command))
+    outs = finish(running, 200)
+    assert [process.returncode for process in running] == [0, 0], "\n".join(out[-2500:] for out in outs)
+    hashes = [re.search(r"Done: .*weights (\w+)", out)[1] for out in outs]
+    assert hashes[0] == hashes[1]
+    assert (tmp_path / "run0" / "summary.json").exists()
+    assert not (tmp_path / "run1").exists()
+
+
+@pytest.mark.slow
+def test_an_index_that_belongs_to_another_host_is_said(hosts, tmp_path):
+    cluster = cluster_in(tmp_path)
+    flags = ["recipes.cifar_multi_worker", "--start_timeout=8", *FLAGS]
+    # The first host takes the second's index for its own: at its own address it finds itself.
+    running = [start(hosts[0], tmp_path, *flags, cluster, "--task=worker:1", "--run_dir=run")]
+    (out,) = finish(running, 60)
+    assert running[0].returncode == 2, out[-2000:]
+    assert "worker:1 looks for worker:0 at 10.177.0.1:2222, but the task there says that it is worker:1" in out

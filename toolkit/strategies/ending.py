@@ -1,0 +1,73 @@
+"""Epochs that end together, where each worker reads data of its own and one has less of it."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.agreement import extremes
+
+__all__ = ["EndingTogether"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class EndingTogether:
+    """A distributed dataset that ends for all workers with the one that runs out first.
+
+    TensorFlow gives a worker that has run out empty batches, whose mean is NaN, and Keras ends its
+    epoch by itself, so that the others wait for ever. Here the workers ask one another, while a batch
+    is read, whether each has one more: 1 to 2 ms a step.
+
+    Args:
+        strategy: Whose workers read.
+        source: Its own distributed dataset.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, source: Any) -> None:
+        self._strategy = strategy
+        self._source = source
+        self._said = False
+
+    def __iter__(self) -> "_Batches":
+        return _Batches(self._strategy, iter(self._source), self._say)
+
+    def _say(self) -> None:
+        if not self._said:
+            _LOG.warning("The workers have different numbers of batches: each epoch ends with the shortest")
+        self._said = True
+
+
+class _Batches(Iterator):
+    def __init__(self, strategy: tf.distribute.Strategy, source: Iterator, say: Any) -> None:
+        self._strategy = strategy
+        self._source = source
+        self._say = say
+        self._begun = False
+
+    def __next__(self) -> Any:
+        if not self._begun:  # Not before: Keras makes iterators that it doesn't use, and not on every worker.
+            self._begun = True
+            self._read_ahead()
+        if not self._more:
+            # Keras takes this for the end; a StopIteration it would lose on the way.
+            raise tf.errors.OutOfRangeError(None, None, "a worker has run out of data")
+        batch = self._held
+        self._read_ahead()
+        return batch
+
+    def _read_ahead(self) -> None:
+        self._held = next(self._source, None)
+        lowest, highest = extremes(self._strategy, np.array([self._whole(self._held)], np.int64))
+        self._more = bool(lowest[0])
+        if lowest[0] != highest[0]:
+            self._say()
+
+    def _whole(self, batch: Any) -> bool:
+        """Says whether each replica of this worker has got an example."""
+        if batch is None:
+            return False
+        first = tf.nest.flatten(batch)[0]
+        return all(int(tf.shape(part)[0]) > 0 for part in self._strategy.experimental_local_results(first))
