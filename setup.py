@@ -33,6 +33,8 @@ setuptools.setup(
         # Keras's TensorBoard callback needs it, and TensorFlow no longer brings it.
         "tensorboard>=2.19,<3",
         "tensorflow>=2.20,<2.22",
+        # What runs when a launched script imports TensorFlow.
+        "wrapt>=1.14,<3",
         "tensorflow-datasets>=4.9.9,<5",
         # tensorflow-datasets imports it without declaring it.
         "importlib_resources>=6",

@@ -1,0 +1,110 @@
+"""What is wrapped of Keras for several processes, without starting any: a strategy that says it has two."""
+
+import keras
+import numpy as np
+import pytest
+
+from toolkit.strategies import fitting
+
+
+@pytest.fixture
+def adapted(monkeypatch):
+    """Keras's classes as they are adapted for models of several processes, for this test only."""
+    for owner, names in (
+        (keras.callbacks.CallbackList, ("set_model", "on_epoch_end", "on_test_begin", "on_predict_begin")),
+        (keras.Model, ("save", "save_weights")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    fitting.adapt_keras()
+
+
+def worker(monkeypatch, *, chief):
+    """A compiled model whose strategy has several processes, of which this is the chief or another."""
+    monkeypatch.setattr(fitting, "processes", lambda strategy: 2)
+    monkeypatch.setattr(fitting, "is_chief", lambda strategy: chief)
+    averaged = []
+    monkeypatch.setattr(fitting.statistics, "average", averaged.append)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model, averaged
+
+
+def fit(model, *callbacks):
+    data = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    model.fit(*data, epochs=2, batch_size=4, validation_data=data, callbacks=list(callbacks), verbose=0)
+
+
+def written(folder, *, chief, monkeypatch):
+    model, averaged = worker(monkeypatch, chief=chief)
+    fit(
+        model,
+        keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
+        keras.callbacks.ModelCheckpoint(str(folder / "w.weights.h5"), save_weights_only=True, save_freq=1),
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.TensorBoard(str(folder / "board")),
+        keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
+    )
+    return sorted(path.name for path in folder.iterdir()), averaged
+
+
+def test_callbacks_of_the_chief_write(adapted, tmp_path, monkeypatch):
+    names, _ = written(tmp_path, chief=True, monkeypatch=monkeypatch)
+    assert names == ["backup", "board", "log.csv", "model.keras", "w.weights.h5"]
+
+
+def test_callbacks_of_the_others_do_not(adapted, tmp_path, monkeypatch):
+    names, _ = written(tmp_path, chief=False, monkeypatch=monkeypatch)
+    assert names == []
+
+
+def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted, monkeypatch):
+    model, averaged = worker(monkeypatch, chief=True)
+    fit(model)
+    assert len(averaged) == 4
+
+
+def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
+    _, averaged = worker(monkeypatch, chief=False)
+    monkeypatch.setattr(fitting, "processes", lambda strategy: 1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))
+    assert averaged == []
+    assert (tmp_path / "model.keras").exists()
+
+
+@pytest.mark.parametrize("name", ["model.keras", "it's a.b.keras"])
+def test_a_worker_saves_where_nothing_is_and_leaves_what_is_there(adapted, tmp_path, monkeypatch, name):
+    model, _ = worker(monkeypatch, chief=False)
+    path = tmp_path / name
+    model.save(path)
+    assert keras.models.load_model(path).count_params() == 4
+    path.write_text("the chief's")
+    model.save(str(path))
+    assert path.read_text() == "the chief's"
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkeypatch):
+    model, _ = worker(monkeypatch, chief=True)
+    path = tmp_path / "some.weights.h5"
+    model.save_weights(path)
+    before = path.read_bytes()
+    seen = []
+
+    def failing(self, filepath, *args, **kwargs):
+        seen.append(filepath)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fitting._save(failing, model, path)
+    assert path.read_bytes() == before
+    assert seen[0].name.endswith(".weights.h5")
+    assert [p.name for p in tmp_path.iterdir()] == ["some.weights.h5"]
+
+
+def test_adapting_twice_changes_nothing(adapted):
+    before = keras.Model.save
+    fitting.adapt_keras()
+    assert keras.Model.save is before
