@@ -45,7 +45,7 @@ def test_a_cluster_with_parameter_servers_is_no_all_reduce(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     for name in ("auto", "multi_worker"):
-        with pytest.raises(StrategyError, match="has parameter servers"):
+        with pytest.raises(StrategyError, match="the cluster has parameter servers"):
             strategies.create(name)
 
 
@@ -64,6 +64,12 @@ def test_an_evaluator_trains_under_no_all_reduce():
     cluster = Cluster({"worker": ["a:1"], "evaluator": ["b:1"]})
     member = Membership(cluster=cluster, task=Task("evaluator", 0), source="test")
     with pytest.raises(StrategyError, match="this process is evaluator:0"):
+        strategies.create("multi_worker", membership=member)
+
+
+def test_workers_are_numbered_without_gaps():
+    member = Membership(cluster=Cluster({"worker": {0: "a:1", 2: "b:1"}}), task=Task("worker", 0), source="test")
+    with pytest.raises(StrategyError, match="worker 0, 2 only"):
         strategies.create("multi_worker", membership=member)
 
 

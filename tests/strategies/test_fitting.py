@@ -21,8 +21,8 @@ def adapted(monkeypatch):
 
 def worker(monkeypatch, *, chief):
     """A compiled model whose strategy has several processes, of which this is the chief or another."""
-    monkeypatch.setattr(fitting, "processes", lambda strategy: 2)
-    monkeypatch.setattr(fitting, "is_chief", lambda strategy: chief)
+    monkeypatch.setattr(fitting, "processes", lambda _: 2)
+    monkeypatch.setattr(fitting, "is_chief", lambda _: chief)
     averaged = []
     monkeypatch.setattr(fitting.statistics, "average", averaged.append)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -66,7 +66,7 @@ def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted
 
 def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
     _, averaged = worker(monkeypatch, chief=False)
-    monkeypatch.setattr(fitting, "processes", lambda strategy: 1)
+    monkeypatch.setattr(fitting, "processes", lambda _: 1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))

@@ -8,6 +8,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -82,17 +83,21 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Every worker reads the whole dataset and keeps its share, so that no example counts twice
         and no replica goes without. Under AutoShardPolicy.OFF each worker's batches are its own, and
         together they are the global batch; under FILE TensorFlow deals the files out. Both may leave
-        one worker with less: an epoch then ends for all with the first that runs out.
+        one worker with less: an epoch of `fit` then ends for all with the first that runs out. A
+        training loop of your own gets TensorFlow's own dataset there.
         """
         if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
             return super().experimental_distribute_dataset(dataset, options)
         policy = dataset.options().experimental_distribute.auto_shard_policy
         local = len(self.extended.worker_devices)
-        if policy == _Policy.OFF:
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
+            keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
+            if not keras or policy != _Policy.OFF:
+                theirs = super().experimental_distribute_dataset(dataset, options)
+                return EndingTogether(self, theirs) if keras else theirs
             own = sharing.shares(dataset, numbers=range(local), count=local)
             return EndingTogether(self, self.distribute_datasets_from_function(lambda _: own, options))
-        if policy not in (_Policy.AUTO, _Policy.DATA):
-            return EndingTogether(self, super().experimental_distribute_dataset(dataset, options))
         count = self.num_replicas_in_sync
         workers = count // local
 
@@ -123,8 +128,9 @@ def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWork
             found="it mends MultiWorkerMirroredStrategy only",
             remedy="Leave it out: fit needs no help under MirroredStrategy or on one device",
         )
-    strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
-    _ready(strategy)
+    if not isinstance(strategy, MultiWorkerStrategy):
+        strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
+        _ready(strategy)
     return strategy
 
 
@@ -144,12 +150,6 @@ def create(
         StrategyError: This task doesn't train, TensorFlow was started too early, or it would use
             other devices.
     """
-    if task not in members.synchronous:
-        raise StrategyError(
-            asked=f"multi_worker trains on chief and workers, and this process is {task}",
-            found="it is none of them",
-            remedy="Start this task as chief or worker, or leave it out",
-        )
     if len(devices) > 1 and devices[0].startswith("CPU"):
         raise StrategyError(
             asked=f"{len(devices)} CPU devices are to stand in for GPUs in each worker",
@@ -166,7 +166,26 @@ def _resolver() -> Any:
 
 
 def _resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
+    if any(other.job == "ps" for other in members.tasks):
+        raise StrategyError(
+            asked="multi_worker trains by all-reduce between chief and workers",
+            found="the cluster has parameter servers, for which it has no use",
+            remedy="Leave the ps tasks out of the cluster",
+        )
+    if task not in members.synchronous:
+        raise StrategyError(
+            asked=f"multi_worker trains on chief and workers, and this process is {task}",
+            found="it is none of them",
+            remedy="Start this task as chief or worker, or leave it out",
+        )
     together = members.restricted_to(members.synchronous)
+    workers = [other.index for other in together.tasks if other.job == "worker"]
+    if workers and workers != list(range(len(workers))):
+        raise StrategyError(
+            asked="multi_worker counts the workers from 0 on",
+            found=f"the cluster has worker {', '.join(map(str, workers))} only",
+            remedy="List all workers, or number them without gaps",
+        )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(together.as_dict()), task_type=task.job, task_id=task.index, rpc_layer="grpc"
     )
@@ -200,7 +219,7 @@ def _ends_in(seconds: float) -> Iterator[None]:
     While TensorFlow waits for a peer it holds Python's interpreter lock and ignores SIGTERM: no
     exception, thread or timer of Python's gets a turn. faulthandler's thread needs no lock.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    faulthandler.dump_traceback_later(max(seconds, 60), exit=True)  # All have met: it should be a second.
     try:
         yield
     finally:

@@ -69,12 +69,6 @@ def _multi_worker(
             found="nothing says who takes part: TF_CONFIG is not set",
             remedy="Start with toolkit launch --workers=2, set TF_CONFIG, or name a file of tf_configs/",
         )
-    if any(task.job == "ps" for task in membership.cluster.tasks):
-        raise StrategyError(
-            asked=f"strategy {name} follows the cluster in {membership.source}, which has parameter servers",
-            found="this version trains by all-reduce only, which has no use for them",
-            remedy="Leave the ps tasks out of the cluster",
-        )
     from toolkit.strategies import multi_worker
 
     return multi_worker.create(membership.cluster, membership.task, devices=tuple(devices), start_timeout=start_timeout)
