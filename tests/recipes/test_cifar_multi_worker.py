@@ -65,6 +65,7 @@ def test_only_the_chief_writes(undisturbed):
     out, run = undisturbed
     assert summary(run)["replicas"] == 2
     assert summary(run)["strategy"] == "multi_worker"
+    assert summary(run)["command"][1:3] == ["-m", "recipes.cifar_multi_worker"]
     assert len((run / "history.csv").read_text().splitlines()) == 3
     assert len(list((run / "tensorboard" / "train").iterdir())) == 1
     assert "worker:1 | Done" in out
@@ -167,3 +168,4 @@ def test_a_wrong_cluster_ends_before_tensorflow_starts(recipe, addresses):
     assert done.returncode == 2
     assert "TF_CONFIG should describe a cluster" in done.stderr
     assert time.monotonic() - began < 10
+/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory

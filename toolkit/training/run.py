@@ -233,11 +233,18 @@ class Run:
                 "python": platform.python_version(),
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
-            "command": sys.orig_argv,
+            "command": _command(sys.orig_argv),
         }
         if isinstance(self.directory, RunDirectory):
             files.write_json(self.directory.summary, summary)
         return summary
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """Returns the command line without what the launcher put before the user's."""
+    if "toolkit.launch.child" not in arguments:
+        return arguments
+    return [arguments[0], *arguments[arguments.index("toolkit.launch.child") + 3 :]]
 
 
 def _closing(summary: dict[str, Any], directory: object) -> str:
