@@ -168,4 +168,3 @@ def test_a_wrong_cluster_ends_before_tensorflow_starts(recipe, addresses):
     assert done.returncode == 2
     assert "TF_CONFIG should describe a cluster" in done.stderr
     assert time.monotonic() - began < 10
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory
