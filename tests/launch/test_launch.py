@@ -374,6 +374,72 @@ def test_a_module_that_is_not_there_is_the_tasks_failure(launcher):
     assert "No module named" in err
 
 
+def test_a_report_of_a_tasks_child_is_not_the_tasks(launcher):
+    body = """
+if me == 0:
+    done = subprocess.run([sys.executable, "-m", "toolkit", "tf-config", "generate"], stderr=subprocess.DEVNULL)
+    print("child ended with", done.returncode, flush=True)
+    time.sleep(1000)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+raise ValueError("the cause")
+"""
+    process = launcher.start("--workers=2", body=body)
+    wait_for(process, b"child ended with 2")
+    (launcher.folder / "go").touch()
+    _, err = process.communicate(timeout=40)
+    assert b"worker:1 failed first" in err
+    assert process.returncode == 1
+
+
+def test_a_request_of_a_script_that_can_not_be_is_a_sentence(launcher):
+    body = "from toolkit.errors import StrategyError\nraise StrategyError(asked='a', found='b', remedy='C')"
+    code, out, err, _ = launcher.run("--workers=1", body=body)
+    assert code == 2
+    assert "worker:0 | error: a, but b. C." in out
+    assert "Traceback" not in out + err
+
+
+def test_a_host_that_is_not_this_machine_is_said(launcher):
+    code, _, err, _ = launcher.run("--workers=1", "--host=192.0.2.99", body="print('ran')")
+    assert code == 2
+    assert "no address of this machine" in err
+
+
+def test_two_dashes_may_stand_before_the_script(launcher):
+    script = launcher.write("print('ran', sys.argv[1:])")
+    code, out, _, _ = launcher.run("--workers=1", command=["--", str(script), "--x"])
+    assert code == 0
+    assert "ran ['--x']" in out
+
+
+def test_scripts_that_train_each_by_itself_are_noticed(launcher):
+    _, out, _, _ = launcher.run("--workers=2", body="print('alone')")
+    assert "no task made a strategy of several processes" in out
+    _, out, _, _ = launcher.run("--workers=1", body="print('alone')")
+    assert "no task made" not in out
+
+
+def test_a_log_that_can_not_be_opened_is_said(launcher):
+    (launcher.folder / "logs" / "worker-0.log").mkdir(parents=True)
+    code, _, err, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran')")
+    assert code == 2
+    assert "can't be written (is a directory)" in err
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_moment_of_the_start_leaves_nothing(launcher, tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("scratch")
+    for wait in (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3):
+        process = launcher.start("--workers=2", body="time.sleep(1000)", TMPDIR=str(scratch))
+        time.sleep(wait)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=40)
+        assert process.returncode in (143, -signal.SIGTERM), "Python itself may not have been up yet"
+        assert launcher.nothing_left(within=3) is True
+        assert list(scratch.iterdir()) == []
+
+
 def test_a_full_disk_costs_the_log_and_not_the_job(launcher):
     code, out, _, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran on')", command=None)
     assert code == 0

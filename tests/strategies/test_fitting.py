@@ -6,12 +6,14 @@ import pytest
 
 from toolkit.strategies import fitting
 
+MOMENTS = ("set_model", "on_train_begin", "on_epoch_end", "on_train_end", "on_test_begin", "on_predict_begin")
+
 
 @pytest.fixture
 def adapted(monkeypatch):
     """Keras's classes as they are adapted for models of several processes, for this test only."""
     for owner, names in (
-        (keras.callbacks.CallbackList, ("set_model", "on_epoch_end", "on_test_begin", "on_predict_begin")),
+        (keras.callbacks.CallbackList, MOMENTS),
         (keras.Model, ("save", "save_weights")),
     ):
         for name in names:
@@ -74,15 +76,13 @@ def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
     assert (tmp_path / "model.keras").exists()
 
 
-@pytest.mark.parametrize("name", ["model.keras", "it's a.b.keras"])
-def test_a_worker_saves_where_nothing_is_and_leaves_what_is_there(adapted, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["model.keras", "it's a.b.keras", "plain.weights.h5"])
+def test_every_worker_saves_whole_files_and_leaves_nothing_beside_them(adapted, tmp_path, monkeypatch, name):
     model, _ = worker(monkeypatch, chief=False)
     path = tmp_path / name
-    model.save(path)
-    assert keras.models.load_model(path).count_params() == 4
-    path.write_text("the chief's")
-    model.save(str(path))
-    assert path.read_text() == "the chief's"
+    path.write_text("an older one")
+    (model.save_weights if name.endswith("h5") else model.save)(path)
+    (model.load_weights if name.endswith("h5") else keras.models.load_model)(path)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 

@@ -101,8 +101,9 @@ def _request(given: argparse.Namespace) -> "Request":
         ("ps", given.ps),
         ("evaluator", int(given.evaluator)),
     )
+    script = given.script[1:] if given.script[:1] == ["--"] else given.script
     return launch.Request(
-        command=("-m", *given.module) if given.module is not None else tuple(given.script),
+        command=("-m", *given.module) if given.module is not None else tuple(script),
         jobs=launch.counted(jobs),
         cluster_file=given.cluster,
         task=given.task,

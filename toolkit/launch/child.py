@@ -18,6 +18,7 @@ import types
 from typing import Any
 
 from toolkit import status
+from toolkit.errors import RequestError
 
 __all__: list[str] = []
 
@@ -39,6 +40,9 @@ def _main() -> None:
         status.report(state="failed", at=time.monotonic())
         if isinstance(error, KeyboardInterrupt):
             sys.exit(128 + signal.SIGINT)
+        if isinstance(error, RequestError):  # It says itself what is wrong.
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(error.exit_code)
         error = error.with_traceback(_users_own(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

@@ -38,7 +38,7 @@ class Display:
         self._colours = {task: _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
         self._live: Any = None
         self._drawn = 0.0
-        self._gone = False
+        self._gone = sys.stdout is None  # Closed by whoever started this.
         if self._console.is_terminal:
             from rich.live import Live
 

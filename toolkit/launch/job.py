@@ -23,8 +23,8 @@ __all__ = ["Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
+_TAIL = 20  # Lines of a task's output in a message.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
@@ -38,6 +38,7 @@ class Job:
         logs: Directory for a log file per task.
         scratch: Directory for what goes with the job.
         display: Where lines and messages go.
+        received: Signals to the launcher are appended to it, by whoever made it.
         grace: Seconds between asking tasks to end and ending them.
         stall_timeout: Seconds without progress, 0 for any number.
     """
@@ -52,6 +53,7 @@ class Job:
         logs: pathlib.Path,
         scratch: pathlib.Path,
         display: Display,
+        received: list[int],
         grace: float,
         stall_timeout: float,
     ) -> None:
@@ -65,7 +67,7 @@ class Job:
         self.grace = grace
         self.stall_timeout = stall_timeout
         self.running: list[Running] = []
-        self._received: list[int] = []
+        self._received = received
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
         self._partial: dict[Running, float] = {}
@@ -77,17 +79,11 @@ class Job:
             TaskFailed: A task failed, or made no progress.
             JobStopped: The launcher was told to stop.
         """
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         try:
             self._start()
             self._watch()
         finally:
             self._clear()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        self._received.append(number)
 
     def _start(self) -> None:
         self._guard = subprocess.Popen(
@@ -117,6 +113,7 @@ class Job:
             if failed:
                 self._fail()
             self._look_for_stall()
+        self._say_if_alone()
         # Servers wait for ever; the chief's end is theirs.
         self._end(signal.SIGTERM)
 
@@ -126,6 +123,15 @@ class Job:
         ends = {"chief"} if "ps" in jobs and "chief" in jobs else {"chief", "worker", "evaluator"}
         waited = [task for task in self.running if task.task.job in ends] or self.running
         return all(task.code == 0 for task in waited)
+
+    def _say_if_alone(self) -> None:
+        """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
+        training = [task for task in self.running if task.task.job in ("chief", "worker")]
+        if len(training) > 1 and not any("strategy" in task.facts for task in training):
+            self.display.say(
+                "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
+                "each ran by itself"
+            )
 
     def _turn(self, seconds: float = _TICK) -> None:
         """Takes what has come: output, reports, ends."""
@@ -179,7 +185,9 @@ class Job:
             self._settle(self.grace, until=lambda: not first.alive)
         self._end(signal.SIGTERM)
         others = [task for task in self.running if task is not first and task.code]
-        also = f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
+        gone = [str(t.task) for t in self.running if t.code == 0 and (t.ended or 0) < (first.failed_at or 0)]
+        also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
+        also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
         seconds = (first.ended or time.monotonic()) - first.began
         raise TaskFailed(
             f"{first.task} failed first: it {first.words()} after {seconds:.0f} s."
@@ -189,6 +197,10 @@ class Job:
 
     def _tail(self, task: Running) -> str:
         lines = [line.decode(errors="replace")[:500] for line in task.output.last]
+        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+        lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
+        if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
+            lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
         return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
 
     def _look_for_stall(self) -> None:

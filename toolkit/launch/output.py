@@ -11,7 +11,7 @@ __all__ = ["Output"]
 _LOG = logging.getLogger(__name__)
 _LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
 _PARTIAL, _BAR = 1.0, 10.0  # Seconds until a line without an end is shown, and one that is written over.
-_KEPT = 20  # Last lines, for the message about a failure.
+_KEPT = 200  # Last lines, for the message about a failure.
 
 
 class Output:

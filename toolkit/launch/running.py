@@ -69,7 +69,7 @@ class Running:
 
     def poll(self) -> bool:
         """Looks whether it has ended; returns True the first time that it has."""
-        if self.code is not None or self.process.poll() is None:
+        if self.code is not None or not self._has_ended():
             return False
         self.code = self.process.returncode
         self.ended = time.monotonic()
@@ -77,8 +77,19 @@ class Running:
             self.failed_at = min(self.failed_at or self.ended, self.ended)
         return True
 
+    def _has_ended(self) -> bool:
+        """Looks, and ends what the task leaves in its group, while the group's number is still its own."""
+        if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return True
+
     def told(self, facts: Mapping[str, Any]) -> None:
-        """Takes a report."""
+        """Takes a report; those of a task's own children don't count."""
+        if facts.get("pid") != self.process.pid:
+            return
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or float(facts.get("at", time.monotonic()))
         self.facts.update(facts)
@@ -110,11 +121,8 @@ class Running:
                 self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the whole process group.
-
-        Once the task has ended, its number may be another group's; what it left is found by its mark.
-        """
-        if not self.alive and os.path.isdir("/proc"):
+        """Ends the whole process group; of a task that has ended, nothing is left."""
+        if not self.alive:
             return
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,20 +1,22 @@
 """From a request to a job that runs."""
 
-import logging
+import contextlib
 import os
 import pathlib
 import secrets
+import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 from toolkit.errors import LaunchError
 from toolkit.launch.request import Request
 
 __all__ = ["dry_run", "start"]
 
-_LOG = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start(request: Request) -> None:
@@ -33,6 +35,7 @@ def start(request: Request) -> None:
 
     mark = secrets.token_hex(8)
     with (
+        _noting_signals() as received,
         HeldPorts() as held,
         tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
     ):
@@ -40,7 +43,7 @@ def start(request: Request) -> None:
         _check_only(request, mine)
         address = os.path.join(scratch, "status")
         planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, environ=os.environ)
-        logs = _logs(request)
+        logs = _logs(request, [str(task) for task in mine])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(address)
             listening.setblocking(False)
@@ -56,6 +59,7 @@ def start(request: Request) -> None:
                     logs=logs,
                     scratch=pathlib.Path(scratch),
                     display=display,
+                    received=received,
                     grace=request.grace,
                     stall_timeout=request.stall_timeout,
                 ).run()
@@ -90,15 +94,27 @@ def _check_only(request: Request, mine: tuple) -> None:
             )
 
 
-def _logs(request: Request) -> pathlib.Path:
+@contextlib.contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """Collects the signals that ask the launcher to stop, from before there is anything to clear away."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _logs(request: Request, names: list[str]) -> pathlib.Path:
     """Makes the directory for logs."""
     try:
         if request.log_dir is not None:
             logs = pathlib.Path(request.log_dir).expanduser()
             logs.mkdir(parents=True, exist_ok=True)
-            probe = logs / ".writing"
-            probe.touch()
-            probe.unlink()
+            for name in names:
+                with open(logs / f"{name.replace(':', '-')}.log", "ab"):
+                    pass
             return logs
         stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in range(1000):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from toolkit import cluster as _cluster
 from toolkit import devices, status
 from toolkit.cluster import Cluster, Task
+from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
 from toolkit.launch import guard, ports
 from toolkit.launch.request import Request
@@ -47,6 +48,12 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
         LaunchError: No task of the cluster belongs to this machine.
     """
     if request.cluster_file is None:
+        if not _is_here(join(request.host, 1), _own_addresses()):
+            raise LaunchError(
+                asked=f"--host={request.host} is where this machine's tasks reach one another",
+                found="that is no address of this machine",
+                remedy="Leave it out for loopback, or name one of the machine's own addresses",
+            )
         host = f"[{request.host}]" if ":" in request.host else request.host
         jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in request.jobs}
         cluster = Cluster(jobs)

@@ -9,6 +9,7 @@ sharing       a replica's share of each global batch
 ending        epochs that end together, where each worker reads data of its own
 statistics    one value on all workers for what each has estimated
 leaving       the end of a process that others train with
+weights       whether all workers hold the same weights
 fitting       what Keras's training loop needs from several processes
 multi_worker  a replica on each device of several processes, gradients all-reduced
 table         names, `create`, and what "auto" means

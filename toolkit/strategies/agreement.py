@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_MEETING = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
+
 __all__ = ["broadcast", "extremes", "is_chief", "mean", "meet", "processes"]
 
 
@@ -77,7 +79,19 @@ def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
         tf.errors.OpError: They haven't after so many seconds, or one of them is gone.
     """
     if processes(strategy) > 1:
-        _summing(strategy, seconds)(tf.constant([1.0])).numpy()
+        with tf.device("CPU:0"):
+            # A group of its own: one that is still in a step mustn't take this for a part of it.
+            tf.raw_ops.CollectiveReduceV2(
+                input=[1.0],
+                group_size=processes(strategy),
+                group_key=_MEETING,
+                instance_key=_MEETING,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint="auto",
+                timeout_seconds=seconds,
+            ).numpy()
 
 
 def _number(strategy: tf.distribute.Strategy) -> int:
@@ -91,15 +105,14 @@ def _sum(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
 
 
 @functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
-def _summing(strategy: tf.distribute.Strategy, seconds: float | None = None) -> Any:
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+def _summing(strategy: tf.distribute.Strategy) -> Any:
     local = len(strategy.extended.worker_devices)
 
     @tf.autograph.experimental.do_not_convert
     def contribute(value: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         first = tf.equal(context.replica_id_in_sync_group % local, 0)
-        return context.all_reduce("SUM", tf.where(first, value, tf.zeros_like(value)), options)
+        return context.all_reduce("SUM", tf.where(first, value, tf.zeros_like(value)))
 
     @tf.function(reduce_retracing=False)
     @tf.autograph.experimental.do_not_convert

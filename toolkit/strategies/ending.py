@@ -1,6 +1,7 @@
 """Epochs that end together, where each worker reads data of its own and one has less of it."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,17 +10,20 @@ import tensorflow as tf
 
 from toolkit.strategies.agreement import extremes
 
-__all__ = ["EndingTogether"]
+__all__ = ["EndingTogether", "called_by_symbolic_build"]
 
 _LOG = logging.getLogger(__name__)
 
 
 class EndingTogether:
-    """A distributed dataset that ends for all workers with the one that runs out first.
+    """A distributed dataset, for Keras, that ends for all workers with the one that runs out first.
 
     TensorFlow gives a worker that has run out empty batches, whose mean is NaN, and Keras ends its
     epoch by itself, so that the others wait for ever. Here the workers ask one another, while a batch
     is read, whether each has one more: 1 to 2 ms a step.
+
+    A generator, whose length nobody knows, is read by one iterator on all workers, so that they see
+    the same batches.
 
     Args:
         strategy: Whose workers read.
@@ -30,9 +34,12 @@ class EndingTogether:
         self._strategy = strategy
         self._source = source
         self._said = False
+        self._looked_at: _Batches | None = None
 
     def __iter__(self) -> "_Batches":
-        return _Batches(self._strategy, iter(self._source), self._say)
+        batches = self._looked_at or _Batches(self, iter(self._source))
+        self._looked_at = None
+        return batches
 
     def _say(self) -> None:
         if not self._said:
@@ -41,10 +48,9 @@ class EndingTogether:
 
 
 class _Batches(Iterator):
-    def __init__(self, strategy: tf.distribute.Strategy, source: Iterator, say: Any) -> None:
-        self._strategy = strategy
+    def __init__(self, dataset: EndingTogether, source: Iterator) -> None:
+        self._dataset = dataset
         self._source = source
-        self._say = say
         self._begun = False
 
     def __next__(self) -> Any:
@@ -55,19 +61,29 @@ class _Batches(Iterator):
             # Keras takes this for the end; a StopIteration it would lose on the way.
             raise tf.errors.OutOfRangeError(None, None, "a worker has run out of data")
         batch = self._held
-        self._read_ahead()
+        if called_by_symbolic_build():
+            # Keras looks at a batch to build the model, drops the iterator and makes another. A generator of the
+            # user's can't go back, so the next iterator is this one, with that batch still to come.
+            self._dataset._looked_at = self
+        else:
+            self._read_ahead()
         return batch
 
     def _read_ahead(self) -> None:
         self._held = next(self._source, None)
-        lowest, highest = extremes(self._strategy, np.array([self._whole(self._held)], np.int64))
+        lowest, highest = extremes(self._dataset._strategy, np.array([self._whole(self._held)], np.int64))
         self._more = bool(lowest[0])
         if lowest[0] != highest[0]:
-            self._say()
+            self._dataset._say()
 
     def _whole(self, batch: Any) -> bool:
         """Says whether each replica of this worker has got an example."""
         if batch is None:
             return False
         first = tf.nest.flatten(batch)[0]
-        return all(int(tf.shape(part)[0]) > 0 for part in self._strategy.experimental_local_results(first))
+        return all(int(tf.shape(part)[0]) > 0 for part in self._dataset._strategy.experimental_local_results(first))
+
+
+def called_by_symbolic_build() -> bool:
+    """Says whether the caller's caller is Keras, which looks at a batch's shapes to build a model."""
+    return sys._getframe(2).f_code.co_name == "_maybe_symbolic_build"

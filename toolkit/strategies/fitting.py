@@ -8,22 +8,22 @@ place where Keras's classes are touched; `tests/strategies/test_fitting.py` fail
 """
 
 import functools
-import logging
 import os
 import pathlib
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
-from toolkit.strategies import statistics
-from toolkit.strategies.agreement import is_chief, processes
+from toolkit.strategies import statistics, weights
+from toolkit.strategies.agreement import extremes, is_chief, processes
 
 __all__ = ["adapt_keras"]
 
-_LOG = logging.getLogger(__name__)
 _NEVER = sys.maxsize  # Steps between two savings.
 
 
@@ -31,8 +31,11 @@ def adapt_keras() -> None:
     """Makes callbacks and saving fit several processes; calling it again changes nothing."""
     callbacks, model = keras.callbacks.CallbackList, keras.Model
     _wrap(callbacks, "set_model", _quieten)
-    for moment in ("on_epoch_end", "on_test_begin", "on_predict_begin"):
-        _wrap(callbacks, moment, _average)
+    _wrap(callbacks, "on_train_begin", _begin_training)
+    _wrap(callbacks, "on_epoch_end", _end_epoch)
+    _wrap(callbacks, "on_train_end", _end_training)
+    for moment in ("on_test_begin", "on_predict_begin"):
+        _wrap(callbacks, moment, _begin_other)
     _wrap(model, "save", _save)
     _wrap(model, "save_weights", _save)
 
@@ -81,44 +84,55 @@ def _scratch() -> str:
 _KEPT: list = []  # A temporary directory lives as long as its object.
 
 
-def _average(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> Any:
+def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, *args, **kwargs)  # A callback may restore weights.
+    if _shared(callbacks.model) and callbacks.model.built:
+        weights.check_equal(callbacks.model)
+        callbacks._toolkit_training = True
+
+
+def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    model = callbacks.model
+    if not _shared(model):
+        original(callbacks, *args, **kwargs)
+        return
+    statistics.average(model)
+    original(callbacks, *args, **kwargs)
+    # Whoever goes on finds what the chief's callbacks have written; and all stop together.
+    model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])
+
+
+def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, *args, **kwargs)
+    if _shared(callbacks.model):
+        callbacks._toolkit_training = False
+        extremes(callbacks.model.distribute_strategy, np.array([0], np.int64))
+
+
+def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model) and callbacks.model.built:
         statistics.average(callbacks.model)
-    return original(callbacks, *args, **kwargs)
+        if not getattr(callbacks, "_toolkit_training", False):  # In `fit` that was looked at before.
+            weights.check_equal(callbacks.model)
+    original(callbacks, *args, **kwargs)
 
 
 def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes aside and puts the whole file in place; a worker that isn't chief never replaces one.
+    """Writes aside, and puts the whole file in place.
 
     Every worker of an unmodified script calls `model.save` with the same path. Written in place,
-    they would write into each other's file.
+    they would write into each other's file. Each writes it, although they write the same: whoever
+    goes on may read it at once, and a worker that left it to the chief could read an older one.
     """
     if not _shared(model) or not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return original(model, filepath, *args, **kwargs)
     path = pathlib.Path(filepath)
-    chief = is_chief(model.distribute_strategy)
-    if not chief and path.exists():
-        _LOG.info("%s is left to the chief", path)
-        return None
     # Keras tells the format by the end of the name.
     suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
-    aside = path.with_name(f".{path.name.removesuffix(suffix)}.{os.getpid()}{suffix}")
+    aside = path.with_name(f".{path.name.removesuffix(suffix)}.{socket.gethostname()}-{os.getpid()}{suffix}")
     try:
         result = original(model, aside, *args, **kwargs)
-        if chief:
-            aside.replace(path)
-        else:
-            _put_if_absent(aside, path)
+        aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
     return result
-
-
-def _put_if_absent(aside: pathlib.Path, path: pathlib.Path) -> None:
-    try:
-        os.link(aside, path)
-    except FileExistsError:  # The chief was faster.
-        pass
-    except OSError:  # A disk without links.
-        if not path.exists():
-            aside.replace(path)

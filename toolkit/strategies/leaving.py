@@ -6,6 +6,7 @@ A worker that exits while another still works is reported there as crashed, alth
 
 import atexit
 import logging
+import os
 import sys
 
 import tensorflow as tf
@@ -16,16 +17,19 @@ from toolkit.strategies import agreement
 __all__ = ["leave_together"]
 
 _LOG = logging.getLogger(__name__)
-_SECONDS = 15.0  # The others may be saving a model, or may never come because they failed.
+# The others may be saving or evaluating; or they may be in a step, for which this process is missing.
+_SECONDS = 60.0
 
 
 def leave_together(strategy: tf.distribute.Strategy) -> None:
     """Makes this process wait for the others when it exits, unless it fails."""
     if agreement.processes(strategy) > 1:
-        atexit.register(_wait, strategy)
+        atexit.register(_wait, strategy, os.getpid())
 
 
-def _wait(strategy: tf.distribute.Strategy) -> None:
+def _wait(strategy: tf.distribute.Strategy, pid: int) -> None:
+    if os.getpid() != pid:  # A fork of the worker, which is nobody.
+        return
     failed = status.failed() or hasattr(sys, "last_value")  # Python leaves it when it has printed a traceback.
     if failed:
         return
@@ -33,4 +37,4 @@ def _wait(strategy: tf.distribute.Strategy) -> None:
     try:
         agreement.meet(strategy, seconds=_SECONDS)
     except tf.errors.OpError as error:
-        _LOG.warning("The other workers didn't come to their end within %g s (%s)", _SECONDS, type(error).__name__)
+        _LOG.warning("Another worker ended before all had come to their end (%s)", type(error).__name__)

@@ -13,13 +13,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
+from toolkit import status
 from toolkit.errors import StrategyError
 from toolkit.strategies import hooks, seeds, sharing
-from toolkit.strategies.agreement import processes
-from toolkit.strategies.ending import EndingTogether
+from toolkit.strategies.agreement import extremes, processes
+from toolkit.strategies.ending import EndingTogether, called_by_symbolic_build
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.leaving import leave_together
 
@@ -66,12 +68,12 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """As TensorFlow's, and takes what Keras gives it: a nest of values, or the mean of scalars along an axis.
 
-        While it builds a model, Keras reduces a whole batch, a nest, of which it wants just the
-        shapes: the first local result of each leaf has them. Of a step's logs it asks the mean along
+        While it builds a model, Keras reduces a whole batch, mostly a nest, of which it wants just
+        the shapes: the first local result of each leaf has them. Of a step's logs it asks the mean along
         axis 0 of numbers that have no axis (keras-team/keras#20585). Nothing else may be touched:
         metrics' variables are reduced through this method too.
         """
-        if isinstance(value, (tuple, list, dict)):
+        if isinstance(value, (tuple, list, dict)) or called_by_symbolic_build():
             return tf.nest.map_structure(lambda leaf: self.experimental_local_results(leaf)[0], value)
         if axis is not None and all(part.shape.rank == 0 for part in self.experimental_local_results(value)):
             axis = None
@@ -90,9 +92,10 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return super().experimental_distribute_dataset(dataset, options)
         policy = dataset.options().experimental_distribute.auto_shard_policy
         local = len(self.extended.worker_devices)
+        # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
+        caller = sys._getframe(1)
+        keras = caller.f_globals.get("__name__", "").startswith("keras.") and processes(self) > 1
         if policy not in (_Policy.AUTO, _Policy.DATA):
-            # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
-            keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
             if not keras or policy != _Policy.OFF:
                 theirs = super().experimental_distribute_dataset(dataset, options)
                 return EndingTogether(self, theirs) if keras else theirs
@@ -106,7 +109,25 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             numbers = [replica * workers + context.input_pipeline_id for replica in range(local)]
             return sharing.shares(dataset, numbers=numbers, count=count)
 
-        return self.distribute_datasets_from_function(mine, options)
+        shared = self.distribute_datasets_from_function(mine, options)
+        if not keras:
+            return shared
+        # Keras knows the length of arrays too, whose datasets don't say it.
+        adapter = getattr(caller.f_locals.get("self"), "data_adapter", None)
+        batches = getattr(adapter, "num_batches", None)
+        self._check_lengths(-1 if batches is None else int(batches))
+        unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+        return EndingTogether(self, shared) if unknown else shared
+
+    def _check_lengths(self, batches: int) -> None:
+        """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""
+        lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
+        if lowest != highest:
+            raise StrategyError(
+                asked="every worker is to read the whole data set, and keep its share of each batch",
+                found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
+                remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
+            )
 
 
 def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWorkerStrategy:
@@ -205,6 +226,7 @@ def _ready(strategy: MultiWorkerStrategy) -> None:
     hooks.install()
     seeds.agree(strategy)
     leave_together(strategy)
+    status.report(state="connected", strategy="multi_worker")
     _LOG.info(
         "%d workers, %d replicas in all; each keeps its share of every global batch (AutoShardPolicy.DATA)",
         processes(strategy),

@@ -85,11 +85,14 @@ def _all_devices() -> tuple[str, ...]:
 
 
 def _check_backend() -> None:
-    import keras
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend == "tensorflow":  # Else importing Keras may fail, where that backend isn't installed.
+        import keras
 
-    if keras.backend.backend() != "tensorflow":
+        backend = keras.backend.backend()
+    if backend != "tensorflow":
         raise StrategyError(
             asked="tf.distribute strategies train Keras models on the TensorFlow backend",
-            found=f"Keras runs on {keras.backend.backend()!r}",
+            found=f"Keras runs on {backend!r}",
             remedy="Start with KERAS_BACKEND=tensorflow, or mend ~/.keras/keras.json",
         )

@@ -1,0 +1,170 @@
+"""What users do under several processes, rightly or wrongly: right numbers, or a sentence, and never a hang."""
+
+import json
+import os
+import subprocess
+import sys
+
+import processes
+import pytest
+
+HEAD = """
+import json, os, sys, time
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import keras, numpy as np
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+def build():
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+def weights(model):
+    return [keras.ops.convert_to_numpy(v).tolist() for v in model.weights]
+model = build()
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def launch(folder, body, *flags):
+    (folder / "train.py").write_text(HEAD + body)
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "launch", "--workers=2", "--grace=3", *flags, "train.py"],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=folder,
+    )
+
+
+def seen(done):
+    """What each worker printed behind SEEN."""
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        name, _, text = line.partition(" | SEEN ")
+        if text:
+            found[name] = json.loads(text)
+    return [found["worker:0"], found["worker:1"]]
+
+
+def test_generators_of_both_workers_stay_together(tmp_path):
+    body = """
+def batches():
+    random = np.random.default_rng(1)
+    while True:
+        time.sleep(0.005 * me)
+        rows = random.integers(0, 60, 7)
+        yield x[rows], y[rows]
+model.fit(batches(), steps_per_epoch=6, epochs=2, verbose=0)
+other = build()
+def few():
+    for start in range(0, 56, 8):
+        time.sleep(0.01 * me)
+        yield x[start:start + 8], y[start:start + 8]
+other.fit(few(), verbose=0)
+steps = int(keras.ops.convert_to_numpy(other.optimizer.iterations))
+print("SEEN", json.dumps([weights(model), weights(other), steps]))
+"""
+    first, second = seen(launch(tmp_path, body))
+    assert first == second
+    assert "NaN" not in json.dumps(first)
+    assert first[2] == 7, "each of the generator's batches is a step"
+
+
+def test_one_array_without_labels_and_an_odd_batch(tmp_path):
+    body = """
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+    def call(self, x):
+        return self.dense(x)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((x - y_pred) ** 2)
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    own = Own()
+    own.compile("sgd")
+own.fit(x, batch_size=21, verbose=0)
+print("SEEN", json.dumps(weights(own)))
+"""
+    first, second = seen(launch(tmp_path, body))
+    assert first == second
+
+
+def test_what_the_chief_saved_can_be_loaded_at_once(tmp_path):
+    (tmp_path / "best.weights.h5").write_text("of an earlier run")
+    (tmp_path / "whole.keras").write_text("of an earlier run")
+    body = """
+best = keras.callbacks.ModelCheckpoint("best.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True)
+model.fit(x, y, batch_size=20, epochs=2, callbacks=[best], verbose=0)
+model.load_weights("best.weights.h5")
+model.fit(x, y, batch_size=20, verbose=0)
+model.save("whole.keras")
+again = keras.models.load_model("whole.keras")
+print("SEEN", json.dumps([weights(model), weights(again)]))
+"""
+    first, second = seen(launch(tmp_path, body))
+    assert first == second
+    assert first[0] == first[1]
+
+
+def test_weights_that_differ_are_refused(tmp_path):
+    body = """
+if me == 0:
+    model.set_weights([w + 1 for w in model.get_weights()])
+model.fit(x, y, batch_size=20, verbose=0)
+"""
+    done = launch(tmp_path, body)
+    assert done.returncode == 2
+    assert "their weights differ" in done.stderr
+    assert "Traceback" not in done.stdout
+
+
+def test_data_of_different_lengths_are_refused(tmp_path):
+    done = launch(tmp_path, "model.fit(x[: 60 - 20 * me], y[: 60 - 20 * me], batch_size=20, verbose=0)")
+    assert done.returncode == 2
+    assert "different lengths, such as 2 and 3 batches" in done.stderr
+
+
+def test_one_that_stops_stops_all(tmp_path):
+    body = """
+class Enough(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == 1 and me == 1
+history = model.fit(x, y, batch_size=20, epochs=5, callbacks=[Enough()], verbose=0)
+print("SEEN", json.dumps([len(history.epoch)]))
+"""
+    assert seen(launch(tmp_path, body)) == [[2], [2]]
+
+
+def test_one_that_ends_early_is_named(tmp_path):
+    body = "if me == 1: sys.exit(0)\nmodel.fit(x, y, batch_size=4, epochs=50, verbose=0)"
+    done = launch(tmp_path, body)
+    assert done.returncode != 0
+    assert "worker:1 had come to the end of the script before" in done.stderr
+
+
+def test_the_end_of_one_is_no_part_of_the_others_sum(tmp_path):
+    body = "if me == 0: print('SUM', strategy.reduce('SUM', tf.constant([5.0]), axis=None).numpy(), flush=True)"
+    done = launch(tmp_path, body, "--stall_timeout=8")
+    assert "SUM [6" not in done.stdout
+
+
+def test_a_fork_of_a_worker_may_end(tmp_path):
+    body = """
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+model.fit(x, y, batch_size=20, verbose=0)
+print("SEEN", json.dumps([0]))
+"""
+    assert seen(launch(tmp_path, body)) == [[0], [0]]

@@ -1,0 +1,36 @@
+"""Whether all workers hold the same weights: training goes on without a word if they don't."""
+
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.agreement import extremes
+
+__all__ = ["check_equal"]
+
+
+def check_equal(model: Any) -> None:
+    """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
+
+    Args:
+        model: A built `keras.Model` whose strategy has several processes.
+
+    Raises:
+        StrategyError: On every worker, where any two differ.
+    """
+    variables = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
+    marks = [zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes()) for v in variables]
+    # BackupAndRestore leaves the epoch here.
+    marks.append(getattr(model, "_initial_epoch", None) or 0)
+    lowest, highest = extremes(model.distribute_strategy, np.array(marks, np.int64))
+    differ = np.flatnonzero(lowest != highest)
+    if len(differ):
+        names = ["the epoch to begin with" if n == len(variables) else variables[n].path for n in differ[:3]]
+        raise StrategyError(
+            asked="all workers train the same model",
+            found=f"their weights differ ({', '.join(names)}{' and others' if len(differ) > 3 else ''})",
+            remedy="Load or set weights on every worker alike, from a file that all of them see",
+        )
