@@ -83,8 +83,8 @@ def test_a_training_has_a_length(arguments):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, request):
     # Under nohup SIGHUP is ignored, and stays so.
-    request.addfinalizer(lambda own=signal.getsignal(number): signal.signal(number, own))
-    signal.signal(number, signal.SIG_DFL)
+    own = signal.signal(number, signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(number, own))
     before = signal.getsignal(number)
     with signals.StopSignals() as stop:
         with pytest.raises(StoppedBySignal) as stopped:
