@@ -116,7 +116,7 @@ def test_workers_in_another_order_are_found_out(ports):
     one = cluster_of(ports, 2)
     other = Cluster({"worker": list(reversed(one.as_dict()["worker"]))})
     errors = together(
-        lambda: meet(one, Task("worker", 0), timeout=5), lambda: meet(other, Task("worker", 0), timeout=5)
+        lambda: meet(one, Task("worker", 0), timeout=2), lambda: meet(other, Task("worker", 0), timeout=2)
     )
     assert any("differently described cluster" in str(error) for error in errors)
 

@@ -20,6 +20,7 @@ def cut(examples, batch, count, numbers=None):
     return [rows(sharing.shares(dataset, numbers=[n], count=count)) for n in (numbers or range(count))]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(examples=st.integers(1, 60), batch=st.integers(1, 20), count=st.integers(1, 5))
 def test_every_example_is_in_one_share_and_no_share_is_empty(examples, batch, count):

@@ -99,6 +99,7 @@ def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices
     assert summary["test_accuracy"] == undisturbed[1]["test_accuracy"]
 
 
+@pytest.mark.slow
 def test_stopped_again_and_again(tmp_path, four_devices, undisturbed):
     for number in range(4):
         with pytest.raises(StoppedBySignal):
