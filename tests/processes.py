@@ -94,3 +94,15 @@ def group(command, arguments, folder, *, cluster=True, ports=None, **environment
             yield running
         finally:
             running.close()
+
+
+def launch(folder, *arguments, limit=200):
+    """Runs `toolkit launch --workers=2` to its end, in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        cwd=folder,
+    )

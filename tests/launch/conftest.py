@@ -1,5 +1,6 @@
 """Launches real processes, of scripts that need no TensorFlow, and finds what they leave behind."""
 
+import json
 import os
 import pathlib
 import signal
@@ -26,6 +27,12 @@ class Launcher:
     def write(self, body):
         self.script.write_text(HEAD + body)
         return self.script
+
+    def cluster_file(self, workers):
+        """The flag that names a file with this cluster."""
+        file = self.folder / "cluster.json"
+        file.write_text(json.dumps({"cluster": {"worker": workers}}))
+        return f"--cluster={file}"
 
     def start(self, *flags, body=None, command=None, **environment):
         what = command or [str(self.write(body))]

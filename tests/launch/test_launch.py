@@ -2,13 +2,11 @@
 
 import json
 import os
-import pathlib
 import re
 import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -53,17 +51,6 @@ def test_a_script_finds_the_modules_beside_it(launcher):
     code, out, _, _ = launcher.run("--workers=1", body="import beside; print(__name__, __file__, beside.VALUE)")
     assert code == 0
     assert f"worker:0 | __main__ {launcher.script} 7" in out
-
-
-def test_each_task_has_a_log_of_its_own(launcher):
-    code, out, _, _ = launcher.run("--workers=2", "--only=worker:1", body="print('mine', me)")
-    assert code == 0
-    assert "worker:1 | mine 1" in out
-    assert "worker:0 |" not in out
-    assert (launcher.logs() / "worker-0.log").read_text() == "mine 0\n"
-    _, out, _, _ = launcher.run("--workers=2", "--no-tee", "--log_dir=else where", body="print('mine', me)")
-    assert "mine" not in out
-    assert (launcher.folder / "else where" / "worker-1.log").read_text() == "mine 1\n"
 
 
 def test_dry_run_prints_what_a_shell_can_run(launcher):
@@ -199,35 +186,6 @@ def test_a_closed_terminal_ends_the_job(launcher):
 
 
 @pytest.mark.slow
-def test_output_without_line_ends_is_shown_whole(launcher):
-    body = "sys.stdout.write('no end'); sys.stdout.flush(); time.sleep(2); sys.stdout.write('the rest')"
-    code, out, _, _ = launcher.run("--workers=1", body=body)
-    assert code == 0
-    assert out.splitlines()[1:] == ["worker:0 | no end", "worker:0 | the rest"]
-
-
-def test_a_progress_bar_is_one_line(launcher):
-    body = "for n in range(50): sys.stdout.write(f'{n}/50 \\b\\b\\r'); sys.stdout.flush()\nprint('50/50')"
-    _, out, _, _ = launcher.run("--workers=1", body=body)
-    assert out.splitlines()[1:] == ["worker:0 | 50/50"]
-
-
-@pytest.mark.parametrize("line", ["b'x' * 99 + b'\\n'", "b'x' * 100"], ids=["lines", "one line"])
-def test_100_mb_of_output_end_up_in_the_log(launcher, line):
-    body = f"data = ({line}) * 10000\nfor _ in range(100): sys.stdout.buffer.write(data)"
-    code, _, _, seconds = launcher.run("--workers=1", "--no-tee", body=body)
-    assert code == 0
-    assert (launcher.logs() / "worker-0.log").stat().st_size == 100_000_000
-    assert seconds < 40
-
-
-def test_bytes_that_are_no_text_are_passed_on(launcher):
-    code, _, _, _ = launcher.run("--workers=1", body="sys.stdout.buffer.write(b'\\xff\\x00\\xfe\\n')")
-    assert code == 0
-    assert (launcher.logs() / "worker-0.log").read_bytes() == b"\xff\x00\xfe\n"
-
-
-@pytest.mark.slow
 def test_a_hang_is_named_with_its_place(launcher):
     body = """
 print("working", flush=True)
@@ -291,12 +249,6 @@ with socket.socket() as mine:
     assert "free for the task 1" in out
 
 
-def cluster_file(folder, workers):
-    file = folder / "cluster.json"
-    file.write_text(json.dumps({"cluster": {"worker": workers}}))
-    return f"--cluster={file}"
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -304,7 +256,7 @@ def free_port():
 
 
 def test_a_cluster_file_starts_this_machines_tasks(launcher):
-    flag = cluster_file(launcher.folder, [f"127.0.0.1:{free_port()}", "192.0.2.7:2222"])
+    flag = launcher.cluster_file([f"127.0.0.1:{free_port()}", "192.0.2.7:2222"])
     code, out, err, _ = launcher.run(flag, body="print('task', me)")
     assert code == 0, err
     assert "1 tasks here, 1 elsewhere" in out
@@ -312,60 +264,6 @@ def test_a_cluster_file_starts_this_machines_tasks(launcher):
     code, out, _, _ = launcher.run(flag, "--task=worker:1", body="print('task', me)")
     assert code == 0
     assert "worker:1 | task 1" in out
-
-
-def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, _, err, _ = launcher.run(cluster_file(launcher.folder, [f"127.0.0.1:{port}"]), body="print('ran')")
-    assert code == 2
-    assert f"worker:0 is to listen on port {port}, but that port can't be had" in err
-    assert f"process {os.getpid()}" in err
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "nothing says so"),
-        (["--workers=0"], "nothing says so"),
-        (["--workers=-1"], "no number of tasks"),
-        (["--workers=two"], "two"),
-        (["--ps=2"], "nobody would train"),
-        (["--workers=1", "--ps=1"], "Add --chief"),
-        (["--workers=1", "--cluster=x.json"], "both"),
-        (["--cluster=no such file.json"], "can't be read"),
-        (["--workers=1", "--task=worker:0"], "no --cluster"),
-        (["--workers=1", "--only=worker:3"], "worker:3"),
-        (["--workers=1", "--grace=-1"], "no length of time"),
-        (["--workers=1", "--stall_timeout=nan"], "no length of time"),
-        (["--workers=1", "--log_dir=/proc/nowhere"], "can't be written"),
-        (["--workers=1", "--wrokers=2"], "--wrokers"),
-    ],
-)
-def test_what_can_not_be_is_said_and_starts_nothing(launcher, flags, said):
-    code, out, err, seconds = launcher.run(*flags, body="print('ran')")
-    assert code == 2, (out, err)
-    assert said in err
-    assert "Traceback" not in err
-    assert "ran" not in out
-    assert seconds < 10
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [([], "none is named"), (["no such.py"], "no such file"), (["."], "a directory"), (["-m"], "none is named")],
-)
-def test_a_script_that_is_not_there_is_said(launcher, command, said):
-    process = subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=1", *command],
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        cwd=launcher.folder,
-    )
-    assert process.returncode == 2
-    assert said in process.stderr
 
 
 def test_a_module_that_is_not_there_is_the_tasks_failure(launcher):
@@ -400,12 +298,6 @@ def test_a_request_of_a_script_that_can_not_be_is_a_sentence(launcher):
     assert "Traceback" not in out + err
 
 
-def test_a_host_that_is_not_this_machine_is_said(launcher):
-    code, _, err, _ = launcher.run("--workers=1", "--host=192.0.2.99", body="print('ran')")
-    assert code == 2
-    assert "no address of this machine" in err
-
-
 def test_two_dashes_may_stand_before_the_script(launcher):
     script = launcher.write("print('ran', sys.argv[1:])")
     code, out, _, _ = launcher.run("--workers=1", command=["--", str(script), "--x"])
@@ -420,13 +312,6 @@ def test_scripts_that_train_each_by_itself_are_noticed(launcher):
     assert "no task made" not in out
 
 
-def test_a_log_that_can_not_be_opened_is_said(launcher):
-    (launcher.folder / "logs" / "worker-0.log").mkdir(parents=True)
-    code, _, err, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran')")
-    assert code == 2
-    assert "can't be written (is a directory)" in err
-
-
 @pytest.mark.slow
 def test_a_signal_at_any_moment_of_the_start_leaves_nothing(launcher, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("scratch")
@@ -438,18 +323,6 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(launcher, tmp_path_f
         assert process.returncode in (143, -signal.SIGTERM), "Python itself may not have been up yet"
         assert launcher.nothing_left(within=3) is True
         assert list(scratch.iterdir()) == []
-
-
-def test_a_full_disk_costs_the_log_and_not_the_job(launcher):
-    code, out, _, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran on')", command=None)
-    assert code == 0
-    full = launcher.folder / "full"
-    full.mkdir()
-    (full / "worker-0.log").symlink_to("/dev/full")
-    code, out, err, _ = launcher.run("--workers=1", f"--log_dir={full}", body="print('ran on')")
-    assert code == 0, err
-    assert "worker:0 | ran on" in out
-    assert "can't be written any more" in out + err
 
 
 def wait_for(process, word, *, times=1):

@@ -1,10 +1,7 @@
 """The script of Keras's and TensorFlow's own guides."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import processes
 import pytest
@@ -15,15 +12,8 @@ MAKING = "tf.distribute.MultiWorkerMirroredStrategy()"
 pytestmark = pytest.mark.slow
 
 
-def launch(folder, *flags, script=SCRIPT):
-    return subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *flags, str(script)],
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=folder,
-    )
+def launch(folder, *flags):
+    return processes.launch(folder, *flags, str(SCRIPT))
 
 
 def accuracies(text):

@@ -1,9 +1,6 @@
 """A worker that hangs in Python while the others wait for it in a collective is named, with its line."""
 
-import os
 import re
-import subprocess
-import sys
 import time
 
 import processes
@@ -34,14 +31,7 @@ model.fit(numpy.ones((400, 3)), numpy.ones((400, 1)), batch_size=4, verbose=2, c
 def test_it_is_named(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT.format(how=how))
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=2", "--stall_timeout=8", "--grace=2", "train.py"],
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-    )
+    done = processes.launch(tmp_path, "--stall_timeout=8", "--grace=2", "train.py", limit=120)
     assert done.returncode == 1
     assert re.search(
         r"Not in the collective that the others wait in: worker:1 at train.py, line \d+, in on_train_batch_end\.",

@@ -1,9 +1,6 @@
 """What users do under several processes, rightly or wrongly: right numbers, or a sentence, and never a hang."""
 
 import json
-import os
-import subprocess
-import sys
 
 import processes
 import pytest
@@ -32,14 +29,7 @@ pytestmark = pytest.mark.slow
 
 def launch(folder, body, *flags):
     (folder / "train.py").write_text(HEAD + body)
-    return subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=2", "--grace=3", *flags, "train.py"],
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=folder,
-    )
+    return processes.launch(folder, "--grace=3", *flags, "train.py", limit=150)
 
 
 def seen(done):

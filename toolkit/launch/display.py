@@ -62,14 +62,14 @@ class Display:
             text.append_text(Text.from_ansi(line.decode(errors="replace")))
         self._print(text)
 
-    def say(self, message: str, *, style: str | None = None) -> None:
+    def say(self, message: str) -> None:
         """Shows a message of the launcher's own."""
         if self._live is None:
             self._write(message.encode(errors="replace") + b"\n")
         else:
             from rich.text import Text
 
-            self._print(Text(message, style=style or ""))
+            self._print(Text(message))
 
     def draw(self, running: Sequence[Running]) -> None:
         """Brings the table up to date, at most twice a second."""

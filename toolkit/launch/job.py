@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import guard
+from toolkit.launch import guard, stacks
 from toolkit.launch.display import Display
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
@@ -95,7 +95,7 @@ class Job:
         )
         self._selector.register(self.listening, selectors.EVENT_READ)
         for planned in self.planned:
-            name = str(planned.task).replace(":", "-")
+            name = planned.file_name
             task = Running(
                 planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
             )
@@ -211,17 +211,8 @@ class Job:
         for task in alive:
             task.ask_for_stacks()
         self._settle(_ANSWER)
-        places = {task: task.stacks() for task in alive}
-        outside = [(t, p) for t, p in places.items() if p is None or not p.in_tensorflow]
-        words = [f"{t.task} at {p.words}" if p else f"{t.task}, which doesn't answer" for t, p in outside]
+        where = stacks.culprits({str(task.task): task.stacks() for task in alive})
         self._end(signal.SIGTERM)
-        where = (
-            f"Not in the collective that the others wait in: {'; '.join(words)}."
-            if words and len(words) < len(places)
-            else f"No task is inside TensorFlow: {'; '.join(words)}."
-            if words
-            else "All tasks are inside TensorFlow."
-        )
         raise TaskFailed(
             f"No task made progress for {self.stall_timeout:g} s, so the job was stopped. {where}\n"
             f"Each task's Python stacks are at the end of its log in {self.logs}",

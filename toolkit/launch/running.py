@@ -102,17 +102,22 @@ class Running:
         import psutil
 
         with contextlib.suppress(psutil.Error):
-            used = sum(psutil.Process(self.process.pid).cpu_times()[:2])
+            used = sum(self._watch().cpu_times()[:2])
             if used - self._cpu > 1:
                 self._cpu = used
                 self.progressed = time.monotonic()
 
     def load(self) -> tuple[str, str]:
         """Returns its use of CPU, of one core, and memory, in words; raises psutil.Error where it is gone."""
+        watched = self._watch()
+        return f"{watched.cpu_percent():.0f} %", f"{watched.memory_info().rss / 2**20:,.0f} MiB"
+
+    def _watch(self) -> Any:
         import psutil
 
+        # Made once: both are asked for many times a second.
         self._watched = self._watched or psutil.Process(self.process.pid)
-        return f"{self._watched.cpu_percent():.0f} %", f"{self._watched.memory_info().rss / 2**20:,.0f} MiB"
+        return self._watched
 
     def signal(self, number: int) -> None:
         """Signals the task itself, which knows what to do with processes of its own."""

@@ -4,8 +4,9 @@ import dataclasses
 import pathlib
 import re
 import sysconfig
+from collections.abc import Mapping
 
-__all__ = ["Place", "place"]
+__all__ = ["Place", "culprits", "place"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -43,3 +44,18 @@ def place(stacks: str) -> Place | None:
     return Place(
         in_tensorflow=inside, words=f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
     )
+
+
+def culprits(places: Mapping[str, Place | None]) -> str:
+    """Returns a sentence that names those whom the others wait for.
+
+    Args:
+        places: Of each task that runs; None for one that didn't answer.
+    """
+    outside = {task: place for task, place in places.items() if place is None or not place.in_tensorflow}
+    if not outside:
+        return "All tasks are inside TensorFlow."
+    words = "; ".join(f"{t} at {p.words}" if p else f"{t}, which doesn't answer" for t, p in outside.items())
+    if len(outside) < len(places):
+        return f"Not in the collective that the others wait in: {words}."
+    return f"No task is inside TensorFlow: {words}."

@@ -43,7 +43,7 @@ def start(request: Request) -> None:
         _check_only(request, mine)
         address = os.path.join(scratch, "status")
         planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, environ=os.environ)
-        logs = _logs(request, [str(task) for task in mine])
+        logs = _logs(request, [task.file_name for task in planned])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(address)
             listening.setblocking(False)
@@ -113,7 +113,7 @@ def _logs(request: Request, names: list[str]) -> pathlib.Path:
             logs = pathlib.Path(request.log_dir).expanduser()
             logs.mkdir(parents=True, exist_ok=True)
             for name in names:
-                with open(logs / f"{name.replace(':', '-')}.log", "ab"):
+                with open(logs / f"{name}.log", "ab"):
                     pass
             return logs
         stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -35,6 +35,11 @@ class Planned:
     environment: Mapping[str, str]
     command: tuple[str, ...]
 
+    @property
+    def file_name(self) -> str:
+        """What its files are called, without their ends: "worker-0"."""
+        return str(self.task).replace(":", "-")
+
     def arguments(self, stacks: str) -> list[str]:
         """Returns the whole command line."""
         return [sys.executable, *(stacks if part == _STACKS else part for part in self.command)]

@@ -1,6 +1,7 @@
 """How variables and gradients are shared: one file per strategy, and a table of names.
 
 one_device    everything on one device
+wrapping      a function of somebody else's, wrapped once
 hooks         what only TensorFlow's insides allow
 mirrored      a replica on each device of this machine, gradients all-reduced
 agreement     values that the processes of a strategy agree on, between steps

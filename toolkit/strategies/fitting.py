@@ -21,6 +21,7 @@ import numpy as np
 
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
+from toolkit.strategies.wrapping import wrap
 
 __all__ = ["adapt_keras"]
 
@@ -30,27 +31,14 @@ _NEVER = sys.maxsize  # Steps between two savings.
 def adapt_keras() -> None:
     """Makes callbacks and saving fit several processes; calling it again changes nothing."""
     callbacks, model = keras.callbacks.CallbackList, keras.Model
-    _wrap(callbacks, "set_model", _quieten)
-    _wrap(callbacks, "on_train_begin", _begin_training)
-    _wrap(callbacks, "on_epoch_end", _end_epoch)
-    _wrap(callbacks, "on_train_end", _end_training)
+    wrap(callbacks, "set_model", _quieten)
+    wrap(callbacks, "on_train_begin", _begin_training)
+    wrap(callbacks, "on_epoch_end", _end_epoch)
+    wrap(callbacks, "on_train_end", _end_training)
     for moment in ("on_test_begin", "on_predict_begin"):
-        _wrap(callbacks, moment, _begin_other)
-    _wrap(model, "save", _save)
-    _wrap(model, "save_weights", _save)
-
-
-def _wrap(owner: type, name: str, around: Callable) -> None:
-    original = getattr(owner, name)
-    if getattr(original, "_toolkit", False):
-        return
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    method._toolkit = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
+        wrap(callbacks, moment, _begin_other)
+    wrap(model, "save", _save)
+    wrap(model, "save_weights", _save)
 
 
 def _shared(model: Any) -> bool:

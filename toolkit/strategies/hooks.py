@@ -3,7 +3,6 @@
 `tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,26 +10,15 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import cross_device_utils
 
+from toolkit.strategies.wrapping import wrap
+
 __all__ = ["install"]
 
 
 def install() -> None:
     """Wraps both, for the whole process; calling it again changes nothing."""
-    _wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
-    _wrap(cross_device_utils.CollectiveReplicaLauncher, "_use_unique_instance_key", _unique_outside_loops)
-
-
-def _wrap(owner: Any, name: str, around: Callable) -> None:
-    original = getattr(owner, name)
-    if getattr(original, "_toolkit", False):
-        return
-
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    function._toolkit = True  # type: ignore[attr-defined]
-    setattr(owner, name, function)
+    wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
+    wrap(cross_device_utils.CollectiveReplicaLauncher, "_use_unique_instance_key", _unique_outside_loops)
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
