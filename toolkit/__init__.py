@@ -4,9 +4,11 @@ Rooms, each importing only those above it:
 
     errors      every exception
     digests     the SHA-256 of a file
+    wrapping    a function of somebody else's, wrapped once
     status      what a task tells the launcher that started it
     cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
+    parameter_servers  variables on parameter servers, and steps handed out to workers
     strategies  how variables and gradients are shared
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
@@ -33,6 +35,7 @@ __all__ = [
     "errors",
     "launch",
     "models",
+    "parameter_servers",
     "status",
     "strategies",
     "training",

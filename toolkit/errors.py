@@ -13,6 +13,7 @@ ToolkitError
   StoppedBySignal            SIGINT, SIGTERM or SIGHUP              exit code 128 + signal
   JobStopped                 the same, of a launched job
   TaskFailed                 a launched task failed                 its exit code
+  TaskLost                   a task that can't be done without is gone  exit code 1
   CheckpointsFailing         checkpoints can no longer be written   exit code 1
 """
 
@@ -32,6 +33,7 @@ __all__ = [
     "StoppedBySignal",
     "StrategyError",
     "TaskFailed",
+    "TaskLost",
     "ToolkitError",
 ]
 
@@ -120,6 +122,10 @@ class TaskFailed(ToolkitError):
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
         self.exit_code = code
+
+
+class TaskLost(ToolkitError):
+    """A parameter server is gone, or every worker; the last checkpoint is there to resume from."""
 
 
 class CheckpointsFailing(ToolkitError):

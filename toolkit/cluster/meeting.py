@@ -29,7 +29,7 @@ _NAMED = 4  # So many missing tasks are named in a message.
 _GRPC = b"\x04"  # The type of the frame, SETTINGS, with which every HTTP/2 server begins; its fourth byte.
 
 
-def meet(cluster: Cluster, me: Task, *, timeout: float) -> None:
+def meet(cluster: Cluster, me: Task, *, timeout: float, peers: Iterable[Task] | None = None) -> None:
     """Returns when every task of the cluster has reached every other.
 
     A task that TensorFlow already serves counts as met: it was started without this toolkit.
@@ -38,21 +38,22 @@ def meet(cluster: Cluster, me: Task, *, timeout: float) -> None:
         cluster: All who meet.
         me: Who this process is.
         timeout: Seconds to wait.
+        peers: Whom to meet; None for all others.
 
     Raises:
         ClusterError: This task's port is taken, a peer doesn't answer in time, or another task or
             another cluster's answers in its place.
     """
     if len(cluster.tasks) > 1:
-        with _Meeting(cluster, me) as meeting:
+        with _Meeting(cluster, me, [task for task in peers or cluster.tasks if task != me]) as meeting:
             meeting.hold(timeout)
 
 
 class _Meeting:
-    def __init__(self, cluster: Cluster, me: Task) -> None:
+    def __init__(self, cluster: Cluster, me: Task, peers: list[Task]) -> None:
         self.cluster = cluster
         self.me = me
-        self.peers = [task for task in cluster.tasks if task != me]
+        self.peers = peers
         self.reached: set[Task] = set()
         self.heard: set[Task] = set()
         self.reasons: dict[Task, str] = {}

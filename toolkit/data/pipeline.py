@@ -80,6 +80,8 @@ class Batches:
         Each replica gets its share of (uint8 [global_batch_size, 32, 32, 3], int32 [global_batch_size]).
         Give `fit` a `steps_per_epoch`.
         """
+        if hasattr(self.strategy, "numbered"):
+            return self.strategy.numbered(self.train_dataset(start_step), self._train_batch, start=start_step)
         return self._distribute(lambda share, shares: self.train_dataset(start_step, share=share, shares=shares))
 
     def test(self) -> Any:
@@ -88,34 +90,18 @@ class Batches:
         Every replica gets at least one example of every batch: layers such as BatchNormalization
         fail on an empty one.
         """
+        if hasattr(self.strategy, "numbered"):
+            count = -(-len(self.examples.test_labels) // self._test_batch_size)
+            return self.strategy.numbered(self.test_dataset(), self._test_batch, count=count)
         return self._distribute(lambda share, shares: self.test_dataset(share=share, shares=shares))
 
     def train_dataset(self, start_step: int = 0, *, share: int = 0, shares: int = 1) -> "tf.data.Dataset":
         """As `train`, for one of `shares` equal shares of each global batch, numbered from 0."""
         import tensorflow as tf
 
-        size, steps, count = self.global_batch_size, self.steps_per_epoch, len(self.examples.train_labels)
-        mine = slice(share * size // shares, (share + 1) * size // shares)
-        images, labels = self._constants()[:2]
-        seed = tf.constant(self.seed, tf.int64)
-
-        def batch(step: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
-            epoch, place = step // steps, step % steps
-            rows = tf.random.experimental.index_shuffle(
-                place * size + tf.range(size, dtype=tf.int64)[mine],
-                seed=tf.stack([seed, epoch]),
-                max_index=tf.constant(count - 1, tf.int64),
-            )
-            pictures = tf.gather(images, rows)
-            if self.augment:
-                # Drawn for the whole batch: the same whatever the number of shares.
-                drawn = tf.random.stateless_uniform([3, size, 1], tf.stack([seed, step]), maxval=2**30, dtype=tf.int32)
-                pictures = _augment(pictures, drawn[:, mine])
-            return tf.ensure_shape(pictures, (size // shares, *images.shape[1:])), tf.gather(labels, rows)
-
         return _stated(
             tf.data.Dataset.range(start_step, 2**62)
-            .map(batch, num_parallel_calls=2, deterministic=True)
+            .map(lambda step: self._train_batch(step, share, shares), num_parallel_calls=2, deterministic=True)
             .prefetch(_AHEAD)
         )
 
@@ -123,22 +109,56 @@ class Batches:
         """As `test`, for one of `shares` shares of each batch, equal to within one example."""
         import tensorflow as tf
 
-        count = len(self.examples.test_labels)
-        size = evaluation_batch_size(count, self.global_batch_size, self.replicas)
+        count = -(-len(self.examples.test_labels) // self._test_batch_size)
+        return _stated(
+            tf.data.Dataset.range(count)
+            .map(lambda number: self._test_batch(number, share, shares), num_parallel_calls=2)
+            .prefetch(_AHEAD)
+        )
+
+    def _train_batch(self, step: "tf.Tensor", share: int, shares: int) -> tuple["tf.Tensor", "tf.Tensor"]:
+        """Returns a share of the batch of a step; step and share may be int64 tensors."""
+        import tensorflow as tf
+
+        size, steps, count = self.global_batch_size, self.steps_per_epoch, len(self.examples.train_labels)
+        mine = slice(share * size // shares, (share + 1) * size // shares)
+        images, labels = self._constants()[:2]
+        seed = tf.constant(self.seed, tf.int64)
+        epoch, place = step // steps, step % steps
+        rows = tf.random.experimental.index_shuffle(
+            place * size + tf.range(size, dtype=tf.int64)[mine],
+            seed=tf.stack([seed, epoch]),
+            max_index=tf.constant(count - 1, tf.int64),
+        )
+        pictures = tf.gather(images, rows)
+        if self.augment:
+            # Drawn for the whole batch: the same whatever the number of shares.
+            drawn = tf.random.stateless_uniform([3, size, 1], tf.stack([seed, step]), maxval=2**30, dtype=tf.int32)
+            pictures = _augment(pictures, drawn[:, mine])
+        if isinstance(share, int):
+            pictures = tf.ensure_shape(pictures, (mine.stop - mine.start, *images.shape[1:]))
+        return pictures, tf.gather(labels, rows)
+
+    def _test_batch(self, number: "tf.Tensor", share: int, shares: int) -> tuple["tf.Tensor", "tf.Tensor"]:
+        """Returns a share of a test batch, by its number; both may be int64 tensors."""
+        import tensorflow as tf
+
+        size, count = self._test_batch_size, len(self.examples.test_labels)
         images, labels = self._constants()[2:]
+        start, present = number * size, tf.minimum(count - number * size, size)
+        rows = slice(start + share * present // shares, start + (share + 1) * present // shares)
+        return images[rows], labels[rows]
 
-        def batch(number: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
-            start, present = number * size, tf.minimum(count - number * size, size)
-            rows = slice(start + share * present // shares, start + (share + 1) * present // shares)
-            return images[rows], labels[rows]
-
-        return _stated(tf.data.Dataset.range(-(-count // size)).map(batch, num_parallel_calls=2).prefetch(_AHEAD))
+    @property
+    def _test_batch_size(self) -> int:
+        return evaluation_batch_size(len(self.examples.test_labels), self.global_batch_size, self.replicas)
 
     @functools.cache  # noqa: B019 - Batches live as long as the program; without it each replica copies the pictures.
     def _constants(self) -> tuple["tf.Tensor", ...]:
         import tensorflow as tf
 
-        with tf.device("CPU:0"):
+        # Made while a pipeline is traced, they are to be no part of that one.
+        with tf.init_scope(), tf.device("CPU:0"):
             return (
                 tf.constant(self.examples.train_images),
                 tf.constant(self.examples.train_labels),

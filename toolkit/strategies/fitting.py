@@ -21,7 +21,7 @@ import numpy as np
 
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
-from toolkit.strategies.wrapping import wrap
+from toolkit.wrapping import wrap
 
 __all__ = ["adapt_keras"]
 
@@ -33,6 +33,7 @@ def adapt_keras() -> None:
     callbacks, model = keras.callbacks.CallbackList, keras.Model
     wrap(callbacks, "set_model", _quieten)
     wrap(callbacks, "on_train_begin", _begin_training)
+    wrap(callbacks, "on_epoch_begin", _begin_epoch)
     wrap(callbacks, "on_epoch_end", _end_epoch)
     wrap(callbacks, "on_train_end", _end_training)
     for moment in ("on_test_begin", "on_predict_begin"):
@@ -45,8 +46,16 @@ def _shared(model: Any) -> bool:
     return model is not None and processes(model.distribute_strategy) > 1
 
 
+def _handed_out(model: Any) -> Any:
+    """Returns the strategy that hands steps out to workers, None under others."""
+    strategy = model.distribute_strategy if model is not None else None
+    return strategy if hasattr(strategy, "adopt") else None
+
+
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
+    if (strategy := _handed_out(model)) is not None:
+        strategy.adopt(model)
     if _shared(model) and not is_chief(model.distribute_strategy):
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger):
@@ -73,10 +82,19 @@ _KEPT: list = []  # A temporary directory lives as long as its object.
 
 
 def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    if (strategy := _handed_out(callbacks.model)) is not None:
+        strategy.begin(callbacks.model)
     original(callbacks, *args, **kwargs)  # A callback may restore weights.
     if _shared(callbacks.model) and callbacks.model.built:
         weights.check_equal(callbacks.model)
         callbacks._toolkit_training = True
+
+
+def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
+    if (strategy := _handed_out(callbacks.model)) is not None:
+        steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
+        strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
 
 
 def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:

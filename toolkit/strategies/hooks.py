@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import cross_device_utils
 
-from toolkit.strategies.wrapping import wrap
+from toolkit.wrapping import wrap
 
 __all__ = ["install"]
 

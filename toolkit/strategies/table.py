@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
+from toolkit.parameter_servers import Options
 from toolkit.strategies import mirrored, one_device
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "create"]
 
-NAMES = ("auto", "one_device", "mirrored", "multi_worker")
+NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")
 
 
 def create(
@@ -22,18 +23,24 @@ def create(
     devices: Sequence[str] = (),
     membership: Membership | None = None,
     start_timeout: float | None = None,
+    parameter_server: Options | None = None,
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
+    Under parameter servers this returns in the chief only: a worker or ps serves here, and its
+    process ends when the chief has.
+
     Args:
-        name: "one_device", "mirrored", "multi_worker", or "auto": multi_worker where the process is
-            one of several that train together, otherwise mirrored where there are several logical
-            devices, otherwise one_device.
+        name: "one_device", "mirrored", "multi_worker", "parameter_server", or "auto":
+            parameter_server where the cluster has any, multi_worker where the process is one of
+            several that train together, otherwise mirrored where there are several logical devices,
+            otherwise one_device. An evaluator takes part in no training and gets one of the last two.
         devices: Logical devices, as `Setup.logical_devices` gives them; () for all GPUs TensorFlow
             shows, or else all its CPU devices.
         membership: Who takes part and who this process is; None for what the environment says, as
             `toolkit.cluster.discover` reads it.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
+        parameter_server: How parameter servers are used, where they are.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -52,7 +59,18 @@ def create(
     _check_backend()
     # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
     membership = membership or discover(os.environ)
-    if name == "multi_worker" or (name == "auto" and membership is not None and len(membership.cluster.tasks) > 1):
+    jobs = {task.job for task in membership.cluster.tasks} if membership else set()
+    outside = membership is not None and membership.task.job == "evaluator"
+    if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
+        return _parameter_server(name, membership, parameter_server, start_timeout)
+    if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
+        raise StrategyError(
+            asked=f"strategy {name} in {membership.task}",
+            found="beside parameter servers, workers and ps serve the chief and train nothing themselves",
+            remedy="Create parameter_server or auto, or start the chief only",
+        )
+    together = membership is not None and len(membership.cluster.tasks) > 1 and not outside
+    if name == "multi_worker" or (name == "auto" and together):
         return _multi_worker(name, membership, devices, start_timeout)
     devices = tuple(devices) or _all_devices()
     if name == "mirrored" or (name == "auto" and len(devices) > 1):
@@ -72,6 +90,20 @@ def _multi_worker(
     from toolkit.strategies import multi_worker
 
     return multi_worker.create(membership.cluster, membership.task, devices=tuple(devices), start_timeout=start_timeout)
+
+
+def _parameter_server(
+    name: str, membership: Membership | None, options: Options | None, start_timeout: float | None
+) -> "tf.distribute.Strategy":
+    if membership is None:
+        raise StrategyError(
+            asked=f"strategy {name} trains in several processes",
+            found="nothing says who takes part: TF_CONFIG is not set",
+            remedy="Start with toolkit launch --chief --workers=2 --ps=2, set TF_CONFIG, or name a file of tf_configs/",
+        )
+    from toolkit.strategies import parameter_server
+
+    return parameter_server.create(membership.cluster, membership.task, options=options, start_timeout=start_timeout)
 
 
 def _all_devices() -> tuple[str, ...]:

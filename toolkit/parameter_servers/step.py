@@ -1,0 +1,466 @@
+"""A step: pull the variables, run the user's own `train_step`, push what it changes.
+
+The functions made here run on a worker. `train_step` is Keras's or the user's, unchanged: it reads
+the step's own copies, and where it applies gradients they travel to the ps and are applied there by
+the optimizer's own update.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.parameter_servers import private
+from toolkit.parameter_servers.ledger import CAPACITY, Ledger
+from toolkit.parameter_servers.local import Copies, Stand, fetch, packed, unpacked
+from toolkit.parameter_servers.placement import devices_of
+from toolkit.parameter_servers.sharded import Sharded
+from toolkit.wrapping import wrap
+
+__all__ = [
+    "Step",
+    "Traced",
+    "Variables",
+    "active",
+    "adapt_optimizers",
+    "alone",
+    "changes",
+    "evaluation",
+    "flat",
+    "numbers",
+    "prediction",
+    "trace",
+    "training",
+    "updates",
+]
+
+active = threading.local()
+
+
+def adapt_optimizers() -> None:
+    """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
+    wrap(keras.optimizers.Optimizer, "apply", _apply)
+
+
+def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    step = getattr(active, "step", None)
+    if step is None:
+        return original(optimizer, grads, trainable_variables)
+    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, list(grads), trainable_variables)
+
+
+class Variables:
+    """The variables of a compiled model, by what a step does with them.
+
+    Args:
+        model: Built, under the strategy's scope.
+        ledgers: Of each ps device.
+
+    Attributes:
+        held: Of the model, on the ps: pulled.
+        counting: Of model and optimizer, with the chief: their values come with the step.
+        metrics: Running sums, which start anew in each dispatch.
+    """
+
+    def __init__(self, model: Any, ledgers: dict[str, Ledger]) -> None:
+        self.model = model
+        self.ledgers = ledgers
+        optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
+        with_chief = lambda v: all("/job:ps" not in device for device in devices_of(v.value))  # noqa: E731
+        self.held = [v for v in model.variables if not with_chief(v)]
+        self.counting = [v for v in (*model.variables, *optimizer) if with_chief(v)]
+        self.metrics = list(model.metrics_variables)
+        # What their `value` is outside of any step.
+        self.values = {id(v): v.value for v in (*model.variables, *optimizer)}
+        self.sharded = {key: value for key, value in self.values.items() if isinstance(value, Sharded)}
+
+    def pieces(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns the `tf.Variable`s that make them up."""
+        return [part for v in variables for part in getattr(self.values[id(v)], "parts", [self.values[id(v)]])]
+
+    def pull(self) -> tuple[list[Stand], dict[str, tf.Tensor]]:
+        """Brings the held variables here, and says which version each ps was at."""
+        parts, versions = fetch(self.pieces(self.held), self.ledgers)
+        values, place = [], 0
+        for variable in self.held:
+            count = len(getattr(self.values[id(variable)], "parts", [None]))
+            mine = parts[place : place + count]
+            place += count
+            values.append(Stand(tf.concat(mine, 0) if count > 1 else mine[0], trainable=bool(variable.trainable)))
+        return values, versions
+
+
+class _Book(Copies):
+    """What an optimizer sees while it applies: its counters' values in the step, and parts of what is sharded."""
+
+    part: tuple[Sharded, int] | None = None
+    sharded: dict[int, Sharded]
+
+    def get_current_value(self, variable: Any) -> Any:
+        if self.part is not None:
+            mine = self.sharded.get(id(variable))
+            if mine is not None and mine.like is self.part[0]:
+                return mine.parts[self.part[1]]
+        return super().get_current_value(variable)
+
+
+class Step:
+    """One step, while it is traced.
+
+    Args:
+        variables: Of the model.
+        copies: The step's.
+        versions: Of each ps, when the copies were read.
+        places: Of each ps device: the step modulo the ledgers' capacity, there.
+        only: Devices whose variables are to be updated; None for all.
+    """
+
+    def __init__(
+        self, variables: Variables, copies: Copies, versions: dict, places: dict, only: frozenset | None
+    ) -> None:
+        self.variables = variables
+        self.copies = copies
+        self.versions = versions
+        self.places = places
+        self.only = only
+        self.notes: dict[str, tf.Tensor] = {}
+        self.book: _Book | None = None
+
+    def wanted(self, device: str) -> bool:
+        return self.only is None or device in self.only
+
+    def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
+        variables = list(variables) if variables is not None else list(self.variables.model.trainable_variables)
+        counting = self.variables.counting
+        book = _Book(counting, [self.copies.values[id(v)] for v in counting])
+        book.sharded = self.variables.sharded
+        self.book = book
+        with book:
+            real = [v.value for v in variables]
+            devices = sorted({device for value in real for device in devices_of(value)})
+            if optimizer.weight_decay is not None:  # It changes variables before the gradients are sent.
+                dense = [g for g in grads if g is not None]
+                with tf.control_dependencies([tf.convert_to_tensor(g) for g in dense]):
+                    ready = tf.constant(0)
+                for device in devices:
+                    with tf.device(device), tf.control_dependencies([tf.identity(ready)]):
+                        self.begin(device)
+            with private.gradients_through(optimizer, self.send):
+                result = original(grads, variables)
+            for device in devices:
+                if self.wanted(device):
+                    here = [
+                        part for value in real for part in getattr(value, "parts", [value]) if part.device == device
+                    ]
+                    with tf.device(device), tf.control_dependencies([part.value() for part in here]):
+                        self._finish(device)
+        self.book = None
+        # What counts goes on from where the optimizer left it.
+        for v in counting:
+            if id(v) in book.assigned:
+                self.copies.add_update((v, book.values[id(v)]))
+        self.copies.values.update(self._read_again(variables))
+        return result
+
+    def _read_again(self, variables: Sequence[Any]) -> dict[int, Any]:
+        """A step that applies twice sees its own first update; nothing is read where nobody asks."""
+        mine = [v for v in variables if id(v) in self.copies.values]
+        return {id(v): _Late(self.variables.values[id(v)], self.copies.values[id(v)]) for v in mine}
+
+    def begin(self, device: str) -> None:
+        if device in self.notes or not self.wanted(device) or device not in self.variables.ledgers:
+            return
+        self.notes[device] = self.variables.ledgers[device].begin(self.places[device], self.versions[device])
+
+    def _finish(self, device: str) -> None:
+        if device in self.notes:
+            self.variables.ledgers[device].finish(self.places[device], self.notes.pop(device))
+
+    def send(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
+        """Moves gradients to where their variables are, the small ones of each ps as one tensor."""
+        out: list[tuple] = []
+        groups: dict[str, list[tuple]] = {}
+        for gradient, value in grads_and_vars:
+            if gradient is None:
+                out.append((None, value))
+                continue
+            if isinstance(value, Sharded):
+                whole = tf.convert_to_tensor(gradient)
+                for number, part in enumerate(value.parts):
+                    groups.setdefault(part.device, []).append((value.rows(whole, number), part))
+            else:
+                groups.setdefault(value.device, []).append((gradient, value))
+        for device, pairs in groups.items():
+            if not self.wanted(device):
+                continue
+            sparse = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+            dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+            sent = packed([gradient for gradient, _ in dense])
+            with tf.device(device):
+                arrived = [tf.identity(flat) for flat in sent]
+                with tf.control_dependencies(arrived):
+                    self.begin(device)
+                note = [self.notes[device]] if device in self.notes else []
+                with tf.control_dependencies(note):
+                    parts = unpacked(arrived, [gradient for gradient, _ in dense])
+            out += [(part, value) for part, (_, value) in zip(parts, dense, strict=True)] + sparse
+        return out
+
+    def update(self, original: Callable, var: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
+        """In the place of `strategy.extended.update`."""
+        if not self.wanted(var.device):
+            return None
+        note = [self.notes[var.device]] if var.device in self.notes else []
+        with tf.control_dependencies(note):
+            return original(var, fn, args, kwargs, group)
+
+    @contextlib.contextmanager
+    def part(self, var: Any) -> Iterator[None]:
+        """While entered, an optimizer's variables are the parts that belong to this one."""
+        if self.book is not None:
+            self.book.part = getattr(var, "_part_of", None)
+        try:
+            yield
+        finally:
+            if self.book is not None:
+                self.book.part = None
+
+
+class _Late(Stand):
+    """A variable that this step has updated: read from its ps again when it is asked for."""
+
+    def __init__(self, value: Any, before: Stand) -> None:
+        self._value = value
+        self.trainable = before.trainable
+        self.shape = before.shape
+        self.dtype = before.dtype
+        self._read: tf.Tensor | None = None
+
+    @property
+    def handle(self) -> tf.Tensor:
+        if self._read is None:
+            self._read = self._value.read_value()
+        return self._read
+
+
+def updates(strategy: Any) -> None:
+    """Lets `strategy.extended.update` take sharded variables, and heed the step that it is used in."""
+    original = strategy.extended.update
+
+    def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
+        step = getattr(active, "step", None)
+        parts = var.parts if isinstance(var, Sharded) else [var]
+        result = None
+        for number, part in enumerate(parts):
+            given = tuple(_piece(var, value, number) for value in args) if isinstance(var, Sharded) else args
+            if step is None:
+                result = original(part, fn, given, kwargs, group)
+            else:
+                with step.part(part):
+                    result = step.update(original, part, fn, given, kwargs, group)
+        return result
+
+    strategy.extended.update = update
+
+
+def _piece(whole: Sharded, value: Any, number: int) -> Any:
+    value = getattr(value, "value", value)  # A keras.Variable.
+    if isinstance(value, Sharded):
+        return value.parts[number]
+    shape = getattr(value, "shape", None)
+    return whole.rows(value, number) if shape is not None and tuple(shape) == tuple(whole.shape) else value
+
+
+def training(
+    variables: Variables, batches: Callable, *, signature: Sequence[Any], count: int, only: frozenset | None = None
+) -> Any:
+    """Makes the function of `count` steps.
+
+    Args:
+        variables: Of the model.
+        batches: Takes the number of a step in the dispatch, its number in the training (int64), and
+            the dispatch's data; returns a batch.
+        signature: Of the data.
+        count: Steps.
+        only: Devices of ps whose variables are to be updated; None for all.
+
+    Returns:
+        A function of (the first step's number in the training, the same by which the ledgers
+        count, the values of `variables.counting`, data), which returns (sums of the metrics, the last
+        step's logs).
+    """
+    model = variables.model
+    assigned: list[int] = []
+
+    def replica(first: tf.Tensor, place: tf.Tensor, counting: list, data: Any) -> tuple:
+        places = {}
+        for device in variables.ledgers:
+            with tf.device(device):
+                places[device] = tf.identity(place)
+        sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
+        logs: Any = {}
+        for number in range(count):
+            values, versions = variables.pull()
+            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
+            here = {}
+            for device, start in places.items():
+                with tf.device(device):
+                    here[device] = (start + number) % CAPACITY
+            step = Step(variables, copies, versions, here, only)
+            active.step = step
+            try:
+                with copies:
+                    logs = model.train_step(batches(number, first + number, data))
+            finally:
+                active.step = None
+            _push_others(changes(variables, copies, values, only))
+            counting = [copies.values[id(v)] for v in variables.counting]
+            sums = [copies.values[id(v)] for v in variables.metrics]
+            assigned[:] = [copies.assigned.get(id(v), 0) for v in variables.counting]
+        return flat(sums), numbers(logs)
+
+    return trace(variables, replica, signature, assigned)
+
+
+def evaluation(variables: Variables, batches: Callable, *, signature: Sequence[Any]) -> Any:
+    """Makes the function that evaluates some batches, with one pull; as `training`, with the count for the place."""
+    model = variables.model
+
+    def replica(first: tf.Tensor, count: tf.Tensor, counting: list, data: Any) -> tuple:
+        values, _ = variables.pull()
+        start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
+        logs: Any = {}
+
+        def one(number: tf.Tensor, sums: list) -> tuple:
+            nonlocal logs
+            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
+            with copies:
+                logs = model.test_step(batches(number, first + number, data))
+            return number + 1, [copies.values[id(v)] for v in variables.metrics]
+
+        if signature:  # One batch, sent along.
+            sums = one(tf.constant(0, tf.int64), start)[1]
+            return flat(sums), numbers(logs)
+        _, sums = tf.while_loop(
+            lambda number, _: number < count, one, [tf.constant(0, tf.int64), start], parallel_iterations=1
+        )
+        return flat(sums), {}
+
+    return trace(variables, replica, signature)
+
+
+def prediction(variables: Variables, *, signature: Sequence[Any]) -> Any:
+    """Makes the function that predicts a batch."""
+    model = variables.model
+
+    def replica(_first: tf.Tensor, _place: tf.Tensor, counting: list, data: Any) -> Any:
+        values, _ = variables.pull()
+        with Copies([*variables.held, *variables.counting], [*values, *counting]):
+            return model.predict_step(data)
+
+    return trace(variables, replica, signature)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A function for a worker.
+
+    Attributes:
+        run: Takes (first, place, counting, data), as it was made for.
+        assigned: How often a step assigns each of `Variables.counting`.
+    """
+
+    run: Any
+    assigned: Sequence[int]
+
+
+def trace(variables: Variables, replica: Callable, signature: Sequence[Any], assigned: Sequence[int] = ()) -> Traced:
+    """Traces what a worker runs.
+
+    Args:
+        variables: Of the model.
+        replica: Takes (first, place, counting, data): two int64, the values of `variables.counting`, and
+            what `signature` describes.
+        signature: Of the data.
+        assigned: A list that tracing fills.
+    """
+    strategy = variables.model.distribute_strategy
+    scalar = tf.TensorSpec([], tf.int64)
+    counting = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counting]
+
+    @tf.function(input_signature=[scalar, scalar, counting, list(signature)])
+    @tf.autograph.experimental.do_not_convert
+    def run(first: tf.Tensor, place: tf.Tensor, counting: list, data: list) -> Any:
+        with alone(strategy):
+            return replica(first, place, counting, data)
+
+    return Traced(run=run.get_concrete_function(), assigned=assigned)
+
+
+@contextlib.contextmanager
+def alone(strategy: Any) -> Iterator[None]:
+    """While entered, a function is traced as the one replica of a step.
+
+    `strategy.run` would give the replica a thread of its own, and apply updates in another than the
+    one in which Keras knows of the step's copies.
+    """
+    with strategy.scope(), _Alone(strategy, replica_id_in_sync_group=0):
+        yield
+
+
+class _Alone(tf.distribute.ReplicaContext):
+    """Of the one replica that a step has: what is reduced over all of them is its own."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
+        return value
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:  # noqa: ARG002
+        return value
+
+
+def changes(variables: Variables, copies: Copies, before: Sequence[Stand], only: frozenset | None) -> dict[str, list]:
+    """Returns, by device, (what a step added to a held variable that it assigned, how to add it)."""
+    groups: dict[str, list[tuple]] = {}
+    for v, stand in zip(variables.held, before, strict=True):
+        if id(v) not in copies.assigned:
+            continue
+        value = variables.values[id(v)]
+        change = tf.convert_to_tensor(copies.values[id(v)])
+        adds = tf.as_dtype(v.dtype).is_floating or tf.as_dtype(v.dtype).is_integer
+        if adds:
+            change = change - stand.handle
+        for number, part in enumerate(getattr(value, "parts", [value])):
+            if only is None or part.device in only:
+                mine = value.rows(change, number) if isinstance(value, Sharded) else change
+                groups.setdefault(part.device, []).append((mine, part.assign_add if adds else part.assign))
+    return groups
+
+
+def _push_others(groups: dict[str, list]) -> None:
+    """Has the ps add what a step changed besides its parameters, such as moving averages."""
+    for device, pairs in groups.items():
+        sent = packed([change for change, _ in pairs])
+        with tf.device(device):
+            arrived = unpacked(sent, [change for change, _ in pairs])
+            for (_, assign), change in zip(pairs, arrived, strict=True):
+                assign(change)
+
+
+def flat(values: Sequence[Any]) -> tf.Tensor:
+    """One tensor to fetch instead of many."""
+    if not values:
+        return tf.zeros([0], tf.float64)
+    return tf.concat([tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values], 0)
+
+
+def numbers(logs: Any) -> dict[str, tf.Tensor]:
+    """Returns those of a step's logs that are numbers."""
+    return {
+        name: tf.cast(value, tf.float64)
+        for name, value in (logs.items() if isinstance(logs, dict) else ())
+        if getattr(value, "shape", None) is not None and value.shape.rank == 0
+    }

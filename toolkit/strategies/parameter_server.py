@@ -1,0 +1,230 @@
+"""Variables on parameter servers, and steps that a chief hands out to workers, at each worker's own pace.
+
+This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it. The rooms'
+`toolkit.parameter_servers` does the work.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit import cluster as _cluster
+from toolkit import status
+from toolkit.errors import StrategyError
+from toolkit.parameter_servers import Options, private, step
+from toolkit.parameter_servers.dispatch import Dispatcher, answers
+from toolkit.parameter_servers.ledger import Ledger
+from toolkit.parameter_servers.placement import Placement, loads, table
+from toolkit.parameter_servers.server import serve
+from toolkit.parameter_servers.session import Session
+from toolkit.parameter_servers.sharded import Sharded
+from toolkit.parameter_servers.sources import Stream, numbered, per_worker
+from toolkit.strategies.fitting import adapt_keras
+
+__all__ = ["ParameterServerStrategy", "create"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
+    """Under whose scope a Keras model is built, compiled and fitted as ever, in the chief.
+
+    Args:
+        cluster: All tasks.
+        options: Where variables live, and how asynchronous training is.
+    """
+
+    def __init__(self, cluster: _cluster.Cluster, options: Options) -> None:
+        members = cluster.restricted_to([task for task in cluster.tasks if task.job != "evaluator"])
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(members.as_dict()), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        super().__init__(resolver)
+        self.cluster = members
+        self.options = options
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        private.used_with_coordinator(self)
+        step.adapt_optimizers()
+        step.updates(self)
+        servers = [task for task in members.tasks if task.job == "ps"]
+        self._placement = Placement(len(servers), options)
+        devices = [f"/job:ps/replica:0/task:{task.index}/device:CPU:0" for task in servers]
+        self._ledgers = {device: Ledger(device) for device in devices}
+        self.dispatcher = Dispatcher(self.coordinator, members)
+        adapt_keras()
+        status.report(state="connected", strategy="parameter_server")
+        _LOG.info("%d workers, %d ps; variables %s, %s", self.dispatcher.workers, len(servers), *_words(options))
+
+    def scope(self) -> Any:
+        """As TensorFlow's, and places each variable that is made in it."""
+        return self._scope()
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[Any]:
+        with super().scope() as inner, tf.variable_creator_scope(self._placement.create):
+            yield inner
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """For Keras: each batch goes to one worker, whichever is free. For other loops as TensorFlow's."""
+        keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
+        if not keras or not isinstance(dataset, tf.data.Dataset):
+            return super().experimental_distribute_dataset(dataset, options)
+        stream = Stream(dataset)
+        if not stream.plain:
+            raise StrategyError(
+                asked="fit hands batches out to the workers",
+                found=f"they hold something else than dense tensors: {dataset.element_spec}",
+                remedy="Make them dense, as with .map(lambda x: x.to_tensor())",
+            )
+        return stream
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable, options: Any = None) -> Any:  # noqa: ARG002
+        """Each worker makes a dataset of its own, by the same function, and reads it endlessly.
+
+        Args:
+            dataset_fn: Takes a `tf.distribute.InputContext`; returns a `tf.data.Dataset`.
+            options: None.
+        """
+        count = self.dispatcher.workers
+
+        def make(number: int) -> tf.data.Dataset:
+            return dataset_fn(tf.distribute.InputContext(count, number, self.num_replicas_in_sync))
+
+        return per_worker(make(0), make)
+
+    def numbered(
+        self, dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
+    ) -> tf.data.Dataset:
+        """Says that a dataset's batches are a function of their number, so that workers make them.
+
+        Args:
+            dataset: Of global batches.
+            function: Takes (number, share, shares): an int64 tensor, and which of how many shares of that
+                batch; returns it. It is traced and runs on the worker.
+            start: Number of the first batch.
+            count: Of batches; None without end.
+        """
+        return numbered(dataset, function, start=start, count=count)
+
+    def session(self, model: Any) -> Session:
+        """Returns the model's session; `compile` begins a new one."""
+        found = model.__dict__.get("_toolkit_session")
+        if found is None or found[0] is not model.optimizer:
+            found = (model.optimizer, Session(model, self.dispatcher, self._ledgers, self.options))
+            object.__setattr__(model, "_toolkit_session", found)
+        return found[1]
+
+    def adopt(self, model: Any) -> None:
+        """Puts this strategy's functions of a step in the place of Keras's own."""
+        session = self.session(model)
+        model.train_function = session.train
+        model.test_function = session.test
+        model.predict_function = session.predict
+        kind = type(model)
+        object.__setattr__(model, "get_metrics_result", lambda: session.results(lambda: kind.get_metrics_result(model)))
+        object.__setattr__(model, "reset_metrics", lambda: session.reset(lambda: kind.reset_metrics(model)))
+
+    def begin(self, model: Any) -> None:
+        """Looks at a model before it is trained."""
+        if isinstance(model.optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+            raise StrategyError(
+                asked="mixed_float16 under parameter servers",
+                found="the scale of its loss would be set by all workers at once",
+                remedy="Use mixed_bfloat16, which needs no scale",
+            )
+        if self.options.variables == "sharded" and not any(isinstance(v.value, Sharded) for v in model.variables):
+            _LOG.warning(
+                "No variable is sharded: none has %d KiB for each of two parts or more",
+                self.options.min_shard_bytes >> 10,
+            )
+        self.session(model).begin()
+
+    def report(self, model: Any) -> dict[str, Any]:
+        """Returns what a run's summary says of it."""
+        session = self.session(model)
+        rows = table([*model.variables, *model.optimizer.variables])
+        return {
+            "variables": [{"name": r.name, "shape": r.shape, "bytes": r.size, "task": r.task} for r in rows],
+            "bytes_by_task": loads(rows),
+            "staleness": {str(age): count for age, count in sorted(session.staleness.items())},
+            "updates": session.applied,
+            "steps_by_worker": {f"worker:{n}": c for n, c in sorted(self.dispatcher.by_worker.items())},
+            "dispatches_run_again": self.dispatcher.retried,
+            "updates_found_applied": session.recovered,
+            "updates_interrupted": session.interrupted,
+        }
+
+
+def create(
+    cluster: _cluster.Cluster,
+    task: _cluster.Task,
+    *,
+    options: Options | None = None,
+    start_timeout: float | None = None,
+) -> ParameterServerStrategy:
+    """In the chief, returns the strategy when all have been met. In a worker or ps, serves and ends the process.
+
+    Args:
+        cluster: All tasks.
+        task: Who this process is.
+        options: None for TensorFlow's ways.
+        start_timeout: Seconds to wait for the others; None for 300, or what the launcher says.
+
+    Raises:
+        StrategyError: The cluster has no ps, or this task has no part in it.
+        ClusterError: Some task can't be reached in time, or isn't the one expected.
+    """
+    jobs = {other.job for other in cluster.tasks}
+    for job in ("ps", "chief", "worker"):
+        if job not in jobs:
+            raise StrategyError(
+                asked="parameter_server trains with a chief, workers and parameter servers",
+                found=f"the cluster has no {job}: {cluster.listed()}",
+                remedy=f"Add it: toolkit launch --chief --workers=2 --ps=2, or {job!r} in the cluster",
+            )
+    if task not in cluster or task.job == "evaluator":
+        raise StrategyError(
+            asked=f"parameter_server in {task}",
+            found="this task has no part in the training",
+            remedy="An evaluator follows the checkpoints: see recipes.cifar_parameter_server",
+        )
+    if start_timeout is None:
+        start_timeout = float(os.environ.get("TOOLKIT_START_TIMEOUT", "300"))
+    _cluster.check_proxies(cluster, os.environ)
+    others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
+    if task.job != "chief":
+        _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief])
+        serve(cluster, task)
+    _cluster.meet(cluster, task, timeout=start_timeout, peers=others)
+    _wait_for_servers(cluster, others)
+    return ParameterServerStrategy(cluster, options or Options())
+
+
+def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
+    """They have been met; what is awaited is TensorFlow's start in them."""
+    import time
+
+    until = time.monotonic() + 120
+    while missing := [task for task in others if not answers(cluster, task)]:
+        if time.monotonic() > until:
+            raise StrategyError(
+                asked="the workers and ps serve once they have met the chief",
+                found=f"{', '.join(map(str, missing[:4]))} stopped before",
+                remedy="See what they wrote last",
+            )
+        time.sleep(0.05)
+
+
+def _words(options: Options) -> tuple[str, str]:
+    if options.synchronous:
+        how = "synchronous rounds"
+    elif options.max_staleness is not None:
+        how = f"no gradient more than {options.max_staleness} updates old"
+    else:
+        how = "free-running"
+    return options.variables.replace("_", "-"), how
