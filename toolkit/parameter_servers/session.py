@@ -21,7 +21,7 @@ from toolkit.parameter_servers.sources import Reader, Stream
 __all__ = ["Session"]
 
 _LOG = logging.getLogger(__name__)
-_DISPATCH_SECONDS = 0.1  # A dispatch that takes so long costs little beside what it does.
+_DISPATCH_SECONDS = 0.2  # A dispatch that takes so long costs little beside what it does.
 _MOST_STEPS = 16  # In a dispatch: its function holds each of them.
 _WORTH_IT = 32  # Dispatches that must be left for a longer one to be worth its tracing.
 _EVALUATED = 8  # Numbered batches evaluated in one dispatch.
@@ -252,7 +252,7 @@ class Session:
         if self._sums is None:
             self._sums = [np.array(v.numpy()) for v in self._the().metrics]
         shares, data = self._shares(stream, item)
-        key = ("round", id(stream))
+        key = ("round", stream.key)
         if key not in self._functions:
             rounds = Rounds(self._the(), self.dispatcher.workers)
             made = rounds.share(
@@ -260,8 +260,8 @@ class Session:
                 signature=stream.signature(1),
             )
             self._note_increments(made)
-            self._functions[key] = (made.run, rounds.applying(), stream)
-        function, applying, _ = self._functions[key]
+            self._functions[key] = (made.run, rounds.applying())
+        function, applying = self._functions[key]
         counting = [tf.constant(value) for value in self._counting_at(self._sent)]
         number = tf.constant(item if stream.kind == "numbered" else 0, tf.int64)
         examples = np.zeros(self.dispatcher.workers)
@@ -350,17 +350,17 @@ class Session:
         return _fetched(outputs)
 
     def _function(self, kind: str, stream: Stream, count: int, only: frozenset | None = None) -> Any:
-        key = (kind, id(stream), count, only)
+        key = (kind, stream.key, count, only)
         with self._lock:
             if key in self._functions:
-                return self._functions[key][0]
+                return self._functions[key]
             variables = self._the()
             signature = stream.signature(count)
             if kind == "train":
                 made = step.training(variables, stream.batch, signature=signature, count=count, only=only)
             else:
                 made = step.evaluation(variables, stream.batch, signature=signature)
-            self._functions[key] = (made.run, stream)  # The stream is kept, for its id.
+            self._functions[key] = made.run
             if kind == "train":
                 self._note_increments(made)
             return made.run

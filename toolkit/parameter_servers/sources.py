@@ -61,6 +61,11 @@ class Stream:
         self.iterators: dict[int, Any] = {}
 
     @property
+    def key(self) -> Any:
+        """What a function that was traced for it depends on."""
+        return self.kind, self.facts[0] if self.kind == "numbered" else None, str(self.spec)
+
+    @property
     def plain(self) -> bool:
         """Whether it holds nothing but tensors."""
         return not self._others
