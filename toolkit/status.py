@@ -1,4 +1,4 @@
-"""What a task tells the launcher that started it: JSON messages to a Unix socket.
+"""What a task tells the launcher that started it, by JSON messages to a Unix socket, and what that told it.
 
 Where no launcher listens, nothing is sent, and a report costs a dictionary look-up.
 """
@@ -8,11 +8,24 @@ import os
 import socket
 from typing import Any
 
-__all__ = ["VARIABLE", "failed", "report"]
+__all__ = ["ATTEMPT", "BEGAN", "VARIABLE", "attempt", "began", "failed", "report"]
 
-VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket", in the environment that the launcher gives its children.
+# In the environment that the launcher gives its children:
+VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
+BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
+ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 
 _failed = False
+
+
+def began() -> str | None:
+    """Returns what the launcher names this job's files by, such as "20260719-140512"; None without one."""
+    return os.environ.get(BEGAN)
+
+
+def attempt() -> int:
+    """Returns the how many-th start of its job this is, from 1."""
+    return int(os.environ.get(ATTEMPT, "1"))
 
 
 def failed() -> bool:

@@ -11,6 +11,9 @@ from toolkit.launch.request import Request
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"], "evaluator": ["h:5"]})
 
 
+TOGETHER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "evaluator": ["h:5"]})
+
+
 def cards(count):
     return tuple(
         devices.Gpu(index=n, name="card", uuid=f"GPU-{n}", memory_mib=1000, mig_uuids=()) for n in range(count)
@@ -20,23 +23,29 @@ def cards(count):
 def environments(monkeypatch, *, gpus, cores=8, cluster=CLUSTER, **environ):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(gpus), cores=cores))
     request = Request(command=("-m", "train"), jobs=(("worker", 1),))
-    planned = tasks.plan(request, cluster, cluster.tasks, mark="m", status_path="/s", environ=environ)
+    planned = tasks.plan(request, cluster, cluster.tasks, mark="m", status_path="/s", began="b", environ=environ)
     return {str(one.task): one.environment for one in planned}
 
 
 def test_gpus_are_dealt_to_those_that_train(monkeypatch):
-    dealt = environments(monkeypatch, gpus=6)
+    dealt = environments(monkeypatch, gpus=6, cluster=TOGETHER)
     assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("chief:0", "worker:0", "worker:1")] == [
         "0,1",
         "2,3",
         "4,5",
     ]
-    assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("ps:0", "evaluator:0")] == ["-1", "-1"]
+    assert dealt["evaluator:0"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert {task["CUDA_DEVICE_ORDER"] for task in dealt.values()} == {"PCI_BUS_ID"}
 
 
+def test_beside_parameter_servers_only_workers_need_gpus(monkeypatch):
+    dealt = environments(monkeypatch, gpus=2)
+    assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("worker:0", "worker:1")] == ["0", "1"]
+    assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("chief:0", "ps:0", "evaluator:0")] == ["-1", "-1", "-1"]
+
+
 def test_only_gpus_that_the_user_left_visible_are_dealt(monkeypatch):
-    dealt = environments(monkeypatch, gpus=8, CUDA_VISIBLE_DEVICES="7,5,3", CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    dealt = environments(monkeypatch, gpus=8, cluster=TOGETHER, CUDA_VISIBLE_DEVICES="7,5,3", CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("chief:0", "worker:0", "worker:1")] == ["7", "5", "3"]
     assert dealt["chief:0"]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
@@ -48,7 +57,7 @@ def test_gpus_that_are_hidden_stay_hidden(monkeypatch):
 
 def test_more_tasks_than_gpus_are_said(monkeypatch):
     with pytest.raises(LaunchError, match="there are 2 GPUs to deal out"):
-        environments(monkeypatch, gpus=2)
+        environments(monkeypatch, gpus=2, cluster=TOGETHER)
 
 
 def test_without_gpus_nothing_is_said_of_them(monkeypatch):

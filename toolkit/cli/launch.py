@@ -66,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between asking tasks to end and ending them [15]",
     )
+    how.add_argument(
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a job that failed again, from its last checkpoint, up to N times [0]",
+    )
     what = parser.add_argument_group("what to start")
     what.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
@@ -115,4 +122,5 @@ def _request(given: argparse.Namespace) -> "Request":
         start_timeout=given.start_timeout,
         stall_timeout=given.stall_timeout,
         grace=given.grace,
+        max_restarts=given.max_restarts,
     )

@@ -5,7 +5,7 @@
 It waits for its standard input to end, which it does when the launcher ends in whatever way, kill -9
 included. Then it kills the process groups that it was told of, one number a line, and every process
 of this user that has TOOLKIT_JOB=MARK in its environment: tasks, and whatever they started; and it
-removes the directory SCRATCH.
+removes the directory SCRATCH, unless a line says that the launcher, which still lives, will do so.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 
-__all__ = ["VARIABLE", "marked"]
+__all__ = ["KEEP", "VARIABLE", "marked"]
 
 VARIABLE = "TOOLKIT_JOB"
+KEEP = b"keep"
 
 
 def marked(mark: str) -> list[int]:
@@ -37,7 +38,8 @@ def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     mark, scratch = sys.argv[1:]
-    groups = [int(line) for line in sys.stdin.buffer if line.strip().isdigit()]
+    lines = [line.strip() for line in sys.stdin.buffer]
+    groups = [int(line) for line in lines if line.isdigit()]
     for group in groups:
         with contextlib.suppress(OSError):
             if os.getpgid(group) == group:  # The leader is still there, so the number is still its own.
@@ -50,7 +52,8 @@ def _main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
-    shutil.rmtree(scratch, ignore_errors=True)
+    if KEEP not in lines:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

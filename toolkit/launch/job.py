@@ -19,12 +19,33 @@ from toolkit.launch.display import Display
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
 
-__all__ = ["Job"]
+__all__ = ["Budget", "Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
 _TAIL = 20  # Lines of a task's output in a message.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
+
+
+class Budget:
+    """How often something may still be started again.
+
+    Args:
+        most: In all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+
+    def take(self) -> bool:
+        """Says whether it may once more, and counts it."""
+        self.left -= 1
+        return self.left >= 0
+
+    @property
+    def words(self) -> str:
+        """What is used up, such as "restart 1 of 3"."""
+        return f"restart {self.most - max(0, self.left)} of {self.most}"
 
 
 class Job:
@@ -41,6 +62,8 @@ class Job:
         received: Signals to the launcher are appended to it, by whoever made it.
         grace: Seconds between asking tasks to end and ending them.
         stall_timeout: Seconds without progress, 0 for any number.
+        budget: Of restarts.
+        whole: Whether all tasks of the cluster are started here.
     """
 
     def __init__(
@@ -56,6 +79,8 @@ class Job:
         received: list[int],
         grace: float,
         stall_timeout: float,
+        budget: Budget,
+        whole: bool,
     ) -> None:
         self.planned = planned
         self.mark = mark
@@ -66,7 +91,10 @@ class Job:
         self.display = display
         self.grace = grace
         self.stall_timeout = stall_timeout
+        self.budget = budget
+        self.whole = whole
         self.running: list[Running] = []
+        self._replaced: list[Running] = []
         self._received = received
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
@@ -95,22 +123,25 @@ class Job:
         )
         self._selector.register(self.listening, selectors.EVENT_READ)
         for planned in self.planned:
-            name = planned.file_name
-            task = Running(
-                planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
-            )
-            self.running.append(task)
-            self._guard.stdin.write(f"{task.process.pid}\n".encode())
-            self._guard.stdin.flush()
-            self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
+            self.running.append(self._started(planned))
+
+    def _started(self, planned: Planned) -> Running:
+        name = planned.file_name
+        task = Running(
+            planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
+        )
+        self._guard.stdin.write(f"{task.process.pid}\n".encode())
+        self._guard.stdin.flush()
+        self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
+        return task
 
     def _watch(self) -> None:
         while not self._done():
             self._turn()
-            failed = [task for task in self.running if not task.alive and task.code != 0]
+            failed = [task for task in self.running if not task.alive and task.code != 0 and not task.spared]
             if self._received:
                 self._stop_as_told()
-            if failed:
+            if any(not self._goes_on_without(task) for task in failed):
                 self._fail()
             self._look_for_stall()
         self._say_if_alone()
@@ -118,11 +149,31 @@ class Job:
         self._end(signal.SIGTERM)
 
     def _done(self) -> bool:
-        """Whether all that end by themselves have: beside parameter servers that is the chief."""
-        jobs = {task.task.job for task in self.running}
-        ends = {"chief"} if "ps" in jobs and "chief" in jobs else {"chief", "worker", "evaluator"}
-        waited = [task for task in self.running if task.task.job in ends] or self.running
-        return all(task.code == 0 for task in waited)
+        """Whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
+        ends = {"chief"} if self._has_servers else {"chief", "worker", "evaluator"}
+        waited = [task for task in self.running if task.task.job in ends or task.facts.get("follows")]
+        return all(task.code == 0 for task in waited or self.running)
+
+    @property
+    def _has_servers(self) -> bool:
+        return {"ps", "chief"} <= {task.task.job for task in self.running}
+
+    def _goes_on_without(self, task: Running) -> bool:
+        """Says whether the job goes on, with the task started again or without it: a worker that served its chief."""
+        if not (self._has_servers and task.task.job == "worker" and task.served and (task.code or 0) < 0):
+            return False
+        task.spared = True
+        if self.budget.take():
+            self.display.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
+            self._replaced.append(task)
+            self.running[self.running.index(task)] = self._started(task.planned)
+            return True
+        if self.whole and not any(other.alive for other in self.running if other.task.job == "worker"):
+            self.display.say("No worker is left")
+            task.spared = False
+            return False
+        self.display.say(f"{task.task} {task.words()}; the job goes on without it")
+        return True
 
     def _say_if_alone(self) -> None:
         """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
@@ -180,7 +231,7 @@ class Job:
 
     def _fail(self) -> None:
         self._settle(0.3)  # What the others report in the meantime may have come first.
-        first = min(self.running, key=lambda task: task.failed_at or float("inf"))
+        first = min(self.running, key=lambda task: float("inf") if task.spared else task.failed_at or float("inf"))
         if first.alive:
             self._settle(self.grace, until=lambda: not first.alive)
         self._end(signal.SIGTERM)
@@ -249,9 +300,10 @@ class Job:
                     os.kill(process, signal.SIGKILL)
         if self._guard is not None:
             with contextlib.suppress(OSError):
+                self._guard.stdin.write(guard.KEEP + b"\n")
                 self._guard.stdin.close()
             self._guard.wait()
-        for task in self.running:
+        for task in (*self.running, *self._replaced):
             self.display.lines(task.task, task.output.flush())
             task.output.close()
         self._selector.close()

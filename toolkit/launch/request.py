@@ -28,6 +28,7 @@ class Request:
         start_timeout: Seconds that tasks wait for one another.
         stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
         grace: Seconds between asking tasks to end and ending them.
+        max_restarts: How often a job that failed is started again, or a worker beside parameter servers.
 
     Raises:
         LaunchError: Something can't be meant so.
@@ -45,6 +46,7 @@ class Request:
     start_timeout: float = 300.0
     stall_timeout: float = 1800.0
     grace: float = 15.0
+    max_restarts: int = 0
 
     def __post_init__(self) -> None:
         if not self.command or self.command == ("-m",):
@@ -72,6 +74,12 @@ class Request:
                     found="that is no length of time",
                     remedy="Give seconds, 0 or more",
                 )
+        if self.max_restarts < 0:
+            raise LaunchError(
+                asked=f"--max_restarts={self.max_restarts}",
+                found="that is no number of times",
+                remedy="Give 0 or more",
+            )
         if self.command[0] != "-m" and not pathlib.Path(self.command[0]).is_file():
             what = "that is a directory" if pathlib.Path(self.command[0]).is_dir() else "there is no such file"
             raise LaunchError(

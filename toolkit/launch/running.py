@@ -30,17 +30,21 @@ class Running:
         failed_at: When it said that it fails, or was seen to have, by the monotonic clock.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
+        served: Whether it has reported that it serves a chief.
+        spared: Whether the job goes on without it.
     """
 
     def __init__(
         self, planned: Planned, *, environ: Mapping[str, str], log: pathlib.Path, stacks: pathlib.Path
     ) -> None:
+        self.planned = planned
         self.task = planned.task
         self.began = self.progressed = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
         self.failed_at: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
+        self.served = self.spared = False
         self._stacks = stacks
         self._cpu = 0.0
         self._watched: Any = None
@@ -93,6 +97,7 @@ class Running:
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or float(facts.get("at", time.monotonic()))
         self.facts.update(facts)
+        self.served = self.served or facts.get("state") == "serving"
         self.progressed = time.monotonic()
 
     def worked(self) -> None:

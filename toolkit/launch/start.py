@@ -1,6 +1,7 @@
 """From a request to a job that runs."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import secrets
@@ -11,7 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from toolkit.errors import LaunchError
+from toolkit import status
+from toolkit.errors import LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
 
 __all__ = ["dry_run", "start"]
@@ -30,7 +32,7 @@ def start(request: Request) -> None:
     # Imported here: every task's start-up imports this package, and needs none of these.
     from toolkit.launch import tasks
     from toolkit.launch.display import Display
-    from toolkit.launch.job import Job
+    from toolkit.launch.job import Budget, Job
     from toolkit.launch.ports import HeldPorts
 
     mark = secrets.token_hex(8)
@@ -42,7 +44,8 @@ def start(request: Request) -> None:
         cluster, mine = tasks.describe(request, held)
         _check_only(request, mine)
         address = os.path.join(scratch, "status")
-        planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, environ=os.environ)
+        began = f"{time.strftime('%Y%m%d-%H%M%S')}-{mark[:4]}"
+        planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, began=began, environ=os.environ)
         logs = _logs(request, [task.file_name for task in planned])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(address)
@@ -50,19 +53,31 @@ def start(request: Request) -> None:
             display = Display(mine, tee=request.tee, only=request.only)
             others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
             display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
+            budget = Budget(request.max_restarts)
             try:
-                Job(
-                    planned,
-                    mark=mark,
-                    environ=os.environ,
-                    listening=listening,
-                    logs=logs,
-                    scratch=pathlib.Path(scratch),
-                    display=display,
-                    received=received,
-                    grace=request.grace,
-                    stall_timeout=request.stall_timeout,
-                ).run()
+                for attempt in itertools.count(1):
+                    job = Job(
+                        planned,
+                        mark=mark,
+                        environ={**os.environ, status.ATTEMPT: str(attempt)},
+                        listening=listening,
+                        logs=logs,
+                        scratch=pathlib.Path(scratch),
+                        display=display,
+                        received=received,
+                        grace=request.grace,
+                        stall_timeout=request.stall_timeout,
+                        budget=budget,
+                        whole=len(mine) == len(cluster.tasks),
+                    )
+                    try:
+                        job.run()
+                        break
+                    except TaskFailed as error:
+                        # What the user asked for can't be done the second time either.
+                        if error.exit_code == RequestError.exit_code or not budget.take():
+                            raise
+                        display.say(f"{error}\nlaunch: starting the job again, {budget.words}")
             finally:
                 display.close()
 
@@ -79,7 +94,9 @@ def dry_run(request: Request) -> list[str]:
     with HeldPorts() as held:
         cluster, mine = tasks.describe(request, held)
         _check_only(request, mine)
-        planned = tasks.plan(request, cluster, mine, mark="dry-run", status_path="/dev/null", environ=os.environ)
+        planned = tasks.plan(
+            request, cluster, mine, mark="dry-run", status_path="/dev/null", began="dry-run", environ=os.environ
+        )
         return [tasks.shell_line(task) for task in planned]
 
 

@@ -88,6 +88,7 @@ def plan(
     *,
     mark: str,
     status_path: str,
+    began: str,
     environ: Mapping[str, str],
 ) -> tuple[Planned, ...]:
     """Returns what to start.
@@ -98,10 +99,13 @@ def plan(
         mine: Those to start here.
         mark: Of this job, in the environment of all its processes.
         status_path: The socket that tasks report to.
+        began: What the job's files are named by.
         environ: The launcher's environment: what the user has set there stays.
     """
     inventory = devices.inventory.take()
-    training = [task for task in mine if task.job in ("chief", "worker")]
+    # Beside parameter servers a chief hands out work, and does none.
+    served = any(task.job == "ps" for task in cluster.tasks)
+    training = [task for task in mine if task.job in (("worker",) if served else ("chief", "worker"))]
     threads = str(max(1, inventory.cores // len(mine)))
     planned = []
     for task in mine:
@@ -113,6 +117,7 @@ def plan(
             **_cluster.without_proxies(cluster, environ),
             **ports.ENVIRONMENT,
             status.VARIABLE: f"{task}@{status_path}",
+            status.BEGAN: began,
             guard.VARIABLE: mark,
             "TOOLKIT_START_TIMEOUT": f"{request.start_timeout:g}",
         }

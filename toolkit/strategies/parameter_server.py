@@ -45,6 +45,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             tf.train.ClusterSpec(members.as_dict()), task_type="chief", task_id=0, rpc_layer="grpc"
         )
         super().__init__(resolver)
+        if self.num_replicas_in_sync > 1:
+            raise StrategyError(
+                asked="each worker trains a replica of the model",
+                found=f"each shows {self.num_replicas_in_sync} GPUs",
+                remedy="Start as many workers as there are GPUs, and show each of them one (CUDA_VISIBLE_DEVICES)",
+            )
         self.cluster = members
         self.options = options
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)

@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit import status
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.training import files
 
@@ -28,12 +29,14 @@ _ASKED = "run_dir={} is where this run writes"
 def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "runs") -> pathlib.Path:
     """Returns a run directory for a run that names none: a new one, or on resume this recipe's newest.
 
+    All tasks of a launched job, and what is started again in their place, get the same new one.
+
     Raises:
         CheckpointError: `resume`, and there is none.
     """
     under = pathlib.Path(under)
     if not resume:
-        return under / f"{recipe}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        return under / f"{recipe}-{status.began() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
     earlier = sorted(path for path in under.glob(f"{recipe}-*") if (path / "checkpoints").is_dir())
     if not earlier:
         raise CheckpointError(

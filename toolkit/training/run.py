@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__
+from toolkit import __version__, status
 from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
@@ -44,7 +44,7 @@ class Run:
     Args:
         directory: The run directory; None for a new one, or on resume the newest, under ./runs.
         recipe: Name of the program.
-        resume: Go on with the run that is there.
+        resume: Go on with the run that is there. A job that its launcher has started again does so too.
         chief: False on a worker that isn't chief: the directory is then the chief's, and is neither
             read nor written here.
 
@@ -64,6 +64,8 @@ class Run:
         self.store: CheckpointStore | NoCheckpoints = NoCheckpoints()
         if chief:
             path = choose(recipe, resume=resume) if directory is None else directory
+            if status.attempt() > 1 and not resume:  # The job failed, and its launcher has started it again.
+                resume = bool(CheckpointStore(pathlib.Path(path).expanduser() / "checkpoints").names())
             self.directory = RunDirectory(path, recipe=recipe, resume=resume)
             self.store = CheckpointStore(self.directory.checkpoints)
         self.step = 0
@@ -212,13 +214,13 @@ class Run:
         finally:
             aside.unlink(missing_ok=True)
 
-    def _write_summary(self, status: str) -> dict[str, Any]:
+    def _write_summary(self, outcome: str) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
         rate = self._throughput.images_per_second
         summary = {
             **self._summary,
-            "status": status,
+            "status": outcome,
             "epochs": len(rows),
             "steps": last.get("step", 0),
             "train_loss": last.get("loss"),
