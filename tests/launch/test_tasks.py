@@ -45,7 +45,9 @@ def test_beside_parameter_servers_only_workers_need_gpus(monkeypatch):
 
 
 def test_only_gpus_that_the_user_left_visible_are_dealt(monkeypatch):
-    dealt = environments(monkeypatch, gpus=8, cluster=TOGETHER, CUDA_VISIBLE_DEVICES="7,5,3", CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    dealt = environments(
+        monkeypatch, gpus=8, cluster=TOGETHER, CUDA_VISIBLE_DEVICES="7,5,3", CUDA_DEVICE_ORDER="FASTEST_FIRST"
+    )
     assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("chief:0", "worker:0", "worker:1")] == ["7", "5", "3"]
     assert dealt["chief:0"]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 

@@ -12,7 +12,7 @@ main       `toolkit COMMAND`: the table of commands
 """
 
 from toolkit.cli import flags
-from toolkit.cli.log import show_devices
+from toolkit.cli.log import show_devices, show_variables
 from toolkit.cli.program import run
 
-__all__ = ["flags", "run", "show_devices"]
+__all__ = ["flags", "run", "show_devices", "show_variables"]

@@ -6,7 +6,9 @@ A recipe calls `define_shared` when it is imported, and reads the parsed values 
 
 from absl import flags
 
-__all__ = ["define_cluster", "define_shared", "devices"]
+from toolkit.parameter_servers import Options
+
+__all__ = ["define_cluster", "define_parameter_servers", "define_shared", "devices", "parameter_servers"]
 
 
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
@@ -50,6 +52,21 @@ def define_cluster() -> None:
     )
 
 
+def define_parameter_servers() -> None:
+    """Defines the flags that say how parameter servers are used."""
+    flags.DEFINE_enum(
+        "variables",
+        "round_robin",
+        ["round_robin", "balanced", "sharded"],
+        "Which ps holds a variable: the next, the one with the fewest bytes, or several where it is large.",
+    )
+    flags.DEFINE_integer("shards", None, "Parts of each sharded variable. Default: one on each ps.")
+    flags.DEFINE_integer("min_shard_kib", 256, "No part of a sharded variable is smaller.")
+    flags.DEFINE_boolean("synchronous", False, "Rounds: the workers share each batch, and apply gradients together.")
+    flags.DEFINE_integer("max_staleness", None, "Most updates that a gradient may be late by. Default: any number.")
+    flags.DEFINE_integer("steps_per_dispatch", None, "Steps a worker is sent at once. Default: by their length.")
+
+
 def devices_only() -> None:
     """Defines the flags that say which devices to use."""
     flags.DEFINE_integer(
@@ -80,3 +97,15 @@ def devices() -> dict:
     names = ("gpus", "emulate", "visible_devices", "memory", "inter_op_threads", "intra_op_threads")
     arguments = {name: values[name].value for name in (*names, "soft_placement", "log_placement")}
     return {**arguments, "split": values["split_gpus"].value}
+
+
+def parameter_servers() -> Options:
+    """Returns what the flags of `define_parameter_servers` say.
+
+    Raises:
+        StrategyError: A value is none that it can be.
+    """
+    values = flags.FLAGS
+    names = ("variables", "shards", "synchronous", "max_staleness", "steps_per_dispatch")
+    arguments = {name: values[name].value for name in names}
+    return Options(**arguments, min_shard_bytes=values["min_shard_kib"].value << 10)

@@ -1,7 +1,8 @@
 """The toolkit's messages on the console, beside the progress bar and never through it."""
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolkit.devices import Setup
@@ -29,6 +30,33 @@ def show() -> None:
         logger.addHandler(_Console())
     logger.setLevel(logging.INFO)
     logger.propagate = False  # absl's root handler would print each line again.
+
+
+def show_variables(report: Mapping[str, Any]) -> None:
+    """Prints which task holds which variable of a model, and what each holds in all.
+
+    Args:
+        report: What `toolkit.strategies.report` returned; of a strategy that has none, nothing is printed.
+    """
+    if not report:
+        return
+    import rich
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("variable", overflow="fold")
+    table.add_column("shape")
+    for heading in ("KiB", "task"):
+        table.add_column(heading, justify="right")
+    for row in report["variables"]:
+        if row["task"] != "chief:0":
+            shape = " x ".join(map(str, row["shape"]))
+            table.add_row(row["name"], shape, f"{row['bytes'] / 1024:,.1f}", row["task"])
+    table.add_section()
+    for task, size in report["bytes_by_task"].items():
+        table.add_row("in all", "", f"{size / 1024:,.1f}", task)
+    rich.get_console().print(table)
 
 
 def show_devices(setup: "Setup") -> None:

@@ -1,7 +1,6 @@
 """How variables and gradients are shared: one file per strategy, and a table of names.
 
 one_device    everything on one device
-wrapping      a function of somebody else's, wrapped once
 hooks         what only TensorFlow's insides allow
 mirrored      a replica on each device of this machine, gradients all-reduced
 agreement     values that the processes of a strategy agree on, between steps
@@ -13,12 +12,15 @@ leaving       the end of a process that others train with
 weights       whether all workers hold the same weights
 fitting       what Keras's training loop needs from several processes
 multi_worker  a replica on each device of several processes, gradients all-reduced
+parameter_server  variables on parameter servers, steps handed out to workers
 table         names, `create`, and what "auto" means
 """
 
+from typing import Any
+
 from toolkit.strategies.table import NAMES, create
 
-__all__ = ["NAMES", "create", "enable_fit", "is_chief"]
+__all__ = ["NAMES", "create", "enable_fit", "is_chief", "report", "settle"]
 
 
 def enable_fit(strategy):
@@ -26,6 +28,30 @@ def enable_fit(strategy):
     from toolkit.strategies import multi_worker
 
     return multi_worker.enable_fit(strategy)
+
+
+def settle(model: Any) -> None:
+    """Waits until every step is done that was sent to a worker, and sets the step count and metrics.
+
+    `fit` does so at the end of each epoch. Call it in a callback of your own before you read weights
+    in mid-epoch. Under other strategies there is nothing to wait for.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    if hasattr(model.distribute_strategy, "session"):
+        model.distribute_strategy.session(model).settle()
+
+
+def report(model: Any) -> dict[str, Any]:
+    """Returns what the strategy has to say of a training: under parameter servers where variables
+    are, how stale gradients were, who did how many steps. Under other strategies {}.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+    """
+    strategy = model.distribute_strategy
+    return strategy.report(model) if hasattr(strategy, "report") else {}
 
 
 def is_chief(strategy) -> bool:

@@ -153,10 +153,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def report(self, model: Any) -> dict[str, Any]:
         """Returns what a run's summary says of it."""
         session = self.session(model)
-        rows = table([*model.variables, *model.optimizer.variables])
+        rows = table(model.variables)
+        beside = table(model.optimizer.variables if model.optimizer is not None else [])
         return {
-            "variables": [{"name": r.name, "shape": r.shape, "bytes": r.size, "task": r.task} for r in rows],
-            "bytes_by_task": loads(rows),
+            "variables": [{"name": r.name, "shape": list(r.shape), "bytes": r.size, "task": r.task} for r in rows],
+            "bytes_by_task": loads([*rows, *beside]),
             "staleness": {str(age): count for age, count in sorted(session.staleness.items())},
             "updates": session.applied,
             "steps_by_worker": {f"worker:{n}": c for n, c in sorted(self.dispatcher.by_worker.items())},

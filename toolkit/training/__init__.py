@@ -16,12 +16,14 @@ progress     a progress bar for a terminal, lines for a log file
 reporting    where training stands, told to the launcher
 history      history.csv, one row per epoch
 saving       the callback that writes checkpoints and makes `fit` go on in mid-epoch
+following    an evaluator, which follows the checkpoints
 run          a run from its directory to its summary
 """
 
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
+from toolkit.training.following import follow
 from toolkit.training.length import Length
 from toolkit.training.rates import learning_rate
 from toolkit.training.run import Run
 
-__all__ = ["Checkpoint", "CheckpointStore", "Length", "Run", "learning_rate"]
+__all__ = ["Checkpoint", "CheckpointStore", "Length", "Run", "follow", "learning_rate"]

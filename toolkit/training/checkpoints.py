@@ -119,6 +119,20 @@ class CheckpointStore:
             remedy="Start a new run without resume, in another run directory",
         )
 
+    def newest(self, *, after: int) -> Checkpoint | None:
+        """Returns the newest whole checkpoint beyond a step, None if there is none. Nothing is changed on the disk.
+
+        Another process may write and remove checkpoints meanwhile.
+        """
+        for name in reversed(self.names()):
+            if _order(name)[0] <= after:
+                return None
+            try:
+                return _read(self.directory / name)
+            except _Damaged:
+                continue
+        return None
+
     def _clear(self, path: pathlib.Path) -> None:
         if path.exists():
             shutil.rmtree(path, ignore_errors=True)

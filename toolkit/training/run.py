@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, status
+from toolkit import __version__, status, strategies
 from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
@@ -81,6 +81,7 @@ class Run:
         self._throughput: Any = None
         self._history: Any = None
         self._strategy: Any = None
+        self._model: Any = None
         self._progress: Any = None
 
     def __enter__(self) -> "Run":
@@ -127,6 +128,7 @@ class Run:
         """
         self._length = length
         self._strategy = model.distribute_strategy
+        self._model = model
         self.directory.check_space(state.size_in_bytes(model))
         if not self._resume:
             return
@@ -237,6 +239,9 @@ class Run:
             },
             "command": _command(sys.orig_argv),
         }
+        said = strategies.report(self._model) if self._model is not None else {}
+        if said:
+            summary["parameter_servers"] = said
         if isinstance(self.directory, RunDirectory):
             files.write_json(self.directory.summary, summary)
         return summary

@@ -31,6 +31,7 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
 
     A variable that is mirrored on several devices is read once.
     """
+    _settle(model)
     return _values(_variables(model))
 
 
@@ -74,6 +75,7 @@ def digest(model: "keras.Model") -> str:
 
 def capture_metrics(model: "keras.Model") -> "dict[str, np.ndarray]":
     """Returns the running sums of the metrics, over all replicas."""
+    _settle(model)
     return _values(_metrics(model))
 
 
@@ -93,6 +95,12 @@ def size_in_bytes(model: "keras.Model") -> int:
     import tensorflow as tf
 
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in _variables(model).values())
+
+
+def _settle(model: "keras.Model") -> None:
+    from toolkit import strategies
+
+    strategies.settle(model)
 
 
 def _variables(model: "keras.Model") -> dict:

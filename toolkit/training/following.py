@@ -1,0 +1,105 @@
+"""An evaluator: a task beside the training that evaluates each checkpoint, so that nobody waits for it."""
+
+import csv
+import io
+import json
+import logging
+import os
+import pathlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from toolkit import status
+from toolkit.errors import RunDirectoryError
+from toolkit.training import files, state
+from toolkit.training.checkpoints import CheckpointStore
+from toolkit.training.directory import choose
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["follow"]
+
+_LOG = logging.getLogger(__name__)
+_LOOK = 1.0  # Seconds between two looks at the directory.
+
+
+def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any, *, recipe: str) -> None:
+    """Evaluates each new checkpoint of a run, until the run has ended: RUN_DIR/evaluation.csv, one row for each.
+
+    Where checkpoints come faster than they are evaluated, the newest is taken. Only that file is
+    written in the run directory.
+
+    Args:
+        directory: The run directory; None for the one of this launched job.
+        model: Compiled as the one that is trained.
+        data: What `model.evaluate` takes.
+        recipe: Name of the program whose run it is.
+
+    Raises:
+        RunDirectoryError: Nothing says which directory it is.
+        CheckpointError: The checkpoints are another model's.
+    """
+    if directory is None and status.began() is None:
+        raise RunDirectoryError(
+            asked="an evaluator follows the checkpoints of a run",
+            found="nothing says where they are",
+            remedy="Name the chief's --run_dir, on a disk that both see",
+        )
+    path = choose(recipe) if directory is None else pathlib.Path(directory).expanduser()
+    store = CheckpointStore(path / "checkpoints")
+    rows = _Rows(path / "evaluation.csv")
+    began = time.time()
+    status.report(state="following", follows=True)
+    _LOG.info("Following the checkpoints in %s", path)
+    step = rows.last_step
+    while True:
+        ended = _ended(path / "summary.json", since=began)
+        checkpoint = store.newest(after=step)
+        if checkpoint is not None:
+            status.report(state="evaluating")
+            state.restore(model, checkpoint.arrays)
+            values = model.evaluate(data, verbose=0, return_dict=True)
+            step = checkpoint.step
+            rows.add({"step": step, **{name: float(value) for name, value in values.items()}})
+            _LOG.info("step %d: %s", step, ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
+            status.report(state="following")
+        elif ended:
+            _LOG.info("The run has ended, and its last checkpoint is evaluated: %s", rows.path)
+            return
+        else:
+            time.sleep(_LOOK)
+
+
+class _Rows:
+    """evaluation.csv, whole at any moment."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                self._rows = list(csv.DictReader(file))
+
+    @property
+    def last_step(self) -> int:
+        return max((int(row["step"]) for row in self._rows), default=-1)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(name for each in self._rows for name in each)))
+        writer.writeheader()
+        writer.writerows(self._rows)
+        try:
+            files.write_text(self.path, text.getvalue())
+        except OSError as error:
+            _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)
+
+
+def _ended(summary: pathlib.Path, *, since: float) -> bool:
+    """Whether the run has written its summary since; one of before is the summary of what is now gone on with."""
+    try:
+        return summary.stat().st_mtime >= since and bool(json.loads(summary.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
