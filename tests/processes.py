@@ -96,10 +96,13 @@ def group(command, arguments, folder, *, cluster=True, ports=None, **environment
             running.close()
 
 
-def launch(folder, *arguments, limit=200):
-    """Runs `toolkit launch --workers=2` to its end, in a folder."""
+SERVED = ("--chief", "--workers=2", "--ps=2")
+
+
+def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
+    """Runs `toolkit launch` to its end, in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *arguments],
+        [sys.executable, "-m", "toolkit", "launch", *tasks, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,

@@ -5,7 +5,8 @@ size of a group of devices for the process's life.
 
     python train.py STRATEGY REPLICAS MODEL OPTIMIZER DTYPE STEPS OUT.npz
 
-Under multi_worker there are as many of these as replicas, each with its TF_CONFIG.
+Under multi_worker there are as many of these as replicas, each with its TF_CONFIG; under one of SERVED one in each task
+of a cluster with parameter servers, of which the chief writes.
 """
 
 import sys
@@ -21,6 +22,7 @@ BATCH = 132  # Shared equally by 1, 2, 3 and 4.
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.003, momentum=0.9, nesterov=True, weight_decay=5e-4),
     "adam": lambda: keras.optimizers.Adam(1e-4),
+    "adamw": lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01, global_clipnorm=1.0, use_ema=True),
 }
 
 
@@ -33,6 +35,12 @@ def plain():
     return keras.Sequential([*parts, layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10)])
 
 
+SERVED = {
+    "rounds": {"synchronous": True},
+    "rounds_sharded": {"synchronous": True, "variables": "sharded", "min_shard_bytes": 1024},
+    "in_turn": {"max_staleness": 0, "variables": "balanced"},
+    "in_turn_sharded": {"max_staleness": 0, "variables": "sharded", "min_shard_bytes": 1024, "shards": 3},
+}
 MODELS = {"plain": plain, "small_cnn": lambda: toolkit.models.build("small_cnn")}
 
 
@@ -67,9 +75,12 @@ def copies_agree(variable):
 def main():
     name, replicas, model, optimizer, dtype, steps, out = sys.argv[1:]
     keras.config.set_floatx(dtype)
-    here = 1 if name == "multi_worker" else int(replicas)
-    devices = toolkit.devices.configure(gpus=here, emulate="always")
-    strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
+    if name in SERVED:
+        strategy = toolkit.strategies.create("auto", parameter_server=toolkit.parameter_servers.Options(**SERVED[name]))
+    else:
+        here = 1 if name == "multi_worker" else int(replicas)
+        devices = toolkit.devices.configure(gpus=here, emulate="always")
+        strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
     examples = shapes.load(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)
     model = compiled(strategy, model, optimizer)

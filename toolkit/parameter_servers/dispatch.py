@@ -28,9 +28,13 @@ class Work:
         steps: How many it holds.
         run: Takes the number of the attempt, from 1; returns a result with no tensor of the worker's left in it.
         done: Called with the result, once, in the worker's thread.
+        trains: Whether they are steps of training.
     """
 
-    def __init__(self, steps: int, run: Callable[[int], Any], done: Callable[[Any], None]) -> None:
+    def __init__(
+        self, steps: int, run: Callable[[int], Any], done: Callable[[Any], None], *, trains: bool = False
+    ) -> None:
+        self.trains = trains
         self.steps = steps
         self.run = run
         self.done = done
@@ -140,7 +144,7 @@ class Dispatcher:
         work.done(result)
         with self._changed:
             self._under_way.remove(work)
-            self.by_worker[work.worker] += work.steps
+            self.by_worker[work.worker] += work.steps * work.trains
             self._progress = time.monotonic()
             self._trouble = None
             self._changed.notify_all()

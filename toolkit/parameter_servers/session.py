@@ -241,7 +241,7 @@ class Session:
             if len(pending) == 1:
                 self._seconds.append(work.seconds)
 
-        work = Work(len(pending), run, done)
+        work = Work(len(pending), run, done, trains=True)
         staleness = self.options.max_staleness
         most = self.dispatcher.workers * (2 if staleness is None else 1)
         self.dispatcher.send(work, most=most, staleness=staleness)
@@ -272,7 +272,7 @@ class Session:
                 self._add(result)
 
             arguments = (number, tf.constant(share, tf.int64), counting, data[share])
-            return Work(0 if share else 1, lambda _: _fetched([function(*arguments)]), done)
+            return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
 
         for share in shares:
             self.dispatcher.send(one(share), most=2 * self.dispatcher.workers, staleness=None)

@@ -79,7 +79,7 @@ class Stream:
             return [tf.data.IteratorSpec(self.spec)]
         if self.kind == "numbered":
             return []
-        flat = tf.nest.flatten(self.spec)
+        flat = [_of_any_size(spec) for spec in tf.nest.flatten(self.spec)]
         return [flat[number] for _ in range(count) for number in self.real]
 
     def iterator(self, worker: int, *, anew: bool) -> Any:
@@ -152,6 +152,13 @@ class Reader(Iterator):
         flat = tf.nest.flatten(next(self._local))
         self.place += 1
         return [flat[number] for number in self.stream.real]
+
+
+def _of_any_size(spec: Any) -> Any:
+    """A last batch, or a share of one, is smaller."""
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _empty(spec: Any) -> bool:

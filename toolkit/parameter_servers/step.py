@@ -339,7 +339,7 @@ def evaluation(variables: Variables, batches: Callable, *, signature: Sequence[A
             nonlocal logs
             copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
             with copies:
-                logs = model.test_step(batches(number, first + number, data))
+                logs = model.test_step(batches(0, first + number, data))
             return number + 1, [copies.values[id(v)] for v in variables.metrics]
 
         if signature:  # One batch, sent along.
