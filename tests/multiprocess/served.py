@@ -13,7 +13,9 @@ import sys
 import toolkit
 
 out, given = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
-strategy = toolkit.strategies.create("auto", parameter_server=toolkit.parameter_servers.Options(**given.get("servers", {})))
+strategy = toolkit.strategies.create(
+    "auto", parameter_server=toolkit.parameter_servers.Options(**given.get("servers", {}))
+)
 
 import keras
 import numpy as np
