@@ -17,9 +17,9 @@ from absl import flags
 
 import toolkit
 
-toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0.1)
+toolkit.cli.flags.define_shared(epochs=5, global_batch_size=32, learning_rate=0.008)
 toolkit.cli.flags.define_cluster()
-flags.DEFINE_enum("model", "small_cnn", ["small_cnn", "alexnet"], "Model; alexnet learns at --learning_rate=0.02.")
+flags.DEFINE_enum("model", "small_cnn", ["small_cnn", "alexnet"], "Model.")
 flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
 toolkit.cli.flags.define_parameter_servers()
 FLAGS = flags.FLAGS
@@ -70,10 +70,13 @@ def main() -> None:
         with strategy.scope():
             model = toolkit.models.build(FLAGS.model, classes=len(examples.classes), dropout=FLAGS.dropout)
             rate = toolkit.training.learning_rate(
-                FLAGS.learning_rate, global_batch_size=batches.global_batch_size, total_steps=length.total_steps
+                FLAGS.learning_rate,
+                global_batch_size=batches.global_batch_size,
+                total_steps=length.total_steps,
+                scaling="sqrt",
             )
             model.compile(
-                optimizer=keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4),
+                optimizer=keras.optimizers.Adam(rate),  # Momentum as high as SGD's here suffers from stale gradients.
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )

@@ -17,6 +17,7 @@ slurm       the membership of a process in an srun step
 open_mpi    the membership of a process that mpirun started
 kubernetes  the membership of a pod in an Indexed Job
 discovery   the first of all these that applies
+program     what a task runs, to be compared
 meeting     waiting for the other tasks, before TensorFlow does
 """
 
@@ -26,6 +27,7 @@ from toolkit.cluster.discovery import discover, read, require
 from toolkit.cluster.meeting import meet
 from toolkit.cluster.membership import Membership
 from toolkit.cluster.problems import Problem
+from toolkit.cluster.program import describe
 from toolkit.cluster.proxies import check_proxies, without_proxies
 from toolkit.cluster.spec import Cluster, Task
 
@@ -37,6 +39,7 @@ __all__ = [
     "Task",
     "check",
     "check_proxies",
+    "describe",
     "discover",
     "meet",
     "parse",

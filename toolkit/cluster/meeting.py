@@ -12,7 +12,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from toolkit import __version__, status
 from toolkit.cluster.addresses import is_loopback, split
@@ -24,12 +24,19 @@ __all__ = ["meet"]
 _LOG = logging.getLogger(__name__)
 _RETRY = 0.25  # Seconds between two calls to the same peer.
 _SAY_AFTER, _SAY_EVERY = 3.0, 5.0  # Seconds.
-_LONGEST = 2048  # Bytes of a greeting.
+_LONGEST = 1 << 16  # Bytes of a greeting.
 _NAMED = 4  # So many missing tasks are named in a message.
 _GRPC = b"\x04"  # The type of the frame, SETTINGS, with which every HTTP/2 server begins; its fourth byte.
 
 
-def meet(cluster: Cluster, me: Task, *, timeout: float, peers: Iterable[Task] | None = None) -> None:
+def meet(
+    cluster: Cluster,
+    me: Task,
+    *,
+    timeout: float,
+    peers: Iterable[Task] | None = None,
+    program: Mapping[str, str] | None = None,
+) -> None:
     """Returns when every task of the cluster has reached every other.
 
     A task that TensorFlow already serves counts as met: it was started without this toolkit.
@@ -39,18 +46,21 @@ def meet(cluster: Cluster, me: Task, *, timeout: float, peers: Iterable[Task] | 
         me: Who this process is.
         timeout: Seconds to wait.
         peers: Whom to meet; None for all others.
+        program: What this task runs, as `program.describe` says it; peers that say another are refused.
 
     Raises:
         ClusterError: This task's port is taken, a peer doesn't answer in time, or another task or
             another cluster's answers in its place.
     """
     if len(cluster.tasks) > 1:
-        with _Meeting(cluster, me, [task for task in peers or cluster.tasks if task != me]) as meeting:
+        others = [task for task in peers or cluster.tasks if task != me]
+        with _Meeting(cluster, me, others, program or {}) as meeting:
             meeting.hold(timeout)
 
 
 class _Meeting:
-    def __init__(self, cluster: Cluster, me: Task, peers: list[Task]) -> None:
+    def __init__(self, cluster: Cluster, me: Task, peers: list[Task], program: Mapping[str, str]) -> None:
+        self.program = program
         self.cluster = cluster
         self.me = me
         self.peers = peers
@@ -104,6 +114,7 @@ class _Meeting:
             "task": str(self.me),
             "to": str(to) if to else None,
             "cluster": self.cluster.digest,
+            "program": dict(self.program),
         }
         return json.dumps(facts).encode() + b"\n"
 
@@ -158,8 +169,23 @@ class _Meeting:
                 found=f"the task there says that it is {name}",
                 remedy="Give each process its own index, and each task its own address",
             )
+        self._check_program(name, facts.get("program"))
         self.reached.add(call.task)
         return ""
+
+    def _check_program(self, other: str, theirs: object) -> None:
+        """Both ends of a call look, so both say it."""
+        if not isinstance(theirs, dict):
+            return
+        differ = [key for key, mine in self.program.items() if theirs.get(key, mine) != mine]
+        if differ:
+            key = differ[0]
+            mine, yours = self.program[key], str(theirs[key])[:500]
+            raise ClusterError(
+                asked=f"{self.me} and {other} are to run the same program",
+                found=f"their {key} differ: {mine or 'none'} here, {yours or 'none'} there",
+                remedy="Start every task with the same script and flags",
+            )
 
     def _hang_up(self, task: Task, reason: str) -> None:
         call = self.calls.pop(task)
@@ -176,6 +202,7 @@ class _Meeting:
         self.selector.register(connection, selectors.EVENT_READ, _Guest(connection))
 
     def _listen_to(self, guest: "_Guest") -> None:
+        known = None
         try:
             received = guest.socket.recv(_LONGEST)
             guest.text += received
@@ -186,10 +213,13 @@ class _Meeting:
             guest.socket.send(self._greeting(None))
             if facts["cluster"] == self.cluster.digest and facts["to"] == str(self.me) and task in self.peers:
                 self.heard.add(task)
+                known = task
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ClusterError):
             pass  # A stranger, or a peer that will call again.
         self.selector.unregister(guest.socket)
         guest.socket.close()
+        if known is not None:
+            self._check_program(str(known), facts.get("program"))
 
     def _words(self, missing: Iterable[Task]) -> str:
         missing = list(missing)

@@ -1,42 +1,91 @@
-"""TensorFlow's name for its strategy, given to ours, in scripts that know nothing of this toolkit."""
+"""TensorFlow's names for its strategies, given to ours, in scripts that know nothing of this toolkit."""
 
 import logging
+import os
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["adopt"]
+__all__ = ["adopt", "guard_fit"]
 
 _LOG = logging.getLogger(__name__)
 
 
 def adopt(tensorflow: Any) -> None:
-    """Lets `tf.distribute.MultiWorkerMirroredStrategy()` make a `MultiWorkerStrategy`, and says so when it does.
+    """Lets two names of TensorFlow's make strategies of ours, and says so when they do.
 
-    The name stays a class, which scripts and Keras use with isinstance, and is made ours only when
-    the script asks for it: the toolkit's strategies import Keras.
+    They are `tf.distribute.MultiWorkerMirroredStrategy` and `ParameterServerStrategy`. A name stays a
+    class, which scripts and Keras use with isinstance, and is made ours only when the script asks
+    for it: the toolkit's strategies import Keras.
 
     Args:
         tensorflow: The module, just imported.
     """
-    original = tensorflow.distribute.MultiWorkerMirroredStrategy
+    _stand_in(tensorflow, "MultiWorkerMirroredStrategy", _multi_worker)
+    _stand_in(tensorflow, "ParameterServerStrategy", _parameter_server)
+
+
+def guard_fit(keras: Any) -> None:
+    """Has `fit` refuse to train in a worker or ps that a chief is to use.
+
+    A script that doesn't serve there would train as often as it was launched.
+
+    Args:
+        keras: The module, just imported.
+    """
+    from toolkit.cluster import discover
+    from toolkit.errors import StrategyError
+    from toolkit.wrapping import wrap
+
+    found = discover(os.environ)
+    if found is None or found.task.job not in ("worker", "ps") or "ps" not in {t.job for t in found.cluster.tasks}:
+        return
+
+    def refuse(_: Callable, *_args: Any, **_kwargs: Any) -> None:
+        raise StrategyError(
+            asked=f"fit, evaluate or predict in {found.task}",
+            found="beside parameter servers the chief trains, and workers and ps serve it",
+            remedy="Call toolkit.strategies.create() first, which serves there, or train in the chief only",
+        )
+
+    wrap(keras.callbacks.CallbackList, "set_model", refuse)
+
+
+def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
+    original = getattr(tensorflow.distribute, name)
 
     class Adopted(type(original)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return _made(*args, **kwargs) if cls is stand_in else super().__call__(*args, **kwargs)
+            if cls is not stand_in:
+                return super().__call__(*args, **kwargs)
+            # A warning, because scripts don't show what is merely informative.
+            _LOG.warning(
+                "toolkit: tf.distribute.%s is toolkit's here, so that Keras 3's fit works; "
+                "launch with --as_is for TensorFlow's own",
+                name,
+            )
+            return make(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original) if cls is stand_in else super().__instancecheck__(instance)
 
     stand_in = Adopted(original.__name__, (original,), {"__doc__": original.__doc__})
     for home in (tensorflow.distribute, tensorflow.distribute.experimental):
-        home.MultiWorkerMirroredStrategy = stand_in
+        setattr(home, name, stand_in)
 
 
-def _made(*args: Any, **kwargs: Any) -> Any:
+def _multi_worker(*args: Any, **kwargs: Any) -> Any:
     from toolkit.strategies.multi_worker import MultiWorkerStrategy
 
-    # A warning, because scripts don't show what is merely informative.
-    _LOG.warning(
-        "toolkit: tf.distribute.MultiWorkerMirroredStrategy is toolkit's here, so that Keras 3's fit works; "
-        "launch with --as_is for TensorFlow's own"
-    )
     return MultiWorkerStrategy(*args, **kwargs)
+
+
+def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -> Any:
+    """A partitioner says that large variables are to be cut; how, is then this toolkit's way."""
+    from toolkit.cluster import Cluster, Task
+    from toolkit.parameter_servers import Options
+    from toolkit.strategies import parameter_server
+
+    cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
+    task = Task(cluster_resolver.task_type or "chief", cluster_resolver.task_id or 0)
+    options = Options(variables="sharded" if variable_partitioner is not None else "round_robin")
+    return parameter_server.create(cluster, task, options=options)

@@ -4,7 +4,7 @@
 
 STACKS is the file that the Python stacks go to when the launcher asks for them by SIGUSR1, even
 while TensorFlow holds the interpreter lock. Unless AS_IS is 1, a script that makes TensorFlow's own
-MultiWorkerMirroredStrategy gets this toolkit's, under which Keras 3's `fit` works.
+MultiWorkerMirroredStrategy or ParameterServerStrategy gets this toolkit's, under which Keras 3's `fit` works.
 """
 
 import faulthandler
@@ -79,7 +79,13 @@ def _adopt_when_imported() -> None:
 
         adopt(tensorflow)
 
+    def guard_fit(keras: Any) -> None:
+        from toolkit.launch.adoption import guard_fit
+
+        guard_fit(keras)
+
     wrapt.register_post_import_hook(adopt, "tensorflow")
+    wrapt.register_post_import_hook(guard_fit, "keras")
 
 
 if __name__ == "__main__":

@@ -204,10 +204,11 @@ def create(
         start_timeout = float(os.environ.get("TOOLKIT_START_TIMEOUT", "300"))
     _cluster.check_proxies(cluster, os.environ)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
+    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:])
     if task.job != "chief":
-        _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief])
+        _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)
-    _cluster.meet(cluster, task, timeout=start_timeout, peers=others)
+    _cluster.meet(cluster, task, timeout=start_timeout, peers=others, program=program)
     _wait_for_servers(cluster, others)
     return ParameterServerStrategy(cluster, options or Options())
 
