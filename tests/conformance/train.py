@@ -38,7 +38,6 @@ def plain():
 SERVED = {
     "rounds": {"synchronous": True},
     "rounds_sharded": {"synchronous": True, "variables": "sharded", "min_shard_bytes": 1024},
-    "in_turn": {"max_staleness": 0, "variables": "balanced"},
     "in_turn_sharded": {"max_staleness": 0, "variables": "sharded", "min_shard_bytes": 1024, "shards": 3},
 }
 MODELS = {"plain": plain, "small_cnn": lambda: toolkit.models.build("small_cnn")}

@@ -12,7 +12,8 @@ import sys
 import toolkit
 
 out, directory = sys.argv[1], pathlib.Path(sys.argv[2])
-strategy = toolkit.strategies.create()
+# Under parameter servers one step after another, so that the numbers are those of one device.
+strategy = toolkit.strategies.create(parameter_server=toolkit.parameter_servers.Options(max_staleness=0))
 
 import keras
 import numpy as np

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import processes
 import psutil
 import pytest
@@ -166,3 +167,169 @@ def test_with_restarts_the_job_comes_back_from_its_last_checkpoint(job, tmp_path
     summary = json.loads((tmp_path / "it's" / "summary.json").read_text())
     assert (summary["steps"], summary["epochs"], summary["status"]) == (90, 3, "completed")
     assert summary["resumed_from_step"] >= 30
+
+
+def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
+    """In turn, so that nothing depends on who was faster."""
+    flags = ["--epochs=2", "--steps_per_epoch=25", "--data=shapes", "--max_staleness=0", "--variables=sharded"]
+    flags.append("--checkpoint_steps=10")
+    recipe = ["-m", "recipes.cifar_parameter_server", *flags]
+    whole = job(command=[*recipe, "--run_dir=whole"])
+    assert whole.wait(limit=120) == 0, whole.text[-3000:]
+    halved = job(command=[*recipe, "--run_dir=halved"])
+    halved.until(r"epoch 1/2: ", limit=60)
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "halved" / "checkpoints").glob("step-000000[34]0")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    halved.kill("chief:0")
+    assert halved.wait(limit=60) == 128 + signal.SIGKILL
+    again = job(command=[*recipe, "--run_dir=halved", "--resume"])
+    assert again.wait(limit=120) == 0, again.text[-3000:]
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "halved"))
+    assert second["resumed_from_step"] in (30, 40)
+    assert second["weights_sha256"] == first["weights_sha256"]
+    assert second["train_accuracy"] == first["train_accuracy"]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """What fit_kinds.py saw, with parameter servers and in one process."""
+    script = pathlib.Path(__file__).with_name("fit_kinds.py")
+    folder = tmp_path_factory.mktemp("kinds")
+    ended = processes.launch(folder, str(script), "served.json", "served", tasks=processes.SERVED)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    with processes.group([script], [["one.json", "one"]], folder, cluster=False) as group:
+        group.succeed(limit=120)
+    return [json.loads((folder / name).read_text()) for name in ("served.json", "one.json")]
+
+
+def test_every_way_of_calling_fit_gives_the_numbers_of_one_process(kinds):
+    served, one = kinds
+    assert set(served) == set(one)
+    for kind, theirs in one.items():
+        mine = served[kind]
+        if not isinstance(theirs, dict):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6, err_msg=kind)
+            continue
+        for name, values in theirs["history"].items():
+            np.testing.assert_allclose(mine["history"][name], values, atol=1e-6, err_msg=f"{kind} {name}")
+        for a, b in zip(mine["weights"], theirs["weights"], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6, err_msg=kind)
+
+
+def launched(folder, *arguments, tasks=processes.SERVED):
+    ended = processes.launch(folder, *arguments, tasks=tasks, limit=90)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+RECIPE = ("-m", "recipes.cifar_parameter_server", "--data=shapes")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "flags", "said"),
+    [
+        (("--workers=2",), (), "the cluster has no ps"),
+        (processes.SERVED, ("--max_staleness=-1",), "max_staleness=-1, but it must be a whole number of at least 0"),
+        (processes.SERVED, ("--max_staleness=1.5",), "--max_staleness"),
+        (processes.SERVED, ("--synchronous", "--max_staleness=1"), "Leave one of the two out"),
+        (("--chief", "--ps=1"), (), "nobody trains"),
+        (("--workers=1", "--ps=1"), (), "there is no chief"),
+    ],
+)
+def test_what_cannot_be_ends_with_2_and_a_sentence(tmp_path, tasks, flags, said):
+    code, text = launched(tmp_path, *RECIPE, *flags, tasks=tasks)
+    assert code == 2, text[-2000:]
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_fit_in_a_worker_ends_with_2(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import keras, numpy\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(numpy.ones((4, 2)), numpy.ones(4), verbose=0)\n"
+    )
+    code, text = launched(tmp_path, str(script))
+    assert code == 2, text[-2000:]
+    assert "beside parameter servers the chief trains" in text
+
+
+def test_a_script_that_only_knows_tensorflow_trains_unchanged(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf, keras, numpy as np\n"
+        "resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()\n"
+        "if resolver.task_type in ('worker', 'ps'):\n"
+        "    tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,\n"
+        "                         task_index=resolver.task_id, protocol='grpc').join()\n"
+        "strategy = tf.distribute.ParameterServerStrategy(resolver)\n"
+        "with strategy.scope():\n"
+        "    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])\n"
+        "    model.compile('adam', 'mse')\n"
+        "x = np.ones((64, 8), 'float32')\n"
+        "model.fit(x, x.sum(1), epochs=2, batch_size=8, verbose=0)\n"
+        "print('steps', int(model.optimizer.iterations.numpy()))\n"
+    )
+    code, text = launched(tmp_path, str(script))
+    assert code == 0, text[-2000:]
+    assert "steps 16" in text
+
+
+def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
+    flags = ("--epochs=1", "--steps_per_epoch=2", "--variables=sharded", "--min_shard_kib=999999", "--run_dir=it")
+    code, text = launched(tmp_path, *RECIPE, *flags)
+    assert code == 0, text[-2000:]
+    assert "No variable is sharded" in text
+
+
+def test_an_evaluator_follows_the_checkpoints_to_the_last(tmp_path):
+    flags = ("--epochs=2", "--steps_per_epoch=10", "--run_dir=it")
+    code, text = launched(tmp_path, *RECIPE, *flags, tasks=(*processes.SERVED, "--evaluator"))
+    assert code == 0, text[-2000:]
+    rows = (tmp_path / "it" / "evaluation.csv").read_text().splitlines()
+    history = (tmp_path / "it" / "history.csv").read_text().splitlines()
+    last = dict(zip(rows[0].split(","), rows[-1].split(","), strict=True))
+    theirs = dict(zip(history[0].split(","), history[-1].split(","), strict=True))
+    assert last["step"] == "20"
+    assert float(last["accuracy"]) == pytest.approx(float(theirs["val_accuracy"]), abs=1e-6)
+
+
+def test_tasks_with_different_flags_say_so(tmp_path):
+    """Started by hand, one of them with another seed."""
+    from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+
+    with HeldPorts() as held:
+        names = ("chief:0", "worker:0", "ps:0")
+        cluster = {name.partition(":")[0]: [f"127.0.0.1:{held.free()}"] for name in names}
+        running = []
+        for number, name in enumerate(names):
+            config = {"cluster": cluster, "task": {"type": name.partition(":")[0], "index": 0}}
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, *RECIPE, f"--seed={number // 2}", "--start_timeout=60"],
+                    env={
+                        **os.environ,
+                        **ENVIRONMENT,
+                        "PYTHONPATH": str(processes.ROOT),
+                        "TF_CONFIG": json.dumps(config),
+                        "TF_CPP_MIN_LOG_LEVEL": "3",
+                    },
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        try:
+            chief, ps = (running[number].communicate(timeout=60)[0] for number in (0, 2))
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+    assert (running[0].returncode, running[2].returncode) == (2, 2)
+    for text in (chief, ps):
+        assert "their flags differ" in text
+        assert "--seed=1" in text

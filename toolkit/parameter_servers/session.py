@@ -316,7 +316,13 @@ class Session:
         key = ("predict", str(spec))
         if key not in self._functions:
             signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in flat]
-            self._functions[key] = step.prediction(self._the(), signature=signature).run
+            places = [isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(batch)]
+
+            def whole(tensors: list) -> Any:
+                rest = iter(tensors)
+                return tf.nest.pack_sequence_as(batch, [next(rest) if there else None for there in places])
+
+            self._functions[key] = step.prediction(self._the(), whole, signature=signature).run
         zero = tf.constant(0, tf.int64)
         counting = [tf.constant(value) for value in self._counting_at(0)]
         results: list = []

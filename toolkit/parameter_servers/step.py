@@ -353,14 +353,20 @@ def evaluation(variables: Variables, batches: Callable, *, signature: Sequence[A
     return trace(variables, replica, signature)
 
 
-def prediction(variables: Variables, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that predicts a batch."""
+def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Any:
+    """Makes the function that predicts a batch.
+
+    Args:
+        variables: Of the model.
+        whole: Takes the tensors of the batch; returns it as Keras has it.
+        signature: Of the tensors.
+    """
     model = variables.model
 
     def replica(_first: tf.Tensor, _place: tf.Tensor, counting: list, data: Any) -> Any:
         values, _ = variables.pull()
         with Copies([*variables.held, *variables.counting], [*values, *counting]):
-            return model.predict_step(data)
+            return model.predict_step(whole(data))
 
     return trace(variables, replica, signature)
 
