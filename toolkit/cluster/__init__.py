@@ -18,6 +18,7 @@ open_mpi    the membership of a process that mpirun started
 kubernetes  the membership of a pod in an Indexed Job
 discovery   the first of all these that applies
 program     what a task runs, to be compared
+calls       sockets with which tasks call one another
 meeting     waiting for the other tasks, before TensorFlow does
 """
 

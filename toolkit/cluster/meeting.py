@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from toolkit import __version__, status
-from toolkit.cluster.addresses import is_loopback, split
+from toolkit.cluster.calls import Call, Guest, listen, reason
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
 
@@ -67,9 +67,9 @@ class _Meeting:
         self.reached: set[Task] = set()
         self.heard: set[Task] = set()
         self.reasons: dict[Task, str] = {}
-        self.calls: dict[Task, _Call] = {}
+        self.calls: dict[Task, Call] = {}
         self.selector = selectors.DefaultSelector()
-        self.listeners = _listen(cluster.address(me), me)
+        self.listeners = listen(cluster.address(me), me)
         for listener in self.listeners:
             self.selector.register(listener, selectors.EVENT_READ)
 
@@ -101,9 +101,9 @@ class _Meeting:
                 if call.late(now):
                     self._hang_up(task, "no answer")
             for key, _ in self.selector.select(0.05):
-                if isinstance(key.data, _Call):
+                if isinstance(key.data, Call):
                     self._answered(key.data)
-                elif isinstance(key.data, _Guest):
+                elif isinstance(key.data, Guest):
                     self._listen_to(key.data)
                 else:
                     self._welcome(key.fileobj)  # type: ignore[arg-type]
@@ -120,14 +120,14 @@ class _Meeting:
 
     def _call(self, task: Task) -> None:
         try:
-            call = _Call(task, self.cluster.address(task))
+            call = Call(task, self.cluster.address(task))
         except OSError as error:
-            self.reasons[task] = _reason(error)
+            self.reasons[task] = reason(error)
             return
         self.calls[task] = call
         self.selector.register(call.socket, selectors.EVENT_WRITE, call)
 
-    def _answered(self, call: "_Call") -> None:
+    def _answered(self, call: "Call") -> None:
         try:
             if not call.greeted:
                 error = call.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -139,7 +139,7 @@ class _Meeting:
                 return
             received = call.socket.recv(_LONGEST)
         except OSError as error:
-            self._hang_up(call.task, _reason(error))
+            self._hang_up(call.task, reason(error))
             return
         call.text += received
         if call.text[3:4] == _GRPC and call.text[:1] == b"\0":
@@ -149,7 +149,7 @@ class _Meeting:
         elif b"\n" in call.text or not received or len(call.text) > _LONGEST:
             self._hang_up(call.task, self._judge(call))
 
-    def _judge(self, call: "_Call") -> str:
+    def _judge(self, call: "Call") -> str:
         """Says what is wrong with an answer; "" for nothing."""
         try:
             facts = json.loads(call.text)
@@ -199,9 +199,9 @@ class _Meeting:
         except OSError:
             return
         connection.setblocking(False)
-        self.selector.register(connection, selectors.EVENT_READ, _Guest(connection))
+        self.selector.register(connection, selectors.EVENT_READ, Guest(connection))
 
-    def _listen_to(self, guest: "_Guest") -> None:
+    def _listen_to(self, guest: "Guest") -> None:
         known = None
         try:
             received = guest.socket.recv(_LONGEST)
@@ -236,76 +236,3 @@ class _Meeting:
             found=f"{len(missing)} could not be met: {self._words(missing)}",
             remedy="Start every task with the same cluster, check names, ports and firewalls, or wait longer",
         )
-
-
-class _Call:
-    """An attempt to reach a peer; raises OSError where that fails at once."""
-
-    def __init__(self, task: Task, address: str) -> None:
-        host, port = split(address)
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self.task = task
-        self.greeted = False
-        self.text = b""
-        self.socket = socket.socket(family, kind, protocol)
-        self.socket.setblocking(False)
-        self._until = time.monotonic() + 5
-        code = self.socket.connect_ex(where)
-        if code not in (0, 115, 36, 10035):  # EINPROGRESS on Linux, macOS, Windows.
-            self.socket.close()
-            raise OSError(code, os.strerror(code))
-
-    def late(self, now: float) -> bool:
-        return now > self._until
-
-
-class _Guest:
-    """Somebody who calls."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.text = b""
-
-
-def _listen(address: str, me: Task) -> list[socket.socket]:
-    host, port = split(address)
-    # TensorFlow will listen on every interface; there is no need to begin with that for a local job.
-    places = (
-        [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
-        if is_loopback(host)
-        else [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-    )
-    listeners: list[socket.socket] = []
-    for family, place in places:
-        try:
-            listener = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # No IPv6 on this machine.
-            continue
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if os.environ.get("TF_GRPC_REUSE_PORT"):  # The launcher holds the port for this task.
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((place, port))
-            listener.listen(min(4096, socket.SOMAXCONN))
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            if family == socket.AF_INET6:
-                continue
-            for other in listeners:
-                other.close()
-            raise ClusterError(
-                asked=f"{me} is to listen on port {port}, as the cluster says",
-                found=f"that port can't be had here ({error.strerror})",
-                remedy=f"End the program that listens on port {port} (ss -ltnp names it), or choose another port",
-            ) from error
-        listeners.append(listener)
-    return listeners
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return "its name has no address"
-    return (error.strerror or str(error)).lower()

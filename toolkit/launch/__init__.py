@@ -8,6 +8,7 @@ child     what runs in each task before the user's script
 output    a task's output: into its log, and as whole lines to whoever watches
 stacks    where tasks stand that make no progress
 tasks     a task as it will be started: command and environment
+budget    how often what has failed is started again
 running   a task that has been started
 display   the tasks' lines, and a table on a terminal
 job       starting the tasks, watching them, ending all with the first that fails

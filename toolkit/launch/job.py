@@ -15,37 +15,17 @@ from typing import Any
 
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import guard, stacks
+from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
 
-__all__ = ["Budget", "Job"]
+__all__ = ["Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
 _TAIL = 20  # Lines of a task's output in a message.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
-
-
-class Budget:
-    """How often something may still be started again.
-
-    Args:
-        most: In all.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = self.left = most
-
-    def take(self) -> bool:
-        """Says whether it may once more, and counts it."""
-        self.left -= 1
-        return self.left >= 0
-
-    @property
-    def words(self) -> str:
-        """What is used up, such as "restart 1 of 3"."""
-        return f"restart {self.most - max(0, self.left)} of {self.most}"
 
 
 class Job:

@@ -31,8 +31,9 @@ def start(request: Request) -> None:
     """
     # Imported here: every task's start-up imports this package, and needs none of these.
     from toolkit.launch import tasks
+    from toolkit.launch.budget import Budget
     from toolkit.launch.display import Display
-    from toolkit.launch.job import Budget, Job
+    from toolkit.launch.job import Job
     from toolkit.launch.ports import HeldPorts
 
     mark = secrets.token_hex(8)

@@ -7,13 +7,13 @@ were begun after its parameters were read and before it was applied itself, plus
 under way while they were read: never too small.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["APPLIED", "CAPACITY", "INTERRUPTED", "NOTHING", "Ledger"]
+__all__ = ["APPLIED", "CAPACITY", "INTERRUPTED", "NOTHING", "Ledger", "balance"]
 
 CAPACITY = 4096  # Steps that are remembered; the chief takes them over before they are overwritten.
 NOTHING, INTERRUPTED, APPLIED = 0, 1, 2  # What is noted for a step; APPLIED + its staleness.
@@ -65,6 +65,26 @@ class Ledger:
         """Forgets all steps; returns how many updates there were since the beginning. None may be under way."""
         self._steps.assign(tf.zeros([CAPACITY], tf.int32))
         return int(self._finished.numpy())
+
+
+def balance(ledgers: Iterable[Ledger], first: int, count: int) -> tuple[list[int], int]:
+    """Takes over what was noted of some steps, all of them done, and forgets it.
+
+    Args:
+        ledgers: Of all ps.
+        first: The first step.
+        count: How many there are.
+
+    Returns:
+        How stale each step's gradient was, where it was latest, and how many steps some ps has not wholly applied.
+    """
+    ledgers = list(ledgers)
+    steps = np.arange(first, first + count)
+    notes = np.stack([ledger.look(steps) for ledger in ledgers])
+    for ledger in ledgers:
+        ledger.clear()
+    ages = (notes - APPLIED).max(axis=0)
+    return [int(age) for age in ages if age >= 0], int((notes < APPLIED).any(axis=0).sum())
 
 
 def _one(place: tf.Tensor, note: Any) -> tf.IndexedSlices:

@@ -1,5 +1,6 @@
 """Synchronous rounds: the workers share each batch, and their gradients are applied together."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,10 +9,13 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.parameter_servers.ledger import CAPACITY
 from toolkit.parameter_servers.local import Copies, groups, packed, unpacked
-from toolkit.parameter_servers.sharded import Sharded
-from toolkit.parameter_servers.step import Step, Variables, active, alone, changes, flat, numbers, trace
+from toolkit.parameter_servers.sharded import Sharded, offsets
+from toolkit.parameter_servers.sources import Stream
+from toolkit.parameter_servers.step import Step, active, changes
+from toolkit.parameter_servers.tracing import Traced, alone, flat, numbers, trace
+from toolkit.parameter_servers.variables import Variables
 
-__all__ = ["EXAMPLES", "Rounds"]
+__all__ = ["EXAMPLES", "Rounds", "shares_of"]
 
 EXAMPLES = "/examples"  # Among the logs of a share: how many it holds.
 
@@ -34,7 +38,7 @@ class Rounds:
         self._order: list[tuple] = []  # (variable's value, whether it has a gradient), as the optimizer got them.
         self._others: dict[str, list] = {}
 
-    def share(self, batches: Callable, *, signature: Sequence[Any]) -> Any:
+    def share(self, batches: Callable, *, signature: Sequence[Any]) -> Traced:
         """Makes the function of one share, as `training`, with the share's number for the place.
 
         Args:
@@ -229,3 +233,27 @@ def _only(shapes: Sequence[Any], number: int) -> Any:
     """The shape of a flat tensor: of the one piece that it holds, or as long as it is."""
     together = groups(shapes)[number][1]
     return shapes[together[0]].shape if len(together) == 1 else [-1]
+
+
+def shares_of(stream: Stream, item: Any, count: int) -> list[tuple[int, list]]:
+    """Returns the number of each share that holds examples, and what is sent along with it.
+
+    Args:
+        stream: Where the batch comes from.
+        item: What its reader took.
+        count: Of shares.
+
+    Raises:
+        StrategyError: Each worker reads data of its own.
+    """
+    if stream.kind == "per worker":
+        raise StrategyError(
+            asked="synchronous rounds with distribute_datasets_from_function",
+            found="in a round the workers share one batch, and there each has its own",
+            remedy="Give fit one dataset of global batches",
+        )
+    if stream.kind == "numbered":
+        return [(share, []) for share in range(count)]
+    ends = offsets(int(item[0].shape[0]), count)
+    cuts = enumerate(itertools.pairwise(ends))
+    return [(share, [leaf[start:stop] for leaf in item]) for share, (start, stop) in cuts if stop > start]

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Reader", "Stream", "numbered", "per_worker"]
+__all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 
 _TAG = "_toolkit_source"
 
@@ -152,6 +152,14 @@ class Reader(Iterator):
         flat = tf.nest.flatten(next(self._local))
         self.place += 1
         return [flat[number] for number in self.stream.real]
+
+
+def reader_of(given: Any) -> Reader:
+    """Returns a reader, also where `train_on_batch` hands over a Python generator of one batch."""
+    if isinstance(given, Reader):
+        return given
+    batch = tuple(part for part in next(given) if part is not None)
+    return iter(Stream(tf.data.Dataset.from_tensors(tf.nest.map_structure(tf.convert_to_tensor, batch))))
 
 
 def _of_any_size(spec: Any) -> Any:

@@ -1,12 +1,10 @@
 """A step: pull the variables, run the user's own `train_step`, push what it changes.
 
-The functions made here run on a worker. `train_step` is Keras's or the user's, unchanged: it reads
-the step's own copies, and where it applies gradients they travel to the ps and are applied there by
-the optimizer's own update.
+`train_step` is Keras's or the user's, unchanged: it reads the step's own copies, and where it applies
+gradients they travel to the ps and are applied there by the optimizer's own update.
 """
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,30 +13,15 @@ import keras
 import tensorflow as tf
 
 from toolkit.parameter_servers import private
-from toolkit.parameter_servers.ledger import CAPACITY, Ledger
-from toolkit.parameter_servers.local import Copies, Stand, fetch, packed, unpacked
+from toolkit.parameter_servers.local import Copies, Stand, packed, unpacked
 from toolkit.parameter_servers.placement import devices_of
 from toolkit.parameter_servers.sharded import Sharded
+from toolkit.parameter_servers.variables import Variables
 from toolkit.wrapping import wrap
 
-__all__ = [
-    "Step",
-    "Traced",
-    "Variables",
-    "active",
-    "adapt_optimizers",
-    "alone",
-    "changes",
-    "evaluation",
-    "flat",
-    "numbers",
-    "prediction",
-    "trace",
-    "training",
-    "updates",
-]
+__all__ = ["Step", "active", "adapt_optimizers", "changes", "push", "updates"]
 
-active = threading.local()
+active = threading.local()  # `active.step` is the one that is being traced.
 
 
 def adapt_optimizers() -> None:
@@ -51,47 +34,6 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
     if step is None:
         return original(optimizer, grads, trainable_variables)
     return step.apply(lambda g, v: original(optimizer, g, v), optimizer, list(grads), trainable_variables)
-
-
-class Variables:
-    """The variables of a compiled model, by what a step does with them.
-
-    Args:
-        model: Built, under the strategy's scope.
-        ledgers: Of each ps device.
-
-    Attributes:
-        held: Of the model, on the ps: pulled.
-        counting: Of model and optimizer, with the chief: their values come with the step.
-        metrics: Running sums, which start anew in each dispatch.
-    """
-
-    def __init__(self, model: Any, ledgers: dict[str, Ledger]) -> None:
-        self.model = model
-        self.ledgers = ledgers
-        optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
-        with_chief = lambda v: all("/job:ps" not in device for device in devices_of(v.value))  # noqa: E731
-        self.held = [v for v in model.variables if not with_chief(v)]
-        self.counting = [v for v in (*model.variables, *optimizer) if with_chief(v)]
-        self.metrics = list(model.metrics_variables)
-        # What their `value` is outside of any step.
-        self.values = {id(v): v.value for v in (*model.variables, *optimizer)}
-        self.sharded = {key: value for key, value in self.values.items() if isinstance(value, Sharded)}
-
-    def pieces(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the `tf.Variable`s that make them up."""
-        return [part for v in variables for part in getattr(self.values[id(v)], "parts", [self.values[id(v)]])]
-
-    def pull(self) -> tuple[list[Stand], dict[str, tf.Tensor]]:
-        """Brings the held variables here, and says which version each ps was at."""
-        parts, versions = fetch(self.pieces(self.held), self.ledgers)
-        values, place = [], 0
-        for variable in self.held:
-            count = len(getattr(self.values[id(variable)], "parts", [None]))
-            mine = parts[place : place + count]
-            place += count
-            values.append(Stand(tf.concat(mine, 0) if count > 1 else mine[0], trainable=bool(variable.trainable)))
-        return values, versions
 
 
 class _Book(Copies):
@@ -275,159 +217,6 @@ def _piece(whole: Sharded, value: Any, number: int) -> Any:
     return whole.rows(value, number) if shape is not None and tuple(shape) == tuple(whole.shape) else value
 
 
-def training(
-    variables: Variables, batches: Callable, *, signature: Sequence[Any], count: int, only: frozenset | None = None
-) -> Any:
-    """Makes the function of `count` steps.
-
-    Args:
-        variables: Of the model.
-        batches: Takes the number of a step in the dispatch, its number in the training (int64), and
-            the dispatch's data; returns a batch.
-        signature: Of the data.
-        count: Steps.
-        only: Devices of ps whose variables are to be updated; None for all.
-
-    Returns:
-        A function of (the first step's number in the training, the same by which the ledgers
-        count, the values of `variables.counting`, data), which returns (sums of the metrics, the last
-        step's logs).
-    """
-    model = variables.model
-    assigned: list[int] = []
-
-    def replica(first: tf.Tensor, place: tf.Tensor, counting: list, data: Any) -> tuple:
-        places = {}
-        for device in variables.ledgers:
-            with tf.device(device):
-                places[device] = tf.identity(place)
-        sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
-        logs: Any = {}
-        for number in range(count):
-            values, versions = variables.pull()
-            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
-            here = {}
-            for device, start in places.items():
-                with tf.device(device):
-                    here[device] = (start + number) % CAPACITY
-            step = Step(variables, copies, versions, here, only)
-            active.step = step
-            try:
-                with copies:
-                    logs = model.train_step(batches(number, first + number, data))
-            finally:
-                active.step = None
-            _push_others(changes(variables, copies, values, only))
-            counting = [copies.values[id(v)] for v in variables.counting]
-            sums = [copies.values[id(v)] for v in variables.metrics]
-            assigned[:] = [copies.assigned.get(id(v), 0) for v in variables.counting]
-        return flat(sums), numbers(logs)
-
-    return trace(variables, replica, signature, assigned)
-
-
-def evaluation(variables: Variables, batches: Callable, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that evaluates some batches, with one pull; as `training`, with the count for the place."""
-    model = variables.model
-
-    def replica(first: tf.Tensor, count: tf.Tensor, counting: list, data: Any) -> tuple:
-        values, _ = variables.pull()
-        start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
-        logs: Any = {}
-
-        def one(number: tf.Tensor, sums: list) -> tuple:
-            nonlocal logs
-            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
-            with copies:
-                logs = model.test_step(batches(0, first + number, data))
-            return number + 1, [copies.values[id(v)] for v in variables.metrics]
-
-        if signature:  # One batch, sent along.
-            sums = one(tf.constant(0, tf.int64), start)[1]
-            return flat(sums), numbers(logs)
-        _, sums = tf.while_loop(
-            lambda number, _: number < count, one, [tf.constant(0, tf.int64), start], parallel_iterations=1
-        )
-        return flat(sums), {}
-
-    return trace(variables, replica, signature)
-
-
-def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that predicts a batch.
-
-    Args:
-        variables: Of the model.
-        whole: Takes the tensors of the batch; returns it as Keras has it.
-        signature: Of the tensors.
-    """
-    model = variables.model
-
-    def replica(_first: tf.Tensor, _place: tf.Tensor, counting: list, data: Any) -> Any:
-        values, _ = variables.pull()
-        with Copies([*variables.held, *variables.counting], [*values, *counting]):
-            return model.predict_step(whole(data))
-
-    return trace(variables, replica, signature)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Traced:
-    """A function for a worker.
-
-    Attributes:
-        run: Takes (first, place, counting, data), as it was made for.
-        assigned: How often a step assigns each of `Variables.counting`.
-    """
-
-    run: Any
-    assigned: Sequence[int]
-
-
-def trace(variables: Variables, replica: Callable, signature: Sequence[Any], assigned: Sequence[int] = ()) -> Traced:
-    """Traces what a worker runs.
-
-    Args:
-        variables: Of the model.
-        replica: Takes (first, place, counting, data): two int64, the values of `variables.counting`, and
-            what `signature` describes.
-        signature: Of the data.
-        assigned: A list that tracing fills.
-    """
-    strategy = variables.model.distribute_strategy
-    scalar = tf.TensorSpec([], tf.int64)
-    counting = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counting]
-
-    @tf.function(input_signature=[scalar, scalar, counting, list(signature)])
-    @tf.autograph.experimental.do_not_convert
-    def run(first: tf.Tensor, place: tf.Tensor, counting: list, data: list) -> Any:
-        with alone(strategy):
-            return replica(first, place, counting, data)
-
-    return Traced(run=run.get_concrete_function(), assigned=assigned)
-
-
-@contextlib.contextmanager
-def alone(strategy: Any) -> Iterator[None]:
-    """While entered, a function is traced as the one replica of a step.
-
-    `strategy.run` would give the replica a thread of its own, and apply updates in another than the
-    one in which Keras knows of the step's copies.
-    """
-    with strategy.scope(), _Alone(strategy, replica_id_in_sync_group=0):
-        yield
-
-
-class _Alone(tf.distribute.ReplicaContext):
-    """Of the one replica that a step has: what is reduced over all of them is its own."""
-
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
-        return value
-
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:  # noqa: ARG002
-        return value
-
-
 def changes(variables: Variables, copies: Copies, before: Sequence[Stand], only: frozenset | None) -> dict[str, list]:
     """Returns, by device, (what a step added to a held variable that it assigned, how to add it)."""
     groups: dict[str, list[tuple]] = {}
@@ -446,7 +235,7 @@ def changes(variables: Variables, copies: Copies, before: Sequence[Stand], only:
     return groups
 
 
-def _push_others(groups: dict[str, list]) -> None:
+def push(groups: dict[str, list]) -> None:
     """Has the ps add what a step changed besides its parameters, such as moving averages."""
     for device, pairs in groups.items():
         sent = packed([change for change, _ in pairs])
@@ -454,19 +243,3 @@ def _push_others(groups: dict[str, list]) -> None:
             arrived = unpacked(sent, [change for change, _ in pairs])
             for (_, assign), change in zip(pairs, arrived, strict=True):
                 assign(change)
-
-
-def flat(values: Sequence[Any]) -> tf.Tensor:
-    """One tensor to fetch instead of many."""
-    if not values:
-        return tf.zeros([0], tf.float64)
-    return tf.concat([tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values], 0)
-
-
-def numbers(logs: Any) -> dict[str, tf.Tensor]:
-    """Returns those of a step's logs that are numbers."""
-    return {
-        name: tf.cast(value, tf.float64)
-        for name, value in (logs.items() if isinstance(logs, dict) else ())
-        if getattr(value, "shape", None) is not None and value.shape.rank == 0
-    }

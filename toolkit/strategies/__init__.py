@@ -39,8 +39,8 @@ def settle(model: Any) -> None:
     Args:
         model: A `keras.Model`.
     """
-    if hasattr(model.distribute_strategy, "session"):
-        model.distribute_strategy.session(model).settle()
+    if hasattr(model.distribute_strategy, "settle"):
+        model.distribute_strategy.settle(model)
 
 
 def report(model: Any) -> dict[str, Any]:

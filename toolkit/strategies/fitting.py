@@ -130,8 +130,8 @@ def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: A
     they would write into each other's file. Each writes it, although they write the same: whoever
     goes on may read it at once, and a worker that left it to the chief could read an older one.
     """
-    if (strategy := _handed_out(model)) is not None and model.built:
-        strategy.session(model).settle()
+    if (strategy := _handed_out(model)) is not None:
+        strategy.settle(model)
     if not _shared(model) or not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return original(model, filepath, *args, **kwargs)
     path = pathlib.Path(filepath)

@@ -118,12 +118,20 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return numbered(dataset, function, start=start, count=count)
 
     def session(self, model: Any) -> Session:
-        """Returns the model's session; `compile` begins a new one."""
+        """Returns the model's session; `compile` begins a new one, and so does a layer that is added."""
+        optimizer = model.optimizer
+        of = (id(optimizer), len(model.variables), len(optimizer.variables) if optimizer is not None else 0)
         found = model.__dict__.get("_toolkit_session")
-        if found is None or found[0] is not model.optimizer:
-            found = (model.optimizer, Session(model, self.dispatcher, self._ledgers, self.options))
+        if found is None or found[0] != of:
+            found = (of, Session(model, self.dispatcher, self._ledgers, self.options))
             object.__setattr__(model, "_toolkit_session", found)
         return found[1]
+
+    def settle(self, model: Any) -> None:
+        """Waits for all steps of a model, where any were sent."""
+        found = model.__dict__.get("_toolkit_session")
+        if found is not None:
+            found[1].settle()
 
     def adopt(self, model: Any) -> None:
         """Puts this strategy's functions of a step in the place of Keras's own."""
