@@ -118,9 +118,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return numbered(dataset, function, start=start, count=count)
 
     def session(self, model: Any) -> Session:
-        """Returns the model's session; `compile` begins a new one, and so does a layer that is added."""
+        """Returns the model's session; `compile` begins a new one, and so does a variable that is added.
+
+        Keras makes an optimizer's and metrics' own when it first sees data.
+        """
         optimizer = model.optimizer
-        of = (id(optimizer), len(model.variables), len(optimizer.variables) if optimizer is not None else 0)
+        variables = (model.variables, model.metrics_variables, optimizer.variables if optimizer is not None else ())
+        of = (id(optimizer), *map(len, variables))
         found = model.__dict__.get("_toolkit_session")
         if found is None or found[0] != of:
             found = (of, Session(model, self.dispatcher, self._ledgers, self.options))
