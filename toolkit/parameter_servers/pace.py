@@ -31,11 +31,13 @@ class Pace:
         if options.max_staleness is not None and workers > 1:
             # Two dispatches of each other worker may come between the first step of one and its last.
             self._most = max(1, min(_MOST_STEPS, options.max_staleness // (2 * (workers - 1))))
-        self._seconds: list[float] = []
+        self._shortest = float("inf")  # The first ones take longer: their function is made on the worker.
+        self._count = 0
 
     def note(self, seconds: float) -> None:
         """Takes how long a single step has taken a worker."""
-        self._seconds.append(seconds)
+        self._shortest = min(self._shortest, seconds)
+        self._count += 1
 
     def adapt(self, left: int | None) -> None:
         """Looks whether several steps would be better.
@@ -43,12 +45,11 @@ class Pace:
         Args:
             left: Steps still to come, None where nobody knows.
         """
-        if self._settled or self._most == 1 or len(self._seconds) < 4 * self._workers:
+        if self._settled or self._most == 1 or self._count < 4 * self._workers:
             return
-        self._settled = True
-        shortest = min(self._seconds)  # The first ones take longer: their function is made on the worker.
-        wanted = min(self._most, int(_DISPATCH_SECONDS / max(1e-4, shortest)))
+        wanted = min(self._most, int(_DISPATCH_SECONDS / max(1e-4, self._shortest)))
         wanted = 1 << max(0, wanted.bit_length() - 1)
         if wanted > 1 and (left is None or left > _WORTH_IT * wanted):
+            self._settled = True
             self.steps = wanted
-            _LOG.info("A step takes a worker %.0f ms: %d are sent at once", 1000 * shortest, wanted)
+            _LOG.info("A step takes a worker %.0f ms: %d are sent at once", 1000 * self._shortest, wanted)

@@ -37,7 +37,8 @@ def per_worker(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
         dataset: As the function makes it.
         function: Takes the number of the worker.
     """
-    setattr(dataset, _TAG, ("per worker", function))
+    # Iterators stay from one `fit` to the next: an end of one can take tf.data a minute (see `data.pipeline`).
+    setattr(dataset, _TAG, ("per worker", function, {}))
     return dataset
 
 
@@ -58,7 +59,6 @@ class Stream:
         # Keras stands an empty Optional where there are no labels or weights.
         self.real = [number for number, spec in enumerate(flat) if isinstance(spec, tf.TensorSpec)]
         self._others = any(not _empty(spec) for spec in flat if not isinstance(spec, tf.TensorSpec))
-        self.iterators: dict[int, Any] = {}
 
     @property
     def key(self) -> Any:
@@ -89,9 +89,10 @@ class Stream:
             worker: Its number.
             anew: Whether the worker may be another process than before.
         """
-        if anew or worker not in self.iterators:
-            self.iterators[worker] = iter(self.facts[0](worker))
-        return self.iterators[worker]
+        make, iterators = self.facts
+        if anew or worker not in iterators:
+            iterators[worker] = iter(make(worker))
+        return iterators[worker]
 
     def batch(self, place: int, number: Any, data: Any, *, share: int = 0, shares: int = 1) -> Any:
         """Returns a batch, while a step is traced.
