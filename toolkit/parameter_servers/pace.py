@@ -49,7 +49,9 @@ class Pace:
             return
         wanted = min(self._most, int(_DISPATCH_SECONDS / max(1e-4, self._shortest)))
         wanted = 1 << max(0, wanted.bit_length() - 1)
-        if wanted > 1 and (left is None or left > _WORTH_IT * wanted):
+        while left is not None and wanted > 1 and left <= _WORTH_IT * wanted:
+            wanted //= 2
+        if wanted > 1:
             self._settled = True
             self.steps = wanted
             _LOG.info("A step takes a worker %.0f ms: %d are sent at once", 1000 * self._shortest, wanted)
