@@ -44,8 +44,15 @@ def test_auto_does_not_pass_over_a_cluster_in_silence(monkeypatch, four_devices)
 def test_a_cluster_with_parameter_servers_is_no_all_reduce(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    for name in ("auto", "multi_worker"):
-        with pytest.raises(StrategyError, match="the cluster has parameter servers"):
+    with pytest.raises(StrategyError, match="the cluster has parameter servers"):
+        strategies.create("multi_worker")
+
+
+def test_beside_parameter_servers_a_worker_trains_nothing_itself(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    for name in ("one_device", "mirrored"):
+        with pytest.raises(StrategyError, match="workers and ps serve the chief"):
             strategies.create(name)
 
 
