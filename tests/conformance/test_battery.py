@@ -42,8 +42,8 @@ STEPS = 20
 def belongs(strategy, training):
     """Whether a case tells something: the long ones cost a quarter of a minute each."""
     served = strategy.startswith("parameter servers")
-    if "adamw" in training:  # Shards that are clipped together and averaged; and one case to compare with.
-        return served or strategy == "mirrored on 2"
+    if "adamw" in training:  # Keras clips each replica's own gradient; parameter servers have but one.
+        return served
     # Workers of a round normalise each its own share: a batch's statistics aren't shared there.
     return not (strategy.endswith("rounds") and "normalisation" in training)
 
