@@ -1,11 +1,14 @@
 """Writing a file so that it is there whole or not at all: aside, synced, renamed."""
 
+import csv
+import io
 import json
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["sync", "write_json", "write_text"]
+__all__ = ["sync", "write_csv", "write_json", "write_text"]
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -30,6 +33,22 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """As `write_text`, for a value that JSON can hold."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:
+    """As `write_text`, for rows that may have different columns.
+
+    Args:
+        path: The file.
+        rows: Column -> value of each.
+        empty: The columns where there is no row.
+    """
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row)) or list(empty)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def sync(path: pathlib.Path) -> None:

@@ -1,7 +1,6 @@
 """An evaluator: a task beside the training that evaluates each checkpoint, so that nobody waits for it."""
 
 import csv
-import io
 import json
 import logging
 import os
@@ -87,12 +86,8 @@ class _Rows:
 
     def add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for each in self._rows for name in each)))
-        writer.writeheader()
-        writer.writerows(self._rows)
         try:
-            files.write_text(self.path, text.getvalue())
+            files.write_csv(self.path, self._rows, empty=["step"])
         except OSError as error:
             _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)
 

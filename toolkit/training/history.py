@@ -1,7 +1,5 @@
 """history.csv: one row per epoch, whole at any moment."""
 
-import csv
-import io
 import logging
 import os
 import pathlib
@@ -22,17 +20,17 @@ class History(keras.callbacks.Callback):
     """Keeps the rows, and writes them anew after every epoch.
 
     Args:
-        path: The CSV file; os.devnull for rows that are only kept.
+        path: The CSV file; None for rows that are only kept.
         rows: Rows of epochs that earlier processes of this run have done.
         steps_per_epoch: Training steps in an epoch.
         throughput: Where images per second are measured.
     """
 
     def __init__(
-        self, path: str | os.PathLike, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput
+        self, path: str | os.PathLike | None, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput
     ) -> None:
         super().__init__()
-        self.path = pathlib.Path(path)
+        self.path = None if path is None else pathlib.Path(path)
         self.rows = list(rows)
         self.steps_per_epoch = steps_per_epoch
         self.throughput = throughput
@@ -55,12 +53,9 @@ class History(keras.callbacks.Callback):
         self._write()
 
     def _write(self) -> None:
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, names or ["epoch"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
+        if self.path is None:
+            return
         try:
-            files.write_text(self.path, text.getvalue())
+            files.write_csv(self.path, self.rows, empty=["epoch"])
         except OSError as error:  # The rows are in every checkpoint too; training goes on.
             _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)

@@ -167,7 +167,7 @@ class Run:
 
         self._throughput = Throughput(global_batch_size, resumed=self._resumed)
         self._history = History(
-            self.directory.history if isinstance(self.directory, RunDirectory) else os.devnull,
+            self.directory.history if isinstance(self.directory, RunDirectory) else None,
             self._rows,
             steps_per_epoch=self._length.steps_per_epoch,
             throughput=self._throughput,
