@@ -8,11 +8,22 @@ import os
 import socket
 from typing import Any
 
-__all__ = ["ATTEMPT", "BEGAN", "VARIABLE", "attempt", "began", "failed", "report"]
+__all__ = [
+    "ATTEMPT",
+    "BEGAN",
+    "START_TIMEOUT",
+    "VARIABLE",
+    "attempt",
+    "began",
+    "failed",
+    "report",
+    "start_timeout",
+]
 
 # In the environment that the launcher gives its children:
 VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
+START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 
 _failed = False
@@ -26,6 +37,11 @@ def began() -> str | None:
 def attempt() -> int:
     """Returns the how many-th start of its job this is, from 1."""
     return int(os.environ.get(ATTEMPT, "1"))
+
+
+def start_timeout() -> float:
+    """Returns how many seconds tasks wait for one another: what the launcher says, or 300."""
+    return float(os.environ.get(START_TIMEOUT, "300"))
 
 
 def failed() -> bool:

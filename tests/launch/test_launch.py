@@ -113,6 +113,15 @@ def test_a_task_that_is_killed_is_named_with_the_signal(launcher):
     assert "worker:1 failed first: it was ended by SIGKILL" in err
 
 
+def test_a_peer_that_notices_a_killed_task_before_its_end_is_seen_is_not_the_cause(launcher):
+    # A large process that is killed closes its connections first and is freed, and waited for, a while later.
+    body = "if me == 0: raise ValueError('connection reset')\ntime.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL)"
+    code, _, err, _ = launcher.run("--workers=2", body=body)
+    assert code == 137
+    assert "worker:1 failed first: it was ended by SIGKILL" in err
+    assert "worker:0 ended with exit code 1" in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_launcher_end_all_tasks(launcher, number):
     process = launcher.start("--workers=2", body="print('up', flush=True)\ntime.sleep(1000)")

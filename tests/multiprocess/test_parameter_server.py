@@ -123,6 +123,15 @@ def test_every_step_counts_once_under_three_workers(job, tmp_path, options):
     assert (max(load) < 1.2 * min(load)) == sharded  # Whole, the hidden layer's kernel outweighs all others.
 
 
+def test_a_ps_without_variables_is_not_missed(job, tmp_path):
+    run = job(tasks=("--chief", "--workers=1", "--ps=5"), epochs=1)  # Of four variables.
+    assert run.wait(limit=120) == 0, run.text[-3000:]
+    seen = result(tmp_path)
+    counted(seen, epochs=1)
+    assert seen["updates"] == 60
+    assert "not in the ledgers" not in run.text
+
+
 def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_path):
     run = job("--max_restarts=1", epochs=3, steps=400, width=1024)
     run.until(r"batch 60\n")

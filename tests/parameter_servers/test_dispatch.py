@@ -73,7 +73,7 @@ def test_no_step_overlaps_with_more_steps_of_others_than_allowed(dispatcher, sta
         return version[0]
 
     for _ in range(60):
-        dispatcher.send(Work(steps, run, order.append), most=3, staleness=staleness)
+        dispatcher.send(Work(steps, run, order.append), staleness=staleness)
     dispatcher.settle()
     assert len(order) == 60
     assert version[0] == 60 * steps
@@ -87,7 +87,7 @@ def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
     def fails(_):
         raise tf.errors.InvalidArgumentError(None, None, "a shape")
 
-    dispatcher.send(Work(1, fails, print), most=6, staleness=None)
+    dispatcher.send(Work(1, fails, print), staleness=None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a shape"):
         dispatcher.settle()
 
@@ -98,7 +98,7 @@ def test_a_lost_ps_is_named(dispatcher, monkeypatch):
     def fails(_):
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
-    dispatcher.send(Work(1, fails, print), most=6, staleness=None)
+    dispatcher.send(Work(1, fails, print), staleness=None)
     with pytest.raises(TaskLost, match=r"ps:0 is gone.*--resume"):
         dispatcher.settle()
 
@@ -108,7 +108,7 @@ def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
     monkeypatch.setattr(dispatch, "_QUIET", 0.1)
     monkeypatch.setattr(dispatch, "_NO_WORKER", 0.5)
     release = threading.Event()
-    dispatcher.send(Work(1, lambda _: release.wait(20), print), most=6, staleness=None)
+    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
     with pytest.raises(TaskLost, match="All 3 workers"):
         dispatcher.settle()
     release.set()

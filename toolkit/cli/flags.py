@@ -7,6 +7,7 @@ A recipe calls `define_shared` when it is imported, and reads the parsed values 
 from absl import flags
 
 from toolkit.parameter_servers import Options
+from toolkit.parameter_servers.options import PLACEMENTS
 
 __all__ = ["define_cluster", "define_parameter_servers", "define_shared", "devices", "parameter_servers"]
 
@@ -57,7 +58,7 @@ def define_parameter_servers() -> None:
     flags.DEFINE_enum(
         "variables",
         "round_robin",
-        ["round_robin", "balanced", "sharded"],
+        list(PLACEMENTS),
         "Which ps holds a variable: the next, the one with the fewest bytes, or several where it is large.",
     )
     flags.DEFINE_integer("shards", None, "Parts of each sharded variable. Default: one on each ps.")

@@ -91,8 +91,7 @@ class Batches:
         fail on an empty one.
         """
         if hasattr(self.strategy, "numbered"):
-            count = -(-len(self.examples.test_labels) // self._test_batch_size)
-            return self.strategy.numbered(self.test_dataset(), self._test_batch, count=count)
+            return self.strategy.numbered(self.test_dataset(), self._test_batch, count=self._test_batches)
         return self._distribute(lambda share, shares: self.test_dataset(share=share, shares=shares))
 
     def train_dataset(self, start_step: int = 0, *, share: int = 0, shares: int = 1) -> "tf.data.Dataset":
@@ -109,9 +108,8 @@ class Batches:
         """As `test`, for one of `shares` shares of each batch, equal to within one example."""
         import tensorflow as tf
 
-        count = -(-len(self.examples.test_labels) // self._test_batch_size)
         return _stated(
-            tf.data.Dataset.range(count)
+            tf.data.Dataset.range(self._test_batches)
             .map(lambda number: self._test_batch(number, share, shares), num_parallel_calls=2)
             .prefetch(_AHEAD)
         )
@@ -152,6 +150,10 @@ class Batches:
     @property
     def _test_batch_size(self) -> int:
         return evaluation_batch_size(len(self.examples.test_labels), self.global_batch_size, self.replicas)
+
+    @property
+    def _test_batches(self) -> int:
+        return -(-len(self.examples.test_labels) // self._test_batch_size)
 
     @functools.cache  # noqa: B019 - Batches live as long as the program; without it each replica copies the pictures.
     def _constants(self) -> tuple["tf.Tensor", ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import guard, stacks
+from toolkit.launch import failure, guard, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
 from toolkit.launch.running import Running
@@ -24,7 +24,6 @@ __all__ = ["Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
-_TAIL = 20  # Lines of a task's output in a message.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
 
 
@@ -210,29 +209,13 @@ class Job:
         raise JobStopped(number)
 
     def _fail(self) -> None:
-        self._settle(0.3)  # What the others report in the meantime may have come first.
-        first = min(self.running, key=lambda task: float("inf") if task.spared else task.failed_at or float("inf"))
+        self._settle(1.0)  # What the others report in the meantime may have come first.
+        first = failure.cause(self.running)
         if first.alive:
-            self._settle(self.grace, until=lambda: not first.alive)
+            self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
+            first = failure.cause(self.running)
         self._end(signal.SIGTERM)
-        others = [task for task in self.running if task is not first and task.code]
-        gone = [str(t.task) for t in self.running if t.code == 0 and (t.ended or 0) < (first.failed_at or 0)]
-        also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
-        also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
-        seconds = (first.ended or time.monotonic()) - first.began
-        raise TaskFailed(
-            f"{first.task} failed first: it {first.words()} after {seconds:.0f} s."
-            f"{also}\nIts last lines, from {first.output.log}:\n" + self._tail(first),
-            code=_exit_code(first.code),
-        )
-
-    def _tail(self, task: Running) -> str:
-        lines = [line.decode(errors="replace")[:500] for line in task.output.last]
-        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-        lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
-        if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
-            lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
-        return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+        raise failure.told(first, self.running)
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.running if task.alive]
@@ -287,9 +270,3 @@ class Job:
             self.display.lines(task.task, task.output.flush())
             task.output.close()
         self._selector.close()
-
-
-def _exit_code(code: int | None) -> int:
-    if code is None:
-        return 1
-    return 128 - code if code < 0 else code

@@ -119,7 +119,7 @@ def plan(
             status.VARIABLE: f"{task}@{status_path}",
             status.BEGAN: began,
             guard.VARIABLE: mark,
-            "TOOLKIT_START_TIMEOUT": f"{request.start_timeout:g}",
+            status.START_TIMEOUT: f"{request.start_timeout:g}",
         }
         command = ("-m", "toolkit.launch.child", _STACKS, str(int(request.as_is)), *request.command)
         planned.append(Planned(task=task, address=cluster.address(task), environment=environment, command=command))

@@ -41,7 +41,6 @@ class Work:
         self.attempts = 0
         self.overlap = 0  # Steps of others since it was sent, and under way when it was.
         self.seconds = 0.0
-        self.worker: int | None = None
 
 
 class Dispatcher:
@@ -69,17 +68,17 @@ class Dispatcher:
         """Steps that were sent and aren't done."""
         return sum(work.steps for work in self._under_way)
 
-    def send(self, work: Work, *, most: int, staleness: int | None) -> None:
-        """Sends it as soon as there is room.
+    def send(self, work: Work, *, staleness: int | None) -> None:
+        """Sends it as soon as there is room: one for each worker, and, unless they are bounded, one that waits.
 
         Args:
             work: What to send.
-            most: So many may be under way with it.
             staleness: How many steps of others each may overlap with; None for any number.
 
         Raises:
             TaskLost: A ps is gone, or all workers are.
         """
+        most = self.workers * (2 if staleness is None else 1)
 
         def room() -> bool:
             if not self._under_way:
@@ -88,12 +87,13 @@ class Dispatcher:
                 return False
             if staleness is None:
                 return True
-            mine = sum(other.steps for other in self._under_way)
-            return mine <= staleness and all(other.overlap + work.steps <= staleness for other in self._under_way)
+            return self.steps_under_way <= staleness and all(
+                other.overlap + work.steps <= staleness for other in self._under_way
+            )
 
         self.wait(room)
         with self._changed:
-            work.overlap = sum(other.steps for other in self._under_way)
+            work.overlap = self.steps_under_way
             for other in self._under_way:
                 other.overlap += work.steps
             self._under_way.append(work)
@@ -129,7 +129,7 @@ class Dispatcher:
     def _execute(self, work: Work) -> None:
         """In a worker's thread; where that worker dies in it, TensorFlow calls it again in another's."""
         work.attempts += 1
-        work.worker = private.worker_index()
+        worker = private.worker_index()
         if work.attempts > 1:
             self.retried += 1
         began = time.monotonic()
@@ -144,7 +144,7 @@ class Dispatcher:
         work.done(result)
         with self._changed:
             self._under_way.remove(work)
-            self.by_worker[work.worker] += work.steps * work.trains
+            self.by_worker[worker] += work.steps * work.trains
             self._progress = time.monotonic()
             self._trouble = None
             self._changed.notify_all()

@@ -59,7 +59,7 @@ def training(
             push(changes(variables, copies, values, only))
             counting = [copies.values[id(v)] for v in variables.counting]
             sums = [copies.values[id(v)] for v in variables.metrics]
-            assigned[:] = [copies.assigned.get(id(v), 0) for v in variables.counting]
+        assigned[:] = [copies.assigned.get(id(v), 0) for v in variables.counting]  # By the last step, as by each.
         return flat(sums), numbers(logs)
 
     return trace(variables, replica, signature, assigned)

@@ -61,10 +61,9 @@ class Ledger:
         """Returns what is noted for some steps, now."""
         return self._steps.numpy()[np.asarray(steps) % CAPACITY]
 
-    def clear(self) -> int:
-        """Forgets all steps; returns how many updates there were since the beginning. None may be under way."""
+    def clear(self) -> None:
+        """Forgets all steps; none may be under way."""
         self._steps.assign(tf.zeros([CAPACITY], tf.int32))
-        return int(self._finished.numpy())
 
 
 def balance(ledgers: Iterable[Ledger], first: int, count: int) -> tuple[list[int], int]:
@@ -79,6 +78,8 @@ def balance(ledgers: Iterable[Ledger], first: int, count: int) -> tuple[list[int
         How stale each step's gradient was, where it was latest, and how many steps some ps has not wholly applied.
     """
     ledgers = list(ledgers)
+    if not ledgers:  # Nothing is trainable.
+        return [], 0
     steps = np.arange(first, first + count)
     notes = np.stack([ledger.look(steps) for ledger in ledgers])
     for ledger in ledgers:

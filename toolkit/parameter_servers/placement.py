@@ -5,7 +5,6 @@ its value with each step, and it is never a race.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -60,13 +59,16 @@ class Placement:
                     first = self._lightest()
                     # Beginning with the lightest, in turn.
                     anchors = [self._anchors[(first + number) % self.servers] for number in range(parts)]
-                    for number, size in enumerate(_sizes(value, parts)):
-                        self._bytes[(first + number) % self.servers] += size
-                    return self._cut(make, value, anchors, like=None, **kwargs)
+                    whole = self._cut(make, value, anchors, like=None, **kwargs)
+                    for number, part in enumerate(whole.parts):
+                        self._bytes[(first + number) % self.servers] += _size(part)
+                    return whole
                 beside = self._anchors[self._choose(value)]
         return make(initial_value=value, colocate_with=beside, **kwargs)
 
-    def _cut(self, make: Callable, value: tf.Tensor, beside: Iterable, *, like: Sharded | None, **kwargs: Any) -> Any:
+    def _cut(
+        self, make: Callable, value: tf.Tensor, beside: Iterable, *, like: Sharded | None, **kwargs: Any
+    ) -> Sharded:
         beside = list(beside)
         name = kwargs.pop("name", None) or "variable"
         ends = like.places if like is not None else offsets(value.shape[0], len(beside))
@@ -161,11 +163,5 @@ def _anchor(device: str) -> tf.Variable:
         return tf.Variable(0, trainable=False, name="anchor")
 
 
-def _size(value: tf.Tensor) -> int:
+def _size(value: Any) -> int:
     return value.shape.num_elements() * value.dtype.size
-
-
-def _sizes(value: tf.Tensor, parts: int) -> list[int]:
-    ends = offsets(value.shape[0], parts)
-    row = _size(value) // value.shape[0]
-    return [(stop - start) * row for start, stop in itertools.pairwise(ends)]

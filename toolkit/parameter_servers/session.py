@@ -46,11 +46,10 @@ class Session:
     def __init__(self, model: Any, dispatcher: Dispatcher, ledgers: dict[str, Ledger], options: Options) -> None:
         self.model = model
         self.dispatcher = dispatcher
-        self.ledgers = ledgers
         self.options = options
         self.staleness: collections.Counter = collections.Counter()
         self.applied = self.recovered = self.interrupted = 0
-        variables = Variables(model, ledgers)
+        self._variables = variables = Variables(model, ledgers)
         self._counting = Counting(variables)
         self._sums = Sums(variables)
         self._calls = Calls(variables, self._counting)
@@ -153,15 +152,19 @@ class Session:
         self._sums.settle()
         self._counting.settle(self._sent)
         if self._sent:
-            ages, missing = balance(self.ledgers.values(), self._first, self._sent)
+            ages, missing = balance(self._ledgers.values(), self._first, self._sent)
             self.staleness.update(ages)
             self.applied += self._sent
             if missing > self.interrupted:
-                _LOG.warning("%d of %d steps are not in the ledgers of all ps", missing, self._sent)
+                _LOG.warning("%d of %d steps are not in the ledgers of all ps with variables", missing, self._sent)
             self._first += self._sent
             self._sent = 0
 
     # How it is done.
+
+    @property
+    def _ledgers(self) -> dict[str, Ledger]:
+        return {device: self._variables.ledgers[device] for device in self._variables.applied_on}
 
     def _next(self, reader: Reader) -> Iterator[Any]:
         """Goes through the batches of one execution; raises StopIteration in the caller where there is none."""
@@ -192,7 +195,7 @@ class Session:
         if pending[0][0] < 0:
             call = self._calls.batches(self._stream, [item for _, item in pending])
             work = Work(len(pending), lambda attempt: _fetched([call(attempt > 1)]), self._sums.add)
-            self.dispatcher.send(work, most=self.dispatcher.workers * 2, staleness=None)
+            self.dispatcher.send(work, staleness=None)
         elif len(pending) == self._pace.steps:
             self._send(self._stream, pending)
         else:  # The function is one of a single step, or of as many as are sent at once.
@@ -213,14 +216,12 @@ class Session:
                 self._pace.note(work.seconds)
 
         work = Work(len(pending), run, done, trains=True)
-        staleness = self.options.max_staleness
-        most = self.dispatcher.workers * (2 if staleness is None else 1)
-        self.dispatcher.send(work, most=most, staleness=staleness)
+        self.dispatcher.send(work, staleness=self.options.max_staleness)
 
     def _again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
         """Runs the steps of a worker that died, each by itself, without what was applied before."""
         numbers = [number for number, _ in pending]
-        seen = {device: ledger.look(numbers) for device, ledger in self.ledgers.items()}
+        seen = {device: ledger.look(numbers) for device, ledger in self._ledgers.items()}
         outputs = []
         for place, (number, item) in enumerate(pending):
             notes = {device: int(found[place]) for device, found in seen.items()}
@@ -253,7 +254,7 @@ class Session:
             return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
 
         for share, data in shares_of(stream, item, count):
-            self.dispatcher.send(one(share, data), most=2 * count, staleness=None)
+            self.dispatcher.send(one(share, data), staleness=None)
         self.dispatcher.settle()
         try:
             applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counting)
@@ -266,7 +267,7 @@ class Session:
         call = self._calls.batch(batch)
         results: list = []
         work = Work(1, lambda _: tf.nest.map_structure(lambda tensor: tensor.numpy(), call()), results.append)
-        self.dispatcher.send(work, most=self.dispatcher.workers * 2, staleness=None)
+        self.dispatcher.send(work, staleness=None)
         self.dispatcher.wait(lambda: bool(results))
         return results[0]
 

@@ -116,6 +116,7 @@ class Step:
     def begin(self, device: str) -> None:
         if device in self.notes or not self.wanted(device) or device not in self.variables.ledgers:
             return
+        self.variables.applied_on.add(device)
         self.notes[device] = self.variables.ledgers[device].begin(self.places[device], self.versions[device])
 
     def _finish(self, device: str) -> None:

@@ -24,11 +24,13 @@ class Variables:
         held: Of the model, on the ps: pulled.
         counting: Of model and optimizer, with the chief: their values come with the step.
         metrics: Running sums, which start anew in each dispatch.
+        applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
     """
 
     def __init__(self, model: Any, ledgers: dict[str, Ledger]) -> None:
         self.model = model
         self.ledgers = ledgers
+        self.applied_on: set[str] = set()
         optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
         with_chief = lambda v: all("/job:ps" not in device for device in devices_of(v.value))  # noqa: E731
         self.held = [v for v in model.variables if not with_chief(v)]

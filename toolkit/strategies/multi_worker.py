@@ -48,7 +48,7 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, cluster_resolver: Any = None, communication_options: Any = None, *, start_timeout: float | None = None
     ) -> None:
         if start_timeout is None:
-            start_timeout = float(os.environ.get("TOOLKIT_START_TIMEOUT", "300"))
+            start_timeout = status.start_timeout()
         resolver = cluster_resolver or _resolver()
         if resolver is not None:
             _meet(resolver, start_timeout)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -213,7 +214,7 @@ def create(
             remedy="An evaluator follows the checkpoints: see recipes.cifar_parameter_server",
         )
     if start_timeout is None:
-        start_timeout = float(os.environ.get("TOOLKIT_START_TIMEOUT", "300"))
+        start_timeout = status.start_timeout()
     _cluster.check_proxies(cluster, os.environ)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:])
@@ -227,8 +228,6 @@ def create(
 
 def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
     """They have been met; what is awaited is TensorFlow's start in them."""
-    import time
-
     until = time.monotonic() + 120
     while missing := [task for task in others if not answers(cluster, task)]:
         if time.monotonic() > until:

@@ -81,12 +81,7 @@ def create(
 def _multi_worker(
     name: str, membership: Membership | None, devices: Sequence[str], start_timeout: float | None
 ) -> "tf.distribute.Strategy":
-    if membership is None:
-        raise StrategyError(
-            asked=f"strategy {name} trains in several processes",
-            found="nothing says who takes part: TF_CONFIG is not set",
-            remedy="Start with toolkit launch --workers=2, set TF_CONFIG, or name a file of tf_configs/",
-        )
+    membership = _required(name, membership, tasks="--workers=2")
     from toolkit.strategies import multi_worker
 
     return multi_worker.create(membership.cluster, membership.task, devices=tuple(devices), start_timeout=start_timeout)
@@ -95,15 +90,20 @@ def _multi_worker(
 def _parameter_server(
     name: str, membership: Membership | None, options: Options | None, start_timeout: float | None
 ) -> "tf.distribute.Strategy":
+    membership = _required(name, membership, tasks="--chief --workers=2 --ps=2")
+    from toolkit.strategies import parameter_server
+
+    return parameter_server.create(membership.cluster, membership.task, options=options, start_timeout=start_timeout)
+
+
+def _required(name: str, membership: Membership | None, *, tasks: str) -> Membership:
     if membership is None:
         raise StrategyError(
             asked=f"strategy {name} trains in several processes",
             found="nothing says who takes part: TF_CONFIG is not set",
-            remedy="Start with toolkit launch --chief --workers=2 --ps=2, set TF_CONFIG, or name a file of tf_configs/",
+            remedy=f"Start with toolkit launch {tasks}, set TF_CONFIG, or name a file of tf_configs/",
         )
-    from toolkit.strategies import parameter_server
-
-    return parameter_server.create(membership.cluster, membership.task, options=options, start_timeout=start_timeout)
+    return membership
 
 
 def _all_devices() -> tuple[str, ...]:
