@@ -50,7 +50,7 @@ setuptools.setup(
             "pytest-timeout>=2.3,<3",
             "ruff>=0.9,<1",
         ],
-        # The benchmarks so far compare with plain Keras and TensorFlow, which are there anyway.
-        "bench": [],
+        # benchmarks.two_hosts compares with it.
+        "bench": ["torch>=2.6,<3"],
     },
 )

@@ -10,6 +10,7 @@ Rooms, each importing only those above it:
     devices     what this process may use
     parameter_servers  variables on parameter servers, and steps handed out to workers
     strategies  how variables and gradients are shared
+    parallel    which layers are replicated and which are split
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
     training    run directory, checkpoints, exact resume, callbacks
@@ -35,6 +36,7 @@ __all__ = [
     "errors",
     "launch",
     "models",
+    "parallel",
     "parameter_servers",
     "status",
     "strategies",

@@ -34,6 +34,9 @@ TRAININGS = {
     "float32": ("plain", "sgd", "float32", 1e-5, 1e-4),
     "float32 adam": ("plain", "adam", "float32", 1e-5, 1e-6),
     "float32 adamw, clipped, averaged": ("plain", "adamw", "float32", 1e-5, 1e-6),
+    "sharded, float32": ("sharded", "sgd", "float32", 1e-5, 1e-4),
+    "sharded, float32 adamw, clipped, averaged": ("sharded", "adamw", "float32", 1e-5, 1e-6),
+    "sharded, float64 adam": ("sharded", "adam", "float64", 1e-10, 1e-10),
     "float64 with batch normalisation": ("small_cnn", "adam", "float64", 1e-10, 1e-10),
 }
 STEPS = 20
@@ -42,7 +45,9 @@ STEPS = 20
 def belongs(strategy, training):
     """Whether a case tells something: the long ones cost a quarter of a minute each."""
     served = strategy.startswith("parameter servers")
-    if "adamw" in training:  # Keras clips each replica's own gradient; parameter servers have but one.
+    if "sharded, " in training:  # Parameter servers' workers have a whole layer each.
+        return not served and not strategy.endswith("1")
+    if "adamw" in training:
         return served
     # Workers of a round normalise each its own share: a batch's statistics aren't shared there.
     return not (strategy.endswith("rounds") and "normalisation" in training)
@@ -80,7 +85,7 @@ def test_the_numbers_are_those_of_one_device(strategy, training):
     *arguments, loss_tolerance, weight_tolerance = TRAININGS[training]
     if STRATEGIES[strategy][1] == 3:
         loss_tolerance = max(loss_tolerance, 1e-6)  # Keras keeps the 1/3 of a loss's scale in float32.
-    one = trained("one_device", 1, *arguments)
+    one = trained("one_device", 1, "plain" if arguments[0] == "sharded" else arguments[0], *arguments[1:])
     many = trained(*STRATEGIES[strategy], *arguments)
     assert np.max(np.abs(one["losses"] - many["losses"])) < loss_tolerance
     assert one["losses"].shape == (STEPS,)

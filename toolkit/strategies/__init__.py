@@ -1,9 +1,13 @@
 """How variables and gradients are shared: one file per strategy, and a table of names.
 
+exchange      how gradients travel, as a strategy is told
 one_device    everything on one device
 hooks         what only TensorFlow's insides allow
-mirrored      a replica on each device of this machine, gradients all-reduced
 agreement     values that the processes of a strategy agree on, between steps
+collectives   exchanges between the replicas of a step, each with its gradient
+sharded       a variable of which each replica holds a part
+gradients     how gradients travel, and what an optimizer does with them
+mirrored      a replica on each device of this machine, gradients all-reduced
 seeds         the same random numbers on every process
 sharing       a replica's share of each global batch
 ending        epochs that end together, where each worker reads data of its own
@@ -18,9 +22,10 @@ table         names, `create`, and what "auto" means
 
 from typing import Any
 
+from toolkit.strategies.exchange import GradientExchange
 from toolkit.strategies.table import NAMES, create
 
-__all__ = ["NAMES", "create", "enable_fit", "is_chief", "report", "settle"]
+__all__ = ["NAMES", "GradientExchange", "create", "enable_fit", "is_chief", "report", "settle"]
 
 
 def enable_fit(strategy):

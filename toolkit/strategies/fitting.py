@@ -21,6 +21,7 @@ import numpy as np
 
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
+from toolkit.strategies.sharded import drop_snapshots, snapshots
 from toolkit.wrapping import wrap
 
 __all__ = ["adapt_keras"]
@@ -50,6 +51,10 @@ def _handed_out(model: Any) -> Any:
     """Returns the strategy that hands steps out to workers, None under others."""
     strategy = model.distribute_strategy if model is not None else None
     return strategy if hasattr(strategy, "adopt") else None
+
+
+def _variables(model: Any) -> list:
+    return [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
 
 
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
@@ -91,6 +96,8 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
 
 
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
+    if _shared(callbacks.model):
+        drop_snapshots(_variables(callbacks.model))
     original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
     if (strategy := _handed_out(callbacks.model)) is not None:
         steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
@@ -103,6 +110,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
         original(callbacks, *args, **kwargs)
         return
     statistics.average(model)
+    snapshots(_variables(model))  # Callbacks of the chief's alone may save.
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])

@@ -12,6 +12,8 @@ from toolkit.strategies import mirrored, one_device
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from toolkit.strategies.exchange import GradientExchange
+
 __all__ = ["NAMES", "create"]
 
 NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")
@@ -24,6 +26,7 @@ def create(
     membership: Membership | None = None,
     start_timeout: float | None = None,
     parameter_server: Options | None = None,
+    gradients: "GradientExchange | None" = None,
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -41,6 +44,7 @@ def create(
             `toolkit.cluster.discover` reads it.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
         parameter_server: How parameter servers are used, where they are.
+        gradients: How they travel between replicas, under mirrored and multi_worker; None for as they are.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -63,6 +67,24 @@ def create(
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         return _parameter_server(name, membership, parameter_server, start_timeout)
+    strategy = _synchronous(name, membership, devices, jobs, outside, start_timeout)
+    if gradients is not None:
+        from toolkit.strategies.exchange import set_exchange
+        from toolkit.strategies.gradients import adapt_optimizers
+
+        adapt_optimizers()
+        set_exchange(strategy, gradients)
+    return strategy
+
+
+def _synchronous(
+    name: str,
+    membership: Membership | None,
+    devices: Sequence[str],
+    jobs: set[str],
+    outside: bool,
+    start_timeout: float | None,
+) -> "tf.distribute.Strategy":
     if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
         raise StrategyError(
             asked=f"strategy {name} in {membership.task}",

@@ -8,6 +8,7 @@ import numpy as np
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes
+from toolkit.strategies.sharded import ShardedVariable
 
 __all__ = ["check_equal"]
 
@@ -15,13 +16,16 @@ __all__ = ["check_equal"]
 def check_equal(model: Any) -> None:
     """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
 
+    Of a sharded variable each worker holds parts of its own, which nothing can be compared with.
+
     Args:
         model: A built `keras.Model` whose strategy has several processes.
 
     Raises:
         StrategyError: On every worker, where any two differ.
     """
-    variables = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
+    everything = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
+    variables = [variable for variable in everything if not isinstance(variable, ShardedVariable)]
     marks = [zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes()) for v in variables]
     # BackupAndRestore leaves the epoch here.
     marks.append(getattr(model, "_initial_epoch", None) or 0)

@@ -1,0 +1,101 @@
+"""Milliseconds and bytes per step on two hosts with a slow network, beside PyTorch's DistributedDataParallel.
+
+    sudo python -m benchmarks.two_hosts [--rate=1gbit] [--json]
+
+Two network namespaces stand for the hosts, with one core each. All rows in turn, three rounds in one go; medians over
+the rounds, and ratios to DDP of the same round. Needs PyTorch: pip install '.[bench]'.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from absl import flags
+
+from benchmarks.exchange_worker import ROWS, STEPS
+from benchmarks.namespaces import HOSTS, two_hosts
+
+_RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.", lower_bound=1)
+_ONLY = flags.DEFINE_list("only", list(ROWS), "Rows to measure.")
+_JSON = flags.DEFINE_boolean("json", False, "Print the figures as JSON.")
+_LIMIT = 240  # Seconds for one row.
+
+
+def main() -> None:
+    """Prints a line for each row."""
+    seen: dict[str, list[dict]] = {row: [] for row in _ONLY.value}
+    with two_hosts(_RATE.value) as names:
+        for number in range(_ROUNDS.value):
+            for row in _ONLY.value:
+                seen[row].append(measure(names, row, port=2300 + number))
+                print(f"round {number + 1}, {row}: {shown(seen[row][-1:])}", file=sys.stderr, flush=True)
+    if _JSON.value:
+        print(json.dumps({"rate": _RATE.value, "rounds": _ROUNDS.value, "rows": seen}))
+        return
+    print(f"{'':20} {'ms/step':>24} {'MB received':>12} {'of DDP':>8} {'of DDP fp16':>12}  loss, last step")
+    for row, measured in seen.items():
+        ratios = [ratio(seen, row, base) for base in ("ddp float32", "ddp float16")]
+        print(f"{row:20} {shown(measured)} {ratios[0]:>8} {ratios[1]:>12}  {measured[-1]['losses'][-1]:.6f}")
+
+
+def shown(measured: list[dict]) -> str:
+    """Median and range of the rounds."""
+    times = [each["milliseconds"] for each in measured]
+    size = statistics.median(each["megabytes"] for each in measured)
+    return f"{statistics.median(times):7.0f} ({min(times):5.0f} to {max(times):5.0f}) {size:12.2f}"
+
+
+def ratio(seen: dict[str, list[dict]], row: str, base: str) -> str:
+    """The median over rounds of a row's time to another's."""
+    if base not in seen:
+        return "-"
+    pairs = zip(seen[row], seen[base], strict=True)
+    return f"{statistics.median(mine['milliseconds'] / theirs['milliseconds'] for mine, theirs in pairs):.3f}"
+
+
+def measure(names: tuple[str, str], row: str, port: int) -> dict:
+    """Runs one row in both namespaces; returns the means of both processes' figures."""
+    addresses = ",".join(f"{host}:{port}" for host in HOSTS)
+    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [pathlib.Path(folder, f"{rank}.json") for rank in (0, 1)]
+        running = [
+            subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", names[rank], sys.executable, "-m", "benchmarks.exchange_worker"),
+                    *(f"--row={row}", f"--rank={rank}", f"--addresses={addresses}", f"--out={outs[rank]}"),
+                    f"--steps={STEPS.value}",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GLOO_SOCKET_IFNAME": names[rank]},
+            )
+            for rank in (0, 1)
+        ]
+        try:
+            for process in running:
+                said = process.communicate(timeout=_LIMIT)[0]
+                if process.returncode:
+                    raise SystemExit(f"{row} failed:\n{said[-3000:]}")
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        figures = [json.loads(out.read_text()) for out in outs]
+    return {
+        "milliseconds": statistics.mean(each["milliseconds"] for each in figures),
+        "megabytes": statistics.mean(each["megabytes"] for each in figures),
+        "losses": figures[0]["losses"],
+    }
+
+
+if __name__ == "__main__":
+    from absl import app
+
+    app.run(lambda _: main())

@@ -1,0 +1,173 @@
+"""Layers that are split over replicas: the numbers of plain layers on one device, whatever else a layer has."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+from toolkit.parallel import ShardedConv2D, ShardedDense
+from toolkit.strategies import gradients
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(60, 6, 6, 3)).astype("float32")
+Y = RANDOM.normal(size=(60, 3)).astype("float32")
+
+
+def network(first=keras.layers.Dense, second=keras.layers.Dense, conv=keras.layers.Conv2D, **kwargs):
+    """Sizes that neither 2 nor 3 nor 4 replicas divide."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            conv(5, 3, padding="same", activation="relu"),
+            keras.layers.Flatten(),
+            first(17, activation="sigmoid", bias_regularizer="l2", **kwargs),
+            second(9, activation="relu", **kwargs),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def given(kind, **fixed):
+    return lambda *args, **kwargs: kind(*args, **fixed, **kwargs)
+
+
+PAIR = {"first": given(ShardedDense, keep_split=True), "second": given(ShardedDense, split="inputs")}
+NETWORKS = {
+    "by outputs": {"first": ShardedDense, "second": ShardedDense},
+    "by inputs": {"first": given(ShardedDense, split="inputs"), "second": given(ShardedDense, split="inputs")},
+    "a pair": PAIR,
+    "convolution": {"conv": ShardedConv2D},
+    "scheme b": {"first": given(ShardedDense, scheme="b"), "conv": given(ShardedConv2D, scheme="b")},
+    "scheme c": {"first": given(ShardedDense, scheme="c"), "conv": given(ShardedConv2D, scheme="c")},
+}
+
+
+def trained(strategy, optimizer=None, **parts):
+    """Losses, weights and predictions; the last batch of training and evaluation isn't shared equally."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = network(**parts)
+        model.compile(optimizer() if optimizer else keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(24)
+    losses = model.fit(data, epochs=3, verbose=0, shuffle=False).history["loss"]
+    losses.append(model.evaluate(X[:49], Y[:49], verbose=0, batch_size=12))
+    return [np.array(losses), model.predict(X[:31], verbose=0, batch_size=12), *(w.numpy() for w in model.weights)]
+
+
+def same(mine, theirs, tolerance=3e-6):
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=0)
+
+
+def one_device():
+    return tf.distribute.get_strategy()
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas):
+    mirrored = strategies.create("mirrored", devices=four_devices[:replicas])
+    same(trained(mirrored, **NETWORKS[kind]), trained(one_device()))
+
+
+OPTIMIZERS = {
+    "AdamW, clipped": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
+    "Adam, each clipped, averaged": lambda: keras.optimizers.Adam(
+        0.01, clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2
+    ),
+    "Adam, accumulating, decaying": lambda: keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2, weight_decay=0.01, global_clipnorm=0.5
+    ),
+    "RMSprop, cut": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.01),
+}
+
+
+@pytest.mark.parametrize("parts", [{}, PAIR], ids=["replicated", "split"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts):
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    make = OPTIMIZERS[optimizer]
+    gradients.adapt_optimizers()
+    same(trained(mirrored, make, **parts), trained(one_device(), make))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"kernel_regularizer": "l1l2"},
+        {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
+        {"kernel_constraint": "max_norm"},
+        {"kernel_constraint": "non_neg"},
+    ],
+    ids=["sum", "whole", "norm", "elementwise"],
+)
+@pytest.mark.parametrize("kind", ["by outputs", "a pair"])
+def test_regularizers_and_constraints_are_of_the_whole(four_devices, kind, extra):
+    mirrored = strategies.create("mirrored", devices=four_devices[:3])
+    same(trained(mirrored, **NETWORKS[kind], **extra), trained(one_device(), **extra))
+
+
+def test_a_saved_model_is_whole_and_comes_back_at_another_number(four_devices, tmp_path):
+    def model_on(count):
+        keras.utils.set_random_seed(3)
+        with strategies.create("mirrored", devices=four_devices[:count]).scope():
+            model = network(**PAIR)
+            model.compile("adam", "mse")
+        return model
+
+    first = model_on(4)
+    first.fit(X[:48], Y[:48], batch_size=24, verbose=0)
+    first.save(tmp_path / "m.keras")
+    alone = keras.models.load_model(tmp_path / "m.keras")
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        second = keras.models.load_model(tmp_path / "m.keras")
+    for variables in zip(first.variables, alone.variables, second.variables, strict=True):
+        whole = [v.numpy() for v in variables]
+        assert np.array_equal(whole[0], whole[1])
+        assert np.array_equal(whole[0], whole[2])
+    for ours in zip(first.optimizer.variables, alone.optimizer.variables, second.optimizer.variables, strict=True):
+        whole = [np.asarray(v.numpy()) for v in ours]
+        assert np.array_equal(whole[0], whole[1])
+        assert np.array_equal(whole[0], whole[2])
+    # And outside of any strategy the layers compute with what all replicas hold.
+    np.testing.assert_allclose(first(X[:5]), alone(X[:5]), atol=1e-6)
+
+
+def test_weights_taken_and_set_are_whole(four_devices):
+    with strategies.create("mirrored", devices=four_devices[:3]).scope():
+        model = network(**PAIR)
+    weights = model.get_weights()
+    assert weights[2].shape == (180, 17)
+    model.set_weights([w + 1 for w in weights])
+    assert all(np.array_equal(a, b + 1) for a, b in zip(model.get_weights(), weights, strict=True))
+
+
+def test_activations_travel_in_16_bits_where_asked(four_devices):
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    short = {"first": given(ShardedDense, exchange_dtype="bfloat16"), "second": ShardedDense}
+    seen, exact = trained(mirrored, **short), trained(one_device())
+    assert 1e-6 < np.max(np.abs(seen[0] - exact[0])) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ShardedDense(8, split="rows"), "split='rows'"),
+        (lambda: ShardedDense(8, scheme="d"), "scheme='d'"),
+        (lambda: ShardedDense(8, exchange_dtype="int8"), "int8"),
+        (lambda: ShardedDense(8, activation="softmax", keep_split=True), "softmax"),
+        (lambda: keras.Sequential([keras.Input((8,)), ShardedDense(3)]), "4 replicas, but it has 3 to split"),
+        (lambda: keras.Sequential([keras.Input((8, 8, 8)), ShardedConv2D(8, 3, groups=2)]), "groups"),
+    ],
+)
+def test_what_can_not_be_is_said(four_devices, make, said):
+    with strategies.create("mirrored", devices=four_devices).scope(), pytest.raises(StrategyError, match=said):
+        make()
+
+
+def test_an_optimizer_that_looks_at_whole_layers_is_refused(four_devices):
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    with pytest.raises(StrategyError, match="Lamb"):
+        trained(mirrored, lambda: keras.optimizers.Lamb(0.01), **PAIR)

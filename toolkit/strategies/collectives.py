@@ -1,0 +1,257 @@
+"""Exchanges between the replicas of a step, each with its gradient.
+
+tf.distribute has an all-reduce, and an all-gather that asks for every shape first and whose gradient is a whole
+all-reduce. Here are the exchanges that layers split over replicas need, none of which moves a byte too many. Within one
+process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them.
+
+Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
+of the same shape.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "largest",
+    "on_cpus_of_one_process",
+    "place",
+    "reduce_scatter",
+    "reduce_to",
+    "send_from",
+]
+
+_GROUP = 1_000_007  # Far from the keys that TensorFlow counts up from 1.
+_TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorFlow's own heartbeat.
+_counts: dict[int, itertools.count] = defaultdict(itertools.count)
+
+
+def place() -> tuple[int, int]:
+    """Returns this replica's number and how many replicas exchange; (0, 1) where nobody does.
+
+    Parameter servers' workers train by themselves, and so does everything outside a replica context.
+    """
+    context = tf.distribute.get_replica_context()
+    strategy = tf.distribute.get_strategy()
+    if context is None or not isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    ):
+        return 0, 1
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return int(number), strategy.num_replicas_in_sync
+
+
+def on_cpus_of_one_process() -> bool:
+    """Says whether the replicas are a process's CPU devices, which stand in for GPUs."""
+    return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
+
+
+def all_gather(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns all replicas' tensors: [n, ...] to [replicas, n, ...].
+
+    Args:
+        x: Of any shape but a scalar.
+        dtype: Numbers travel as this, both ways; None for as they are.
+    """
+
+    @tf.custom_gradient
+    def exchange(x: tf.Tensor) -> tuple:
+        return _gather(x, dtype), lambda dy: _scatter(dy, dtype)
+
+    return exchange(x)
+
+
+def reduce_scatter(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns the sum over replicas of this replica's row: [replicas, n, ...] to [n, ...].
+
+    Args:
+        x: Row r is what this replica adds for replica r.
+        dtype: Numbers travel as this, both ways, and are added as what they are; None for as they are.
+    """
+
+    @tf.custom_gradient
+    def exchange(x: tf.Tensor) -> tuple:
+        return _scatter(x, dtype), lambda dy: _gather(dy, dtype)
+
+    return exchange(x)
+
+
+def all_to_all(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Sends row r to replica r, and returns what each sent here: [replicas, n, ...] to the same."""
+
+    @tf.custom_gradient
+    def exchange(x: tf.Tensor) -> tuple:
+        return _swap(x, dtype), lambda dy: _swap(dy, dtype)
+
+    return exchange(x)
+
+
+def send_from(x: tf.Tensor, sender: int, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns one replica's tensor on all of them; its gradient is the sum of theirs."""
+
+    @tf.custom_gradient
+    def exchange(x: tf.Tensor) -> tuple:
+        return _send(x, sender, dtype), lambda dy: reduce_to(dy, sender, dtype=dtype)
+
+    return exchange(x)
+
+
+def reduce_to(x: tf.Tensor, receiver: int, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns the sum of all replicas' tensors on one of them, and zeros on the others. It has no gradient."""
+    number, count = place()
+    if count == 1:
+        return x
+    # A row for each replica of which all but one are empty: nothing travels to the others.
+    if _within_one_process():
+        total = _together(
+            x, lambda values, index: _sum(_travelled(values, dtype), x.dtype) if index == receiver else values[index]
+        )
+    else:
+        total = all_reduce(x, dtype=dtype)
+    return total if number == receiver else tf.zeros_like(x)
+
+
+def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns the sum over all replicas. It has no gradient.
+
+    Args:
+        x: Of any shape.
+        dtype: Numbers travel as this, and are added as what they are; None for as they are.
+    """
+    _, count = place()
+    if count == 1:
+        return x
+    if _within_one_process():
+        return _together(x, lambda values, _: _sum(_travelled(values, dtype), x.dtype))
+    if count == 2:  # Each needs but the other's: half the rounds of a reduce-scatter and a gather, and as many bytes.
+        return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), dtype), 0), tf.shape(x))
+    flat = tf.reshape(x, [-1])
+    size = tf.size(flat)
+    rows = tf.reshape(tf.pad(flat, [[0, -size % count]]), [count, -1])
+    return tf.reshape(tf.reshape(_gather(_scatter(rows, dtype), dtype), [-1])[:size], tf.shape(x))
+
+
+def largest(number: tf.Tensor) -> tf.Tensor:
+    """Returns the largest of the replicas' whole numbers, a scalar."""
+    _, count = place()
+    if count == 1:
+        return number
+    return tf.reduce_max(_gather(tf.reshape(number, [1]), None))
+
+
+# One exchange each, without a gradient.
+
+
+def _gather(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = place()
+    if count == 1:
+        return x[None]
+    if _within_one_process():
+        return _together(x, lambda values, _: tf.cast(tf.stack(_travelled(values, dtype)), x.dtype))
+    sent = tf.cast(x, dtype or x.dtype)
+    got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent), tf.concat([[count], tf.shape(x)], 0))
+    got.set_shape([count, *x.shape])
+    return tf.cast(got, x.dtype)
+
+
+def _scatter(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = place()
+    if count == 1:
+        return x[0]
+    if _within_one_process():
+        return _together(x, lambda values, index: _sum(_travelled([v[index] for v in values], dtype), x.dtype))
+    return tf.reduce_sum(_swap(x, dtype), 0)
+
+
+def _swap(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = place()
+    if count == 1:
+        return x
+    if _within_one_process():
+        return _together(
+            x, lambda values, index: tf.cast(tf.stack(_travelled([v[index] for v in values], dtype)), x.dtype)
+        )
+    sent = tf.reshape(tf.cast(x, dtype or x.dtype), [count, -1])
+    return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent))
+
+
+def _send(x: tf.Tensor, sender: int, dtype: tf.DType | None) -> tf.Tensor:
+    number, count = place()
+    if count == 1:
+        return x
+    if _within_one_process():
+        return _together(x, lambda values, _: tf.cast(_travelled([values[sender]], dtype)[0], x.dtype))
+    sent = tf.cast(x, dtype or x.dtype)
+    if number == sender:
+        got = _collective(tf.raw_ops.CollectiveBcastSendV2, sent, ordered=False)
+    else:
+        kind = tf.float16 if sent.dtype == tf.bfloat16 else sent.dtype
+        got = _collective(tf.raw_ops.CollectiveBcastRecvV2, None, ordered=False, T=kind, shape=tf.shape(sent))
+        got = tf.bitcast(got, sent.dtype)
+    return _as(x, got)
+
+
+def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
+    got = tf.reshape(got, tf.shape(x))
+    got.set_shape(x.shape)
+    return tf.cast(got, x.dtype)
+
+
+def _within_one_process() -> bool:
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
+
+
+def _together(x: tf.Tensor, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
+    """Makes each replica's result where all replicas' tensors are at hand."""
+    context = tf.distribute.get_replica_context()
+    number, _ = place()
+
+    def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
+        values = list(strategy.experimental_local_results(value))
+        results = []
+        for index, device in enumerate(strategy.extended.worker_devices):
+            with tf.device(device):
+                results.append(result(values, index))
+        return results
+
+    return context.merge_call(all_results, args=(x,))[number]
+
+
+def _travelled(values: list, dtype: tf.DType | None) -> list:
+    """What is left of numbers that travel as another type."""
+    return values if dtype is None else [tf.cast(value, dtype) for value in values]
+
+
+def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
+    return tf.add_n([tf.cast(value, dtype) for value in values])
+
+
+def _collective(operation: Callable, x: tf.Tensor | None, *, ordered: bool = True, **kwargs: Any) -> tf.Tensor:
+    """Runs one of TensorFlow's collective operations on this replica.
+
+    No token orders it: it begins when its own input is there, beside others that wait for theirs.
+    All replicas trace the same calls in the same order, so that a count names each; TensorFlow keeps
+    the shape of what has a name, and the last batch of an epoch has another, so the size is part of it.
+    """
+    number, count = place()
+    if ordered:
+        kwargs["ordering_token"] = []
+    if x is not None and x.dtype == tf.bfloat16:  # Which they don't take; nothing is computed of it on the way.
+        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), ordered=ordered, **kwargs), tf.bfloat16)
+    if x is not None:
+        kwargs["input"] = x
+    size = tf.size(x, tf.int64) if x is not None else tf.reduce_prod(tf.cast(kwargs["shape"], tf.int64))
+    return operation(
+        group_size=count,
+        group_key=_GROUP,
+        instance_key=tf.cast(tf.math.floormod(next(_counts[number]) * 1_000_003 + size, 2**31 - 1), tf.int32),
+        communication_hint="auto",
+        timeout_seconds=_TIMEOUT,
+        **kwargs,
+    )

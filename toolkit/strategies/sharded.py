@@ -1,0 +1,167 @@
+"""A variable of which each replica holds a part; read, saved and set it is whole.
+
+Under tf.distribute each replica has a copy of its own of every variable. Nothing says that the copies must be equal:
+here each holds its part, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
+`save`, `get_weights`, checkpoints and another number of replicas know nothing of parts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.agreement import processes
+
+__all__ = ["ShardedVariable", "drop_snapshots", "replicas", "snapshots"]
+
+_GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
+_PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
+_reads = iter(range(1, 2**31 - 1))
+
+
+def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
+    """Returns over how many replicas a strategy can split a variable; 1 where each step has one replica's variables."""
+    strategy = strategy or tf.distribute.get_strategy()
+    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
+
+
+class ShardedVariable(keras.Variable):
+    """A `keras.Variable` with a part on each replica of the strategy in whose scope it is made.
+
+    Args:
+        initializer: Of the whole value, so that it is the same at any number of replicas.
+        shape: Of the whole.
+        axis: That it is cut along.
+        kwargs: As for `keras.Variable`.
+
+    Attributes:
+        part_shape: Of one part, padding included.
+    """
+
+    def __init__(self, initializer: Any, shape: Sequence[int], *, axis: int, **kwargs: Any) -> None:
+        self.axis = axis
+        self.strategy = tf.distribute.get_strategy()
+        self.count = replicas(self.strategy)
+        self.part_shape = list(shape)
+        self.part_shape[axis] = -(-shape[axis] // self.count)
+        self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
+        super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
+
+    def _initialize_with_initializer(self, initializer: Callable) -> None:
+        """Keras's hook for this; it also comes later, where a variable is made in a stateless scope."""
+        whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
+        self._value = tf.Variable(
+            tf.zeros(self.part_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
+        )
+        self._set(whole)
+
+    @property
+    def parts(self) -> list[tf.Variable]:
+        """This process's parts, in the order of its replicas."""
+        return list(self.strategy.experimental_local_results(self._value))
+
+    def numbers(self) -> list[int]:
+        """Which replicas' parts are this process's."""
+        local = len(self.parts)
+        resolver = self.strategy.cluster_resolver
+        first = 0
+        if self.count > local:
+            chief = "chief" in resolver.cluster_spec().jobs
+            first = (resolver.task_id + (chief and resolver.task_type == "worker")) * local
+        return list(range(first, first + local))
+
+    def cut(self, whole: np.ndarray, number: int) -> np.ndarray:
+        """Returns a replica's part of a whole array."""
+        size = self.part_shape[self.axis]
+        index = [slice(None)] * whole.ndim
+        index[self.axis] = slice(number * size, (number + 1) * size)
+        part = whole[tuple(index)]
+        padding = [(0, wanted - there) for wanted, there in zip(self.part_shape, part.shape, strict=True)]
+        return np.pad(part, padding)
+
+    def _set(self, whole: np.ndarray) -> None:
+        self._snapshot = None
+        for part, number in zip(self.parts, self.numbers(), strict=True):
+            part.assign(self.cut(whole, number))
+
+    def assign(self, value: Any) -> Any:
+        """Sets the whole; in a step, this replica's part."""
+        if _in_a_step(self.strategy):
+            self._value.assign(tf.cast(value, self._value.dtype))
+            return value
+        array = np.asarray(keras.ops.convert_to_numpy(value))
+        if array.shape != tuple(self._shape):
+            raise ValueError(f"{self.path} has shape {tuple(self._shape)} and can't be set to one of {array.shape}")
+        self._set(array.astype(self._value.dtype.as_numpy_dtype))
+        return value
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole. In several processes it is a collective, but where a snapshot still holds."""
+        parts = [part.numpy() for part in self.parts]
+        if self._snapshot is not None and all(map(np.array_equal, parts, self._snapshot[0])):
+            return self._snapshot[1].copy()
+        if processes(self.strategy) > 1:
+            parts = self._everybodys(parts)
+        whole = np.concatenate(parts, axis=self.axis)
+        return np.take(whole, range(self._shape[self.axis]), axis=self.axis)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def whole(self) -> tf.Tensor:
+        """Returns the whole, as a tensor, outside of steps."""
+        if processes(self.strategy) > 1:
+            if tf.executing_eagerly():
+                return tf.constant(self.numpy())
+            # Read when it is run. While Keras looks for shapes it never is.
+            value = tf.numpy_function(self.numpy, [], self._value.dtype)
+            value.set_shape(self._shape)
+            return value
+        size = self._shape[self.axis]
+        return tf.gather(tf.concat([part.value() for part in self.parts], self.axis), tf.range(size), axis=self.axis)
+
+    def _everybodys(self, mine: list[np.ndarray]) -> list[np.ndarray]:
+        with tf.device("CPU:0"):
+            got = tf.raw_ops.CollectiveGatherV2(
+                input=np.stack(mine),
+                group_size=processes(self.strategy),
+                group_key=_GROUP,
+                instance_key=next(_reads),
+                ordering_token=[],
+                timeout_seconds=_PATIENCE,
+            )
+        return list(got.numpy())
+
+    def keep(self) -> None:
+        """Keeps the whole as it is now; see `snapshots`."""
+        self._snapshot = None
+        self._snapshot = [part.numpy() for part in self.parts], self.numpy()
+
+    def forget(self) -> None:
+        """Lets go of what `keep` kept."""
+        self._snapshot = None
+
+
+def snapshots(variables: Sequence[Any]) -> None:
+    """Has sharded variables keep their whole values, so that one process alone can read them until they change.
+
+    Only the chief writes files, and to read a part of another process's both must take part. It is
+    a collective.
+    """
+    for variable in variables:
+        if isinstance(variable, ShardedVariable) and processes(variable.strategy) > 1:
+            variable.keep()
+
+
+def drop_snapshots(variables: Sequence[Any]) -> None:
+    """Lets go of what `snapshots` kept."""
+    for variable in variables:
+        if isinstance(variable, ShardedVariable):
+            variable.forget()
+
+
+def _in_a_step(strategy: tf.distribute.Strategy) -> bool:
+    return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
