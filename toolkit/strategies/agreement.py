@@ -12,7 +12,7 @@ import tensorflow as tf
 
 _MEETING = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
 
-__all__ = ["broadcast", "extremes", "is_chief", "mean", "meet", "processes"]
+__all__ = ["broadcast", "extremes", "is_chief", "mean", "meet", "number", "processes"]
 
 
 def processes(strategy: tf.distribute.Strategy) -> int:
@@ -67,7 +67,7 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
     if count == 1:
         return value, value
     rows = np.zeros((count, *value.shape), value.dtype)
-    rows[_number(strategy)] = value
+    rows[number(strategy)] = value
     table = _sum(strategy, tf.constant(rows)).numpy()
     return table.min(axis=0), table.max(axis=0)
 
@@ -94,8 +94,8 @@ def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
             ).numpy()
 
 
-def _number(strategy: tf.distribute.Strategy) -> int:
-    """This process's place: the chief, where there is one, comes before the workers."""
+def number(strategy: tf.distribute.Strategy) -> int:
+    """Returns this process's place among several: the chief, where there is one, comes before the workers."""
     resolver = strategy.cluster_resolver
     return resolver.task_id + (resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs)
 

@@ -24,6 +24,7 @@ __all__ = [
     "place",
     "reduce_scatter",
     "reduce_to",
+    "replicas",
     "send_from",
 ]
 
@@ -38,13 +39,17 @@ def place() -> tuple[int, int]:
     Parameter servers' workers train by themselves, and so does everything outside a replica context.
     """
     context = tf.distribute.get_replica_context()
-    strategy = tf.distribute.get_strategy()
-    if context is None or not isinstance(
-        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    ):
+    count = replicas()
+    if context is None or count == 1:
         return 0, 1
-    number = tf.get_static_value(context.replica_id_in_sync_group)
-    return int(number), strategy.num_replicas_in_sync
+    return int(tf.get_static_value(context.replica_id_in_sync_group)), count
+
+
+def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
+    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step."""
+    strategy = strategy or tf.distribute.get_strategy()
+    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
 
 
 def on_cpus_of_one_process() -> bool:
@@ -107,7 +112,6 @@ def reduce_to(x: tf.Tensor, receiver: int, *, dtype: tf.DType | None = None) -> 
     number, count = place()
     if count == 1:
         return x
-    # A row for each replica of which all but one are empty: nothing travels to the others.
     if _within_one_process():
         total = _together(
             x, lambda values, index: _sum(_travelled(values, dtype), x.dtype) if index == receiver else values[index]

@@ -53,10 +53,6 @@ def _handed_out(model: Any) -> Any:
     return strategy if hasattr(strategy, "adopt") else None
 
 
-def _variables(model: Any) -> list:
-    return [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
-
-
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
     if (strategy := _handed_out(model)) is not None:
@@ -97,7 +93,7 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
 
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        drop_snapshots(_variables(callbacks.model))
+        drop_snapshots(weights.variables_of(callbacks.model))
     original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
     if (strategy := _handed_out(callbacks.model)) is not None:
         steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
@@ -110,7 +106,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
         original(callbacks, *args, **kwargs)
         return
     statistics.average(model)
-    snapshots(_variables(model))  # Callbacks of the chief's alone may save.
+    snapshots(weights.variables_of(model))  # Callbacks of the chief's alone may save.
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])

@@ -18,7 +18,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import collectives
 from toolkit.strategies.exchange import exchange_of
-from toolkit.strategies.sharded import ShardedVariable, replicas
+from toolkit.strategies.sharded import ShardedVariable
 from toolkit.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
@@ -193,7 +193,8 @@ def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: An
         return original(optimizer, reference_variable, *args, **kwargs)
     if type(optimizer).__name__ in _WHOLE:
         raise StrategyError(
-            asked=f"{type(optimizer).__name__} is to train {reference_variable.path}, split over {replicas()} replicas",
+            asked=f"{type(optimizer).__name__} is to train {reference_variable.path}, "
+            f"split over {collectives.replicas()} replicas",
             found="it looks at the whole of a layer's weights, and each replica holds a part",
             remedy="Leave this layer replicated, or train with another optimizer such as AdamW",
         )

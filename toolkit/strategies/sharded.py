@@ -12,20 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.agreement import processes
+from toolkit.strategies.agreement import number, processes
+from toolkit.strategies.collectives import replicas
 
-__all__ = ["ShardedVariable", "drop_snapshots", "replicas", "snapshots"]
+__all__ = ["ShardedVariable", "drop_snapshots", "snapshots"]
 
 _GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
 _PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
 _reads = iter(range(1, 2**31 - 1))
-
-
-def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
-    """Returns over how many replicas a strategy can split a variable; 1 where each step has one replica's variables."""
-    strategy = strategy or tf.distribute.get_strategy()
-    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
 
 
 class ShardedVariable(keras.Variable):
@@ -66,26 +60,22 @@ class ShardedVariable(keras.Variable):
     def numbers(self) -> list[int]:
         """Which replicas' parts are this process's."""
         local = len(self.parts)
-        resolver = self.strategy.cluster_resolver
-        first = 0
-        if self.count > local:
-            chief = "chief" in resolver.cluster_spec().jobs
-            first = (resolver.task_id + (chief and resolver.task_type == "worker")) * local
+        first = number(self.strategy) * local if processes(self.strategy) > 1 else 0
         return list(range(first, first + local))
 
-    def cut(self, whole: np.ndarray, number: int) -> np.ndarray:
+    def cut(self, whole: np.ndarray, replica: int) -> np.ndarray:
         """Returns a replica's part of a whole array."""
         size = self.part_shape[self.axis]
         index = [slice(None)] * whole.ndim
-        index[self.axis] = slice(number * size, (number + 1) * size)
+        index[self.axis] = slice(replica * size, (replica + 1) * size)
         part = whole[tuple(index)]
         padding = [(0, wanted - there) for wanted, there in zip(self.part_shape, part.shape, strict=True)]
         return np.pad(part, padding)
 
     def _set(self, whole: np.ndarray) -> None:
         self._snapshot = None
-        for part, number in zip(self.parts, self.numbers(), strict=True):
-            part.assign(self.cut(whole, number))
+        for part, replica in zip(self.parts, self.numbers(), strict=True):
+            part.assign(self.cut(whole, replica))
 
     def assign(self, value: Any) -> Any:
         """Sets the whole; in a step, this replica's part."""

@@ -10,7 +10,12 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes
 from toolkit.strategies.sharded import ShardedVariable
 
-__all__ = ["check_equal"]
+__all__ = ["check_equal", "variables_of"]
+
+
+def variables_of(model: Any) -> list:
+    """Returns the variables of a model and of its optimizer, if it has one."""
+    return [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
 
 
 def check_equal(model: Any) -> None:
@@ -24,8 +29,7 @@ def check_equal(model: Any) -> None:
     Raises:
         StrategyError: On every worker, where any two differ.
     """
-    everything = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
-    variables = [variable for variable in everything if not isinstance(variable, ShardedVariable)]
+    variables = [variable for variable in variables_of(model) if not isinstance(variable, ShardedVariable)]
     marks = [zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes()) for v in variables]
     # BackupAndRestore leaves the epoch here.
     marks.append(getattr(model, "_initial_epoch", None) or 0)
