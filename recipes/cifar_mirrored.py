@@ -17,6 +17,7 @@ from absl import flags
 import toolkit
 
 toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0.1)
+toolkit.cli.flags.define_gradients()
 flags.DEFINE_enum("model", "small_cnn", ["small_cnn", "alexnet"], "Model; alexnet learns at --learning_rate=0.02.")
 flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
 FLAGS = flags.FLAGS
@@ -30,7 +31,9 @@ def main() -> None:
 
         devices = toolkit.devices.configure(**toolkit.cli.flags.devices())
         toolkit.cli.show_devices(devices)
-        strategy = toolkit.strategies.create("mirrored", devices=devices.logical_devices)
+        strategy = toolkit.strategies.create(
+            "mirrored", devices=devices.logical_devices, gradients=toolkit.cli.flags.gradients()
+        )
 
         import keras  # Only now: importing it starts TensorFlow.
 

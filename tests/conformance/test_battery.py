@@ -47,8 +47,6 @@ def belongs(strategy, training):
     served = strategy.startswith("parameter servers")
     if "sharded, " in training:  # Parameter servers' workers have a whole layer each.
         return not served and not strategy.endswith("1")
-    if "adamw" in training:
-        return served
     # Workers of a round normalise each its own share: a batch's statistics aren't shared there.
     return not (strategy.endswith("rounds") and "normalisation" in training)
 

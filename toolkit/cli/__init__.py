@@ -4,6 +4,7 @@ log        the toolkit's messages on the console
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
+comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
@@ -12,7 +13,8 @@ main       `toolkit COMMAND`: the table of commands
 """
 
 from toolkit.cli import flags
+from toolkit.cli.comparison import show_rows
 from toolkit.cli.log import show_devices, show_variables
 from toolkit.cli.program import run
 
-__all__ = ["flags", "run", "show_devices", "show_variables"]
+__all__ = ["flags", "run", "show_devices", "show_rows", "show_variables"]

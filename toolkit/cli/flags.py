@@ -8,8 +8,18 @@ from absl import flags
 
 from toolkit.parameter_servers import Options
 from toolkit.parameter_servers.options import PLACEMENTS
+from toolkit.strategies import GradientExchange
+from toolkit.strategies.exchange import DTYPES
 
-__all__ = ["define_cluster", "define_parameter_servers", "define_shared", "devices", "parameter_servers"]
+__all__ = [
+    "define_cluster",
+    "define_gradients",
+    "define_parameter_servers",
+    "define_shared",
+    "devices",
+    "gradients",
+    "parameter_servers",
+]
 
 
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
@@ -68,6 +78,12 @@ def define_parameter_servers() -> None:
     flags.DEFINE_integer("steps_per_dispatch", None, "Steps a worker is sent at once. Default: by their length.")
 
 
+def define_gradients() -> None:
+    """Defines the flags that say how gradients travel between replicas."""
+    flags.DEFINE_enum("gradient_dtype", "float32", list(DTYPES), "What gradients travel as, and are added in.")
+    flags.DEFINE_integer("bytes_per_pack", 0, "Gradients are joined up to so many bytes; 0 for all in one pack.")
+
+
 def devices_only() -> None:
     """Defines the flags that say which devices to use."""
     flags.DEFINE_integer(
@@ -98,6 +114,16 @@ def devices() -> dict:
     names = ("gpus", "emulate", "visible_devices", "memory", "inter_op_threads", "intra_op_threads")
     arguments = {name: values[name].value for name in (*names, "soft_placement", "log_placement")}
     return {**arguments, "split": values["split_gpus"].value}
+
+
+def gradients() -> GradientExchange:
+    """Returns what the flags of `define_gradients` say.
+
+    Raises:
+        StrategyError: A value is none that it can be.
+    """
+    values = flags.FLAGS
+    return GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
 
 
 def parameter_servers() -> Options:

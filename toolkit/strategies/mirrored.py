@@ -17,7 +17,8 @@ def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
     """
     import tensorflow as tf
 
-    from toolkit.strategies import hooks
+    from toolkit.strategies import gradients, hooks
 
     hooks.install()
+    gradients.adapt_optimizers()
     return tf.distribute.MirroredStrategy(list(devices))

@@ -19,7 +19,7 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit import status
 from toolkit.errors import StrategyError
-from toolkit.strategies import hooks, seeds, sharing
+from toolkit.strategies import gradients, hooks, seeds, sharing
 from toolkit.strategies.agreement import extremes, processes
 from toolkit.strategies.ending import EndingTogether, called_by_symbolic_build
 from toolkit.strategies.fitting import adapt_keras
@@ -224,6 +224,7 @@ def _meet(resolver: Any, timeout: float) -> None:
 def _ready(strategy: MultiWorkerStrategy) -> None:
     adapt_keras()
     hooks.install()
+    gradients.adapt_optimizers()
     seeds.agree(strategy)
     leave_together(strategy)
     status.report(state="connected", strategy="multi_worker")

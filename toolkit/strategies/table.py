@@ -70,9 +70,7 @@ def create(
     strategy = _synchronous(name, membership, devices, jobs, outside, start_timeout)
     if gradients is not None:
         from toolkit.strategies.exchange import set_exchange
-        from toolkit.strategies.gradients import adapt_optimizers
 
-        adapt_optimizers()
         set_exchange(strategy, gradients)
     return strategy
 

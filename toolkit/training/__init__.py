@@ -12,6 +12,7 @@ stopping     a signal to one process stops all of them after the same step
 length       epochs and the steps in each
 rates        the learning rate: scaled with the batch, warmed up, cosine decay
 throughput   images per second after warm-up
+meter        a step's time, and the bytes that the network brought
 progress     a progress bar for a terminal, lines for a log file
 reporting    where training stands, told to the launcher
 history      history.csv, one row per epoch
@@ -20,10 +21,21 @@ following    an evaluator, which follows the checkpoints
 run          a run from its directory to its summary
 """
 
+from typing import Any
+
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
 from toolkit.training.following import follow
 from toolkit.training.length import Length
 from toolkit.training.rates import learning_rate
 from toolkit.training.run import Run
 
-__all__ = ["Checkpoint", "CheckpointStore", "Length", "Run", "follow", "learning_rate"]
+
+def __getattr__(name: str) -> Any:
+    if name == "Meter":
+        from toolkit.training.meter import Meter
+
+        return Meter
+    raise AttributeError(name)
+
+
+__all__ = ["Checkpoint", "CheckpointStore", "Length", "Meter", "Run", "follow", "learning_rate"]

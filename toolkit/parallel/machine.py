@@ -1,0 +1,122 @@
+"""What a plan is made for: how fast devices compute, and how fast what joins them is."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+from toolkit.errors import StrategyError
+
+__all__ = ["DEVICES", "Link", "Machine", "bandwidth", "device"]
+
+# Makers' data sheets: float32 operations per second without tensor cores, and bytes per second of memory.
+DEVICES: dict[str, tuple[float, float]] = {
+    "K20": (3.52e12, 208e9),
+    "P100": (9.3e12, 732e9),
+    "V100": (14e12, 900e9),
+    "T4": (8.1e12, 320e9),
+    "RTX3090": (35.6e12, 936e9),
+    "A100": (19.5e12, 1555e9),
+    "L4": (30.3e12, 300e9),
+    "RTX4090": (82.6e12, 1008e9),
+    "H100": (67e12, 3350e9),
+}
+# Of a data sheet's operations, what convolutions of a training step reach; an assumption, said where it is used.
+_REACHED = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+    """What a replica's numbers pass through.
+
+    Attributes:
+        bandwidth: Bytes a second in each direction.
+        latency: Seconds that a message takes however short it is.
+        reducing: Bytes a second at which gradients are received that are summed on the way; None for bandwidth.
+        smallest: Seconds of an all-reduce of gradients however few they are.
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+    reducing: float | None = None
+    smallest: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Devices and what joins them.
+
+    Attributes:
+        name: In words.
+        speed: Operations a second of a device; math.nan where `seconds` says it for each layer.
+        memory: Bytes a second that an optimizer reads and writes weights at; math.inf to leave that out.
+        inside: What joins replicas of a host.
+        between: What joins hosts, of which a host's replicas share one; None for as inside.
+        hosts: How many there are, among which replicas are divided evenly.
+        overlap: The share of a backward pass during which gradients can travel, 0 to 1.
+        seconds: Measured seconds of a training step for one example, by layer.
+        fixed: Seconds of a step beside its layers.
+    """
+
+    name: str
+    speed: float
+    inside: Link
+    between: Link | None = None
+    hosts: int = 1
+    memory: float = math.inf
+    overlap: float = 0.0
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    fixed: float = 0.0
+
+
+def device(text: str) -> tuple[str, float, float]:
+    """Returns (name, operations per second, memory's bytes per second) of a device.
+
+    Args:
+        text: A name of DEVICES, or billions of operations a second that it reaches, such as "500" or "500GFLOPS".
+            Of a data sheet's figure half is taken; a number is taken as it is.
+
+    Raises:
+        StrategyError: It is neither.
+    """
+    known = {name.lower(): name for name in DEVICES}
+    if name := known.get(text.lower().replace(" ", "")):
+        speed, memory = DEVICES[name]
+        return f"{name} at {_REACHED:.0%} of its {speed / 1e12:g} TFLOPS", speed * _REACHED, memory
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([GT])FLOPS)?", text.strip(), re.IGNORECASE)
+    speed = _number(match[1]) if match else 0.0
+    if not match or not 0 < speed < math.inf:
+        raise StrategyError(
+            asked=f"device {text!r}",
+            found="it is neither a device known here nor a number of GFLOPS",
+            remedy="Give one of " + ", ".join(DEVICES) + ", or such as 500 (billions of operations a second)",
+        )
+    billions = speed * (1000 if (match[2] or "G").upper() == "T" else 1)
+    return f"{billions:,g} GFLOPS", billions * 1e9, math.inf
+
+
+def bandwidth(text: str) -> float:
+    """Returns the bytes per second of such as "1Gbit", "100 Mbit/s", "16GB/s" or "12GiB".
+
+    Raises:
+        StrategyError: It isn't a bandwidth, or has no unit.
+    """
+    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(bit|b|B)(?:/s|ps)?", text.strip(), re.IGNORECASE)
+    size = _number(match[1]) if match else 0.0
+    if not match or not 0 < size < math.inf:
+        plain = re.fullmatch(r"[0-9.]+\s*[kmgtKMGT]?", text.strip())
+        raise StrategyError(
+            asked=f"bandwidth {text!r}",
+            found="it has no unit: bits or bytes" if plain else "that isn't a bandwidth",
+            remedy="Give such as 1Gbit (a network) or 16GB (bytes a second, as of PCIe)",
+        )
+    prefix = match[2].lower()
+    unit = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")
+    return size * unit / (1 if match[3] == "B" or (match[3] == "b" and prefix.endswith("i")) else 8)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,195 @@
+"""How fast the devices here compute a model's layers, and how fast replicas exchange, through their strategy.
+
+All replicas do the same at the same time, so that what they share (cores, memory, a network) counts as it will in
+training. Each figure is the median of a few runs after a first one; several processes agree on the slowest's.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.parallel.apply import alike
+from toolkit.parallel.cost import LayerCost, costs, leaves
+from toolkit.parallel.machine import Link, Machine
+from toolkit.strategies import agreement, collectives, gradients
+from toolkit.strategies.sharded import ShardedVariable
+
+__all__ = ["measure"]
+
+_RUNS = 5
+_EXCHANGED = 4 << 20  # Bytes of each replica's tensor, by which bandwidth is measured.
+_UPDATED = 4 << 20  # Weights of each replica that are updated to measure the optimizer.
+_MOST = 16 << 20  # Numbers of gradients that are summed at most.
+
+
+def measure(
+    model: keras.Model, strategy: tf.distribute.Strategy, *, batch: int, optimizer: Any = None, slots: int = 1
+) -> Machine:
+    """Measures devices and what joins them; in several processes all have to call it.
+
+    Args:
+        model: A built functional or Sequential model. A copy of it is run.
+        strategy: That it is to train under: mirrored, multi_worker, or one device.
+        batch: Examples of each replica.
+        optimizer: A Keras optimizer like the one to be used; None for SGD with momentum.
+        slots: Numbers that it keeps for each weight.
+
+    Returns:
+        A machine with the seconds of each layer, for as many replicas as the strategy has: its one link stands
+        for whatever is between them.
+
+    Raises:
+        ModelError: The model isn't built, or can't be taken apart.
+    """
+    layers = costs(model)
+    clock = _Clock(strategy)
+    with strategy.scope():
+        copy = keras.models.clone_model(model, clone_function=_alone, recursive=True)
+        empty = clock.seconds(lambda: tf.constant(0.0))
+        whole = clock.seconds(_training(copy, copy.trainable_variables, _inputs(copy, batch), inputs_too=False)) - empty
+        each = {}
+        for layer, (_, instance) in zip(layers, leaves(copy), strict=True):
+            each[layer.name] = _layer(clock, layer, instance, batch, empty)
+        memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
+        numbers = sum(layer.parameters for layer in layers)
+        link = _link(clock, min(numbers, _MOST), empty)
+    scale = whole / sum(each.values()) / batch
+    known = [layer for layer in layers if layer.operations]
+    return Machine(
+        name="measured here",
+        speed=sum(layer.operations or 0 for layer in known) / (whole / batch),
+        memory=memory,
+        inside=link,
+        seconds={name: seconds * scale for name, seconds in each.items()},
+        fixed=empty,
+    )
+
+
+class _Clock:
+    """Runs a function on all replicas at once, and says how long it takes."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+
+    def seconds(self, function: Callable[[], tf.Tensor]) -> float:
+        @tf.function
+        def everywhere() -> Any:
+            return self.strategy.run(function)
+
+        self._wait(everywhere())
+        took = []
+        for _ in range(_RUNS):
+            began = time.perf_counter()
+            self._wait(everywhere())
+            took.append(time.perf_counter() - began)
+        # Also where processes wait for one another: the next measurement begins together.
+        _, slowest = agreement.extremes(self.strategy, np.array([statistics.median(took)]))
+        return float(slowest[0])
+
+    def _wait(self, values: Any) -> None:
+        for value in self.strategy.experimental_local_results(values):
+            value.numpy()
+
+
+def _alone(layer: Any) -> Any:
+    """A layer like this one that exchanges nothing."""
+    config = layer.get_config()
+    if config.get("synchronized"):
+        return layer.__class__.from_config({**config, "synchronized": False})
+    return alike(layer)
+
+
+def _inputs(model: Any, batch: int) -> list:
+    return [_example(tensor, batch) for tensor in model.inputs]
+
+
+def _example(tensor: Any, batch: int) -> tf.Tensor:
+    dtype = tf.as_dtype(tensor.dtype)
+    shape = [batch, *tensor.shape[1:]]
+    return tf.cast(tf.random.uniform(shape), dtype) if dtype.is_floating else tf.zeros(shape, dtype)
+
+
+def _training(function: Callable, weights: Sequence, inputs: Sequence, *, inputs_too: bool = False) -> Callable:
+    def run() -> tf.Tensor:
+        given = [tf.identity(value) for value in inputs]
+        watched = [weight.value for weight in weights]
+        if inputs_too:
+            watched += [value for value in given if value.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            outputs = function(given[0] if len(given) == 1 else given, training=True)
+        found = [g for g in tape.gradient(outputs, watched) if g is not None] if watched else []
+        return _read([*found, *keras.tree.flatten(outputs)])
+
+    return run
+
+
+def _read(tensors: Sequence) -> tf.Tensor:
+    """A number of each tensor: what nobody reads isn't computed, nor all of what is read in a known place."""
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    places = [tf.random.uniform([], maxval=tf.size(tensor), dtype=tf.int32) for tensor in flat]
+    return tf.add_n([tf.cast(tensor[place], tf.float32) for tensor, place in zip(flat, places, strict=True)])
+
+
+def _layer(clock: _Clock, layer: LayerCost, instance: Any, batch: int, empty: float) -> float:
+    """Seconds of one layer by itself, forward and backward."""
+    if layer.forward == 0:
+        return 0.0
+    try:
+        tensors = keras.tree.flatten(instance.input)
+    except (AttributeError, ValueError):  # Called several times.
+        return 0.0
+    inputs = [_example(tensor, batch) for tensor in tensors]
+    took = clock.seconds(_training(instance, instance.trainable_variables, inputs, inputs_too=layer.passes_gradient))
+    return max(took - empty, 0.0)
+
+
+def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
+    """Bytes a second, as `Machine.memory` has them, of an update of weights that aren't exchanged."""
+    count = collectives.replicas(clock.strategy)
+    fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
+    if count > 1:
+        gradients.adapt_optimizers()
+        variable = ShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
+    else:
+        variable = keras.Variable("zeros", [_UPDATED], name="weights")
+    fresh.build([variable])
+
+    def update() -> tf.Tensor:
+        fresh.apply_gradients([(tf.ones([_UPDATED]), variable)])
+        with tf.control_dependencies([fresh.iterations.value]):
+            return tf.constant(0.0)
+
+    took = max(clock.seconds(update) - empty, 1e-6)
+    return _UPDATED * 4 * (3 + 2 * slots) / took
+
+
+def _link(clock: _Clock, numbers: int, empty: float) -> Link:
+    count = collectives.replicas(clock.strategy)
+    if count == 1:
+        return Link(bandwidth=float("inf"))
+
+    def gathered(size: int) -> Callable[[], tf.Tensor]:
+        sent = [tf.random.uniform([size // 4]) for _ in range(count)]
+        return lambda: _read([collectives.all_gather(sent[collectives.place()[0]])])
+
+    def summed(size: int) -> Callable[[], tf.Tensor]:
+        sent = [tf.random.uniform([size]) for _ in range(count)]
+        return lambda: _read(gradients.reduced([sent[collectives.place()[0]]], [None]))
+
+    short = max(clock.seconds(gathered(1024)) - empty, 0.0)
+    long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)
+    few = max(clock.seconds(summed(1024)) - empty, 0.0)
+    many = max(clock.seconds(summed(numbers)) - empty, few + 1e-9)
+    received = 2 * (count - 1) / count * 4 * numbers
+    return Link(
+        bandwidth=(count - 1) * _EXCHANGED / (long - short),
+        latency=short,
+        reducing=received / (many - few),
+        smallest=few,
+    )

@@ -1,0 +1,124 @@
+"""What a replica sends and receives in a training step for each layer, by how the layer is divided.
+
+Bytes are those a replica receives; over all replicas as many are sent. Formulas are those of ring all-reduce, by which
+each number arrives 2 (R-1)/R times (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009), and of exchanges in which everybody's part goes to everybody else once.
+"""
+
+import dataclasses
+
+from toolkit.parallel.cost import LayerCost
+
+__all__ = ["REPLICATED", "Choice", "Exchange", "exchanges", "held"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a layer is divided.
+
+    Attributes:
+        split: "outputs", "inputs", or None where each replica has all of it.
+        keep_split: Its output stays split by features.
+        comes_split: Its input is split by features already.
+        scheme: "a", "b" or "c" of arXiv 1404.5997, section 4, where it is split by outputs.
+    """
+
+    split: str | None = None
+    keep_split: bool = False
+    comes_split: bool = False
+    scheme: str = "a"
+
+    def __str__(self) -> str:
+        if self.split is None:
+            return "replicated"
+        return f"sharded by {self.split}" + (", kept" if self.keep_split else "")
+
+
+REPLICATED = Choice()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Something that replicas send one another.
+
+    Attributes:
+        kind: "gradients", which may travel while others are computed; "activations", which are waited for.
+        received: Bytes that a replica receives.
+        rounds: Messages that wait for one another.
+    """
+
+    kind: str
+    received: float
+    rounds: int
+
+
+def exchanges(
+    layer: LayerCost,
+    choice: Choice,
+    *,
+    replicas: int,
+    batch: float,
+    gradient_bytes: int | None = None,
+    activation_bytes: int | None = None,
+) -> list[Exchange]:
+    """Returns what a replica exchanges for a layer in a training step.
+
+    Args:
+        layer: Its costs.
+        choice: How it is divided.
+        replicas: How many there are, at least 1.
+        batch: Examples of each replica.
+        gradient_bytes: Of a number of a gradient on its way; None for as its weight is.
+        activation_bytes: Of a number of an activation on its way; None for as it is.
+    """
+    others = replicas - 1
+    if not others:
+        return []
+    reduced = layer.parameters if choice.split is None else layer.bias if choice.split == "inputs" else 0
+    found = []
+    if reduced:
+        found.append(_all_reduce("gradients", reduced * (gradient_bytes or layer.weight_bytes), replicas))
+    if layer.statistics:
+        # Numbers that are summed forward, and those of their gradients backward.
+        found += [_all_reduce("activations", layer.statistics * layer.number_bytes, replicas)] * 2
+    if choice.split is None:
+        return found
+    number = activation_bytes or layer.number_bytes
+    both = 2 if layer.passes_gradient else 1
+    if not choice.comes_split:
+        found.append(Exchange("activations", 4 * others, 1))  # How many rows each has.
+    if choice.split == "outputs":
+        found += _gathered(choice, replicas, batch * layer.inputs * number, both)
+        if not choice.keep_split:
+            columns = -(-layer.units // replicas) * (layer.outputs // layer.units)
+            found += [Exchange("activations", others * batch * columns * number, 1)] * 2
+        return found
+    if not choice.comes_split:
+        found += [Exchange("activations", others * batch * -(-layer.features // replicas) * number, 1)] * both
+    return [*found, *[Exchange("activations", others * batch * layer.outputs * number, 1)] * 2]
+
+
+def _gathered(choice: Choice, replicas: int, own: float, both: int) -> list[Exchange]:
+    """Everybody's inputs, of `own` bytes on each replica, and the way back of their gradients."""
+    others = replicas - 1
+    turns = 1 if choice.scheme == "a" else replicas
+    forward = Exchange("activations", others * own, turns)
+    if choice.scheme == "a":
+        return [forward] * both
+    back = Exchange("activations", others * own * (2 if choice.scheme == "b" else 1), turns)
+    return [forward, forward, *([back] if both == 2 else [])]
+
+
+def _all_reduce(kind: str, size: float, replicas: int) -> Exchange:
+    return Exchange(kind, 2 * (replicas - 1) / replicas * size, 2 * (replicas - 1))
+
+
+def held(layer: LayerCost, choice: Choice, *, replicas: int) -> tuple[int, int]:
+    """Returns how many trained numbers a replica holds of a layer, and how many others."""
+    if choice.split is None:
+        return layer.parameters, layer.state
+    if choice.split == "outputs":
+        part = -(-layer.units // replicas)
+        return layer.parameters // layer.units * part, layer.state
+    part = -(-layer.features // replicas)
+    return (layer.parameters - layer.bias) // layer.features * part + layer.bias, layer.state
