@@ -28,6 +28,7 @@ setuptools.setup(
         "nvidia-ml-py>=12.535",
         "psutil>=6,<8",
         "requests>=2.31,<3",
+        "matplotlib>=3.8,<4",
         "rich>=13.7,<16",
         "safetensors>=0.5,<1",
         # Keras's TensorBoard callback needs it, and TensorFlow no longer brings it.

@@ -8,6 +8,8 @@ comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
+plan_table  a plan as tables, and as a chart
+plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """

@@ -3,11 +3,13 @@
 rows        examples and features between replicas
 parts       regularizers and constraints of what is split
 layers      ShardedDense and ShardedConv2D
+operations  what Keras's layers compute
 cost        what each layer costs
 traffic     what replicas exchange for a layer
 machine     how fast devices are, and what joins them
 timing      how long a training step takes, and what memory it needs
 plan        the choice for each layer, with its reasons
+scaling     the same model on one replica and on many
 apply       a plan put on a model, and the whole weights as a plain one
 measuring   the speed of the devices here, and of what joins them
 comparison  what was predicted for a choice, and what was measured

@@ -6,10 +6,11 @@ weights and of its inputs, as many operations each as forward; no gradient of in
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
+from toolkit.parallel import operations
 
 if TYPE_CHECKING:
     import keras
@@ -130,7 +131,7 @@ def _check(model: Any) -> None:
     if not is_graph(model):
         raise ModelError(
             asked=f"model {model.name!r} is to be planned",
-            found=f"it is a {type(model).__name__}, and how such a model joins its layers stands in its code only",
+            found=f"it is of class {type(model).__name__}, and how such a model joins its layers stands in its code only",
             remedy="Make it a functional or Sequential model, or use ShardedDense in it by hand",
         )
 
@@ -171,10 +172,6 @@ def _outermost(tensor: Any, sources: dict[int, Any]) -> Any:
     return tensor
 
 
-def _size(tensor: Any) -> int:
-    return math.prod(tensor.shape[1:])
-
-
 def _cost(name: str, layer: Any, inputs: Sequence, *, passes_gradient: bool) -> LayerCost:
     outputs = _listed(_read(layer, "output"))
     kind = type(layer).__name__
@@ -194,12 +191,11 @@ def _cost(name: str, layer: Any, inputs: Sequence, *, passes_gradient: bool) -> 
         return LayerCost(**unknown, note="it is called several times")
     if any(size is None for tensor in (*inputs, *outputs) for size in tensor.shape[1:]):
         return LayerCost(**unknown, note="the sizes of its activations aren't known before it runs")
-    known |= {"inputs": sum(map(_size, inputs)), "outputs": sum(map(_size, outputs))}
+    known |= {"inputs": sum(map(operations.numbers, inputs)), "outputs": sum(map(operations.numbers, outputs))}
     unknown |= {"inputs": known["inputs"], "outputs": known["outputs"]}
-    count = _FORWARD.get(kind) if _is_keras_own(layer) else None
-    if count is None:
-        return LayerCost(**unknown, note=f"what a {kind} computes isn't known")
-    forward = int(count(layer, inputs, outputs))
+    forward = operations.forward(layer, inputs, outputs)
+    if forward is None:
+        return LayerCost(**unknown, note=f"what {kind} computes isn't known")
     gradients = bool(parameters) + passes_gradient
     return LayerCost(
         **known,
@@ -213,11 +209,6 @@ def _cost(name: str, layer: Any, inputs: Sequence, *, passes_gradient: bool) -> 
 
 def _is_weight(variable: Any) -> bool:
     return "seed" not in variable.name  # A seed generator's counter is no weight.
-
-
-def _is_keras_own(layer: Any) -> bool:
-    module = type(layer).__module__
-    return module.startswith(("keras.", "toolkit.parallel."))
 
 
 def _bytes(dtype: str) -> int:
@@ -255,7 +246,7 @@ def _division(layer: Any, kind: str, shape: Sequence[int]) -> dict[str, Any]:
         if layer.groups > 1 or getattr(layer, "lora_rank", None):
             return {"note": "it has groups, or LoRA weights"}
         return {"units": layer.filters, "bias": layer.filters if layer.use_bias else 0}
-    return {"note": f"a {kind} can't be split" if layer.weights else ""}
+    return {"note": f"{kind} can't be split" if layer.weights else ""}
 
 
 def _joined(model: Any, found: list[LayerCost], sources: dict[int, Any]) -> tuple[LayerCost, ...]:
@@ -287,76 +278,3 @@ def _joined(model: Any, found: list[LayerCost], sources: dict[int, Any]) -> tupl
     return tuple(
         dataclasses.replace(cost, takes_split_from=source(cost.name)) if cost.features else cost for cost in found
     )
-
-
-# Operations forward of one example, by the class of the layer: (layer, inputs, outputs) -> a number.
-
-
-def _kernel(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    positions = math.prod(outputs[0].shape[1:]) // _channels(layer, outputs[0])
-    # [*window, channels of a group, filters]
-    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
-
-
-def _transposed(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
-    positions = math.prod(inputs[0].shape[1:]) // _channels(layer, inputs[0])
-    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
-
-
-def _depthwise(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    return 2 * math.prod(layer.kernel_size) * _size(outputs[0]) + _bias(layer, outputs)
-
-
-def _separable(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    positions = _size(outputs[0]) // _channels(layer, outputs[0])
-    weights = math.prod(layer.depthwise_kernel.shape) + math.prod(layer.pointwise_kernel.shape)
-    return 2 * positions * weights + _bias(layer, outputs)
-
-
-def _dense(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
-    return 2 * _size(inputs[0]) * layer.units + _bias(layer, outputs)
-
-
-def _recurrent(gates: int) -> Callable:
-    def count(layer: Any, inputs: Sequence, _: Sequence) -> int:
-        steps, features = inputs[0].shape[1:]
-        return 2 * steps * gates * layer.units * (features + layer.units)
-
-    return count
-
-
-def _pooled(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    return math.prod(layer.pool_size) * _size(outputs[0])
-
-
-def _per_number(operations: int) -> Callable:
-    return lambda _, inputs, __: operations * sum(map(_size, inputs))
-
-
-def _bias(layer: Any, outputs: Sequence) -> int:
-    return _size(outputs[0]) if layer.use_bias else 0
-
-
-def _channels(layer: Any, tensor: Any) -> int:
-    return tensor.shape[-1] if layer.data_format == "channels_last" else tensor.shape[1]
-
-
-_FORWARD: dict[str, Callable] = {
-    **dict.fromkeys(("Dense", "ShardedDense"), _dense),
-    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "ShardedConv2D"), _kernel),
-    **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"), _transposed),
-    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _depthwise),
-    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _separable),
-    **{name: _recurrent(gates) for name, gates in (("SimpleRNN", 1), ("GRU", 3), ("LSTM", 4))},
-    **{f"{kind}Pooling{n}D": _pooled for kind in ("Max", "Average") for n in (1, 2, 3)},
-    **{f"Global{kind}Pooling{n}D": _per_number(1) for kind in ("Max", "Average") for n in (1, 2, 3)},
-    **dict.fromkeys(("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Add", "Subtract", "Multiply"), _per_number(1)),
-    **dict.fromkeys(("Average", "Maximum", "Minimum"), _per_number(1)),
-    **dict.fromkeys(("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise"), _per_number(2)),
-    **dict.fromkeys(("Rescaling", "Normalization"), _per_number(2)),
-    **dict.fromkeys(("Softmax",), _per_number(5)),  # Largest, difference, exponential, sum, quotient.
-    # Mean, difference, square, mean, scaled, shifted; the same of a group's or an example's numbers.
-    **dict.fromkeys(("BatchNormalization", "LayerNormalization", "GroupNormalization"), _per_number(8)),
-    **dict.fromkeys(("Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate", "Identity"), _per_number(0)),
-    **dict.fromkeys(("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Embedding"), _per_number(0)),
-}

@@ -152,12 +152,11 @@ def _possible(layer: LayerCost, replicas: int, way: str, *, last: bool) -> list[
             sharded.append(Choice(split="outputs", keep_split=True))
     if 1 < replicas <= layer.features:
         sharded.append(Choice(split="inputs"))
-    if layer.takes_split_from:
-        sharded.append(Choice(split="inputs", comes_split=True))
-    # Where an output was left split the next layer has to take it so: that choice is always there.
-    if way == "replicated" or not sharded:
+    if way == "replicated":
         return [REPLICATED]
-    return sharded if way == "sharded" else [REPLICATED, *sharded]
+    found = sharded if way == "sharded" and sharded else [REPLICATED, *sharded]
+    # Where an output was left split the next layer has to take it so.
+    return [*found, Choice(split="inputs", comes_split=True)] if layer.takes_split_from else found
 
 
 def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:

@@ -1,8 +1,9 @@
 """What a replica sends and receives in a training step for each layer, by how the layer is divided.
 
-Bytes are those a replica receives; over all replicas as many are sent. Formulas are those of ring all-reduce, by which
-each number arrives 2 (R-1)/R times (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009), and of exchanges in which everybody's part goes to everybody else once.
+Bytes are those a replica receives; over all replicas as many are sent. In an all-reduce each number arrives 2 (R-1)/R
+times, in a ring as well as by halving and doubling, which needs 2 log2 R messages one after another (Thakur, Rabenseifner
+and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 4.5). In the other exchanges
+everybody's part goes to everybody else once, all at the same time.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ class Choice:
     def __str__(self) -> str:
         if self.split is None:
             return "replicated"
-        return f"sharded by {self.split}" + (", kept" if self.keep_split else "")
+        return f"by {self.split}" + (", kept" if self.keep_split else "")
 
 
 REPLICATED = Choice()
@@ -110,7 +111,7 @@ def _gathered(choice: Choice, replicas: int, own: float, both: int) -> list[Exch
 
 
 def _all_reduce(kind: str, size: float, replicas: int) -> Exchange:
-    return Exchange(kind, 2 * (replicas - 1) / replicas * size, 2 * (replicas - 1))
+    return Exchange(kind, 2 * (replicas - 1) / replicas * size, 2 * (replicas - 1).bit_length())
 
 
 def held(layer: LayerCost, choice: Choice, *, replicas: int) -> tuple[int, int]:

@@ -1,0 +1,230 @@
+"""Which layers of a model to replicate and which to shard over replicas, with predicted times, bytes and memory.
+
+    toolkit plan alexnet --replicas=4 --device=V100
+    toolkit plan train:build_model --replicas=8 --hosts=2 --bandwidth=10Gbit --chart=plan.png
+    toolkit plan model.keras --replicas=2 --measure
+
+MODEL is a name of ours (small_cnn, alexnet), a function of yours that returns a model, or a .keras file, which is
+opened in safe mode. Nothing is trained.
+"""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import RequestError
+from toolkit.strategies.exchange import DTYPES
+
+if TYPE_CHECKING:
+    from toolkit.parallel import Machine, Setting
+
+__all__ = ["add_arguments", "run"]
+
+_INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, less its overhead.
+_LATENCY = 50.0  # Microseconds: a small message through TCP inside a data centre.
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line."""
+    parser.add_argument("model", metavar="MODEL", help="name, module:function or .keras file")
+    where = parser.add_argument_group("where it is to train")
+    where.add_argument("--replicas", type=int, default=2, metavar="N", help="replicas in all [2]")
+    where.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts that they are on [1]")
+    where.add_argument("--bandwidth", metavar="1Gbit", help="between hosts, each way; needed where there are several")
+    where.add_argument(
+        "--inside", default=None, metavar="12GB", help=f"between replicas of a host, bytes a second [{_INSIDE}]"
+    )
+    where.add_argument(
+        "--latency", type=float, default=_LATENCY, metavar="US", help=f"microseconds of a message [{_LATENCY:g}]"
+    )
+    where.add_argument(
+        "--overlap",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of the backward pass behind which gradients travel, 0 to 1 [0]",
+    )
+    speed = parser.add_argument_group("how fast a device is")
+    speed.add_argument("--device", metavar="NAME|GFLOPS", help="such as V100, or billions of operations a second")
+    speed.add_argument("--measure", action="store_true", help="measure devices, and what joins them, on this machine")
+    what = parser.add_argument_group("how it is to train")
+    what.add_argument("--batch", type=int, metavar="B", help="examples per step, over all replicas [64 for each]")
+    what.add_argument("--gradient_dtype", choices=DTYPES, default="float32", help="what gradients travel as [float32]")
+    what.add_argument(
+        "--activation_dtype", choices=DTYPES, default="float32", help="what activations travel as [float32]"
+    )
+    what.add_argument(
+        "--slots", type=int, default=1, metavar="N", help="numbers the optimizer keeps: momentum 1, Adam 2 [1]"
+    )
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--most", type=int, metavar="N", help="simulate up to so many replicas [--replicas]")
+    shown.add_argument("--chart", metavar="FILE", help="draw time and speed-up against replicas: .png or .svg")
+    shown.add_argument("--json", action="store_true", help="print the plan as JSON instead")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Plans, and prints."""
+    _check(arguments)
+    from toolkit.parallel.machine import bandwidth
+
+    links = {name: bandwidth(text) for name in ("inside", "bandwidth") if (text := getattr(arguments, name))}
+    if not arguments.measure:
+        from toolkit.parallel.machine import device
+
+        given = device(arguments.device)
+    strategy = _strategy(arguments) if arguments.measure else None
+
+    from toolkit import models
+    from toolkit.parallel import Machine, Setting, choose, costs
+    from toolkit.parallel.scaling import powers, scaling
+
+    model = models.opened(arguments.model)
+    layers = costs(model)
+    batch = (arguments.batch or 64 * arguments.replicas) / arguments.replicas
+    setting = Setting(
+        replicas=arguments.replicas,
+        batch=batch,
+        gradient_dtype=arguments.gradient_dtype,
+        activation_dtype=arguments.activation_dtype,
+        slots=arguments.slots,
+    )
+    machine = _measured(model, strategy, arguments, links, setting) if strategy else _given(given, arguments, links)
+    assert isinstance(machine, Machine)
+    plan = choose(layers, machine, setting)
+    points = scaling(layers, machine, setting, powers(arguments.most or arguments.replicas))
+    if arguments.chart:
+        from toolkit.cli.plan_table import draw
+
+        draw(points, arguments.chart, title=f"{model.name}, {batch:g} examples a replica, {machine.name}")
+    if arguments.json:
+        scaled = [
+            {
+                "replicas": point.replicas,
+                "hosts": point.hosts,
+                "milliseconds": {kind: found.step.seconds * 1e3 for kind, found in point.plans.items()},
+                "speed_up": point.speed_up,
+            }
+            for point in points
+        ]
+        print(json.dumps({"model": model.name, **plan.as_dict(), "scaling": scaled}, indent=2))
+        return
+    _print(model, plan, points, machine, setting, arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, least in (("replicas", 1), ("hosts", 1), ("slots", 0), ("most", 1), ("batch", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise RequestError(asked=f"--{name}={value}", found=f"it is at least {least}", remedy="Give such a number")
+    if arguments.hosts > arguments.replicas:
+        raise RequestError(
+            asked=f"--hosts={arguments.hosts}",
+            found=f"there are {arguments.replicas} replicas",
+            remedy="Give at most as many hosts as replicas",
+        )
+    if not 0 <= arguments.overlap <= 1 or arguments.latency < 0:
+        raise RequestError(
+            asked=f"--overlap={arguments.overlap:g} and --latency={arguments.latency:g}",
+            found="overlap is from 0 to 1, and latency at least 0",
+            remedy="Leave them out, or give such numbers",
+        )
+    if arguments.hosts > 1 and not arguments.bandwidth:
+        raise RequestError(
+            asked=f"--hosts={arguments.hosts}",
+            found="nothing says what joins them",
+            remedy="Give --bandwidth=1Gbit, or what it is",
+        )
+    if bool(arguments.device) == arguments.measure:
+        raise RequestError(
+            asked="a plan is for devices of some speed",
+            found="both --device and --measure are given" if arguments.device else "nothing says how fast they are",
+            remedy="Give --device=V100, --device=500 (GFLOPS), or --measure for those of this machine",
+        )
+
+
+def _strategy(arguments: argparse.Namespace) -> Any:
+    """As many replicas as there are devices to measure here, or are asked for."""
+    from toolkit import devices, strategies
+    from toolkit.devices.inventory import take
+
+    there = take()
+    local = -(-arguments.replicas // arguments.hosts)
+    setup = devices.configure(gpus=max(1, min(local, len(there.gpus) or there.cores)))
+    return strategies.create(devices=setup.logical_devices)
+
+
+def _measured(
+    model: Any, strategy: Any, arguments: argparse.Namespace, links: dict[str, float], setting: "Setting"
+) -> "Machine":
+    import dataclasses
+
+    from toolkit.parallel import Link, measure
+
+    machine = measure(model, strategy, batch=max(1, round(setting.batch)), slots=arguments.slots)
+    count = strategy.num_replicas_in_sync
+    inside = machine.inside
+    if "inside" in links or count == 1:
+        from toolkit.parallel.machine import bandwidth
+
+        inside = Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6)
+    return dataclasses.replace(
+        machine,
+        name=f"{count} device{'s' * (count > 1)} of this machine, measured",
+        inside=inside,
+        between=_between(arguments, links),
+        hosts=arguments.hosts,
+        overlap=arguments.overlap,
+    )
+
+
+def _given(found: tuple[str, float, float], arguments: argparse.Namespace, links: dict[str, float]) -> "Machine":
+    from toolkit.parallel import Link, Machine
+    from toolkit.parallel.machine import bandwidth
+
+    name, speed, memory = found
+    return Machine(
+        name=name,
+        speed=speed,
+        memory=memory,
+        inside=Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6),
+        between=_between(arguments, links),
+        hosts=arguments.hosts,
+        overlap=arguments.overlap,
+    )
+
+
+def _between(arguments: argparse.Namespace, links: dict[str, float]) -> Any:
+    from toolkit.parallel import Link
+
+    if "bandwidth" not in links:
+        return None
+    return Link(bandwidth=links["bandwidth"], latency=arguments.latency / 1e6)
+
+
+def _print(
+    model: Any, plan: Any, points: Any, machine: "Machine", setting: "Setting", arguments: argparse.Namespace
+) -> None:
+    import rich
+
+    from toolkit.cli.plan_table import show_plan, show_scaling
+
+    console = rich.get_console()
+    hosts = f" on {machine.hosts} hosts at {arguments.bandwidth}" if machine.hosts > 1 else ""
+    replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas > 1)}"
+    console.print(
+        f"{model.name} on {replicas}{hosts}, {setting.batch:g} examples each; {machine.name}.",
+        highlight=False,
+        markup=False,
+    )
+    show_plan(plan)
+    show_scaling(points, setting)
+    if plan.unknown:
+        console.print(
+            f"What {len(plan.unknown)} of the layers compute isn't known, and counts as no time: "
+            + ", ".join(plan.unknown),
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+    if arguments.chart:
+        console.print(f"The chart is in {arguments.chart}", highlight=False, markup=False, soft_wrap=True)

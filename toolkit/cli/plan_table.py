@@ -1,0 +1,149 @@
+"""A plan as tables for a terminal, and as a chart."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from toolkit.parallel import Plan
+    from toolkit.parallel.scaling import Point
+
+__all__ = ["draw", "show_plan", "show_scaling"]
+
+_WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
+_COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}  # Told apart by the colour-blind too.
+
+
+def show_plan(plan: "Plan") -> None:
+    """Prints a plan's layers, the choice for each, and its reasons."""
+    import rich
+
+    from toolkit.parallel.plan import megabytes
+
+    console = rich.get_console()
+    table = _table()
+    table.add_column("layer", overflow="fold", min_width=14)
+    for heading in ("Mop", "weights", "activ.", "received", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("choice", no_wrap=True)
+    rest = 0
+    for layer in plan.layers:
+        if not layer.parameters and layer.operations is not None:
+            rest += 1
+            continue
+        row = next(row for row in plan.as_dict()["layers"] if row["name"] == layer.name)
+        table.add_row(
+            layer.name,
+            "?" if layer.operations is None else f"{layer.operations / 1e6:,.1f}",
+            _count(layer.parameters),
+            _count(layer.outputs),
+            megabytes(row["received"]),
+            megabytes(row["memory"]),
+            str(plan.choices[layer.name]),
+            style=None if plan.choices[layer.name].split is None else "bold green",
+        )
+    console.print(table)
+    words = [
+        "Sharded layers are split by outputs (units, filters) or by inputs; kept: the next layer takes the parts.",
+        "Mop: million operations of a training step for one example; activ.: numbers that go out for one example;",
+        "received: bytes of each replica and step.",
+        *([f"Layers without weights, {rest} of them, are left out."] if rest else []),
+    ]
+    console.print(" ".join(words), style="dim", highlight=False)
+    console.print()
+    for layer in plan.layers:
+        if layer.units or (layer.operations is None):
+            _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
+
+
+def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
+    """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
+    import rich
+
+    from toolkit.parallel.plan import megabytes
+
+    table = _table()
+    table.add_column("replicas", justify="right")
+    table.add_column("")
+    for heading in ("ms/step", "examples/s", "speed-up", "received", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        for kind, plan in point.plans.items():
+            step = plan.step
+            if point.replicas == 1 and kind != "data":
+                continue
+            table.add_row(
+                f"{point.replicas:,}" if kind == "data" else "",
+                _WORDS[kind] if point.replicas > 1 else "alone",
+                f"{step.seconds * 1e3:,.1f}",
+                f"{point.replicas * setting.batch / step.seconds:,.0f}" if step.seconds else "-",
+                f"{point.speed_up[kind]:,.2f}",
+                megabytes(step.received),
+                megabytes(step.memory),
+                style="bold" if kind == "planned" else None,
+            )
+        table.add_section()
+    rich.get_console().print(table)
+
+
+def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
+    """Draws time per step and speed-up against the number of replicas.
+
+    Args:
+        points: As `toolkit.parallel.scaling.scaling` makes them.
+        path: Of a .png or .svg file.
+        title: Of the chart.
+
+    Raises:
+        RequestError: It is neither, or can't be written.
+    """
+    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
+        raise RequestError(
+            asked=f"--chart={path}", found="charts are PNG or SVG", remedy="End its name in .png or .svg"
+        )
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure.suptitle(title)
+    times, speeds = figure.subplots(1, 2)
+    counts = [point.replicas for point in points]
+    for kind, colour in _COLOURS.items():
+        style = {"color": colour, "marker": "o", "markersize": 4, "label": _WORDS[kind]}
+        times.plot(counts, [point.plans[kind].step.seconds * 1e3 for point in points], **style)
+        speeds.plot(counts, [point.speed_up[kind] for point in points], **style)
+    speeds.plot(counts, counts, color="grey", linewidth=1, linestyle=":", label="as many times as replicas")
+    times.set_ylabel("ms per step")
+    speeds.set_ylabel("speed-up over one replica")
+    for axes in (times, speeds):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(counts, [f"{count:,}" for count in counts], rotation=45 if len(counts) > 8 else 0)
+        axes.set_xlabel("replicas")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RequestError(
+            asked=f"--chart={path}", found=f"it can't be written: {error.strerror}", remedy="Name another place"
+        ) from None
+
+
+def _table() -> Any:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)
+
+
+def _line(console: Any, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -1,0 +1,93 @@
+"""A model by what a user calls it: a name of ours, a function of theirs, or a saved file."""
+
+import importlib
+import os
+import pathlib
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import ModelError
+from toolkit.models.table import NAMES, build
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["opened"]
+
+
+def opened(text: str) -> "keras.Model":
+    """Returns the model that a text names.
+
+    Args:
+        text: "small_cnn" or "alexnet"; "module:function", of a function without arguments that returns a model; or the
+            path of a .keras file, which is opened in Keras's safe mode.
+
+    Raises:
+        ModelError: There is none, or it can't be had without running code of the file.
+    """
+    if text in NAMES:
+        return build(text)
+    if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
+        return _loaded(pathlib.Path(text).expanduser())
+    if ":" in text:
+        return _called(*text.split(":", 1))
+    raise ModelError(
+        asked=f"model {text!r}",
+        found="it is no name of ours, no module:function and no file",
+        remedy=f"Give {' or '.join(NAMES)}, such as train:build_model, or the path of a .keras file",
+    )
+
+
+def _loaded(path: pathlib.Path) -> Any:
+    asked = f"the model in {path}"
+    if not path.is_file():
+        raise ModelError(asked=asked, found="there is no such file", remedy="Name one that model.save() has written")
+    if not zipfile.is_zipfile(path):
+        raise ModelError(
+            asked=asked,
+            found="it isn't a .keras file",
+            remedy='Write one with model.save("model.keras")',
+        )
+    import keras
+
+    try:
+        return keras.models.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if "safe_mode" in text or "unsafe" in text:
+            raise ModelError(
+                asked=asked,
+                found="it holds Python code, such as a Lambda layer's, which opening it would run",
+                remedy="Give module:function of the code that builds the model instead, if you trust it",
+            ) from None
+        raise ModelError(
+            asked=asked,
+            found=f"Keras can't open it: {text[:200].rstrip('.')}",
+            remedy="Where it has classes of your own, give module:function instead of the file",
+        ) from None
+
+
+def _called(module: str, function: str) -> Any:
+    asked = f"model {module}:{function}"
+    if (here := str(pathlib.Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # As `python -m` has it.
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ModelError(asked=asked, found=str(error), remedy="Start where the module can be imported") from None
+    except AttributeError:
+        raise ModelError(
+            asked=asked, found=f"the module has no {function}", remedy="Name a function that returns a model"
+        ) from None
+    import keras
+
+    try:
+        model = found() if callable(found) and not isinstance(found, keras.Model) else found
+    except TypeError as error:
+        raise ModelError(asked=asked, found=str(error), remedy="Name a function that takes no arguments") from None
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            asked=asked, found=f"it gives a {type(model).__name__}", remedy="Name a function that returns a keras.Model"
+        )
+    return model
