@@ -1,5 +1,6 @@
 """A plan put on a model, and the whole weights as a plain Keras model again."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
@@ -9,7 +10,7 @@ from toolkit.parallel.plan import Plan
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["alike", "parallelize", "plain"]
+__all__ = ["alike", "copied", "parallelize", "plain"]
 
 _OURS = ("split", "keep_split", "scheme", "exchange_dtype")
 
@@ -53,7 +54,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
             return ShardedConv2D.from_config(config)
         return ShardedDense.from_config({**config, "split": choice.split, "keep_split": choice.keep_split})
 
-    return _copied(model, replaced)
+    return copied(model, replaced)
 
 
 def plain(model: "keras.Model") -> "keras.Model":
@@ -69,7 +70,7 @@ def plain(model: "keras.Model") -> "keras.Model":
         ModelError: The model can't be copied.
     """
     costs(model)  # Refuses what can't be taken apart.
-    return _copied(model, alike)
+    return copied(model, alike)
 
 
 def alike(layer: Any) -> Any:
@@ -81,6 +82,13 @@ def alike(layer: Any) -> Any:
     if isinstance(layer, (ShardedConv2D, ShardedDense)):
         kind = keras.layers.Dense if isinstance(layer, ShardedDense) else keras.layers.Conv2D
         return kind.from_config(_config(layer))
+    if type(layer) is keras.layers.Lambda:  # Keras takes its function from no configuration: it might be a stranger's.
+        return keras.layers.Lambda(
+            layer.function,
+            mask=layer.mask,
+            arguments=layer.arguments,
+            **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
+        )
     return layer.__class__.from_config(layer.get_config())
 
 
@@ -88,7 +96,12 @@ def _config(layer: Any) -> dict:
     return {name: value for name, value in layer.get_config().items() if name not in _OURS}
 
 
-def _copied(model: Any, function: Any) -> Any:
+def copied(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.Model":
+    """Returns a copy of a model with the layers that a function makes of its own, and the same weights.
+
+    Raises:
+        ModelError: A layer can't be made.
+    """
     import keras
 
     try:

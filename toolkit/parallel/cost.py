@@ -103,8 +103,9 @@ def costs(model: "keras.Model") -> tuple[LayerCost, ...]:
     found: list[LayerCost] = []
     trained: set[int] = set()  # Tensors with something trained before them.
     sources = _sources(model)
+    shared = _shared(model)
     for name, layer in leaves(model):
-        inputs = _tensors(layer, "input", sources)
+        inputs = _tensors(layer, "input", sources) if id(layer) not in shared else []
         passes = any(id(tensor) in trained for tensor in inputs)
         cost = _cost(name, layer, inputs, passes_gradient=passes)
         if passes or cost.parameters:
@@ -131,7 +132,7 @@ def _check(model: Any) -> None:
     if not is_graph(model):
         raise ModelError(
             asked=f"model {model.name!r} is to be planned",
-            found=f"it is of class {type(model).__name__}, and how such a model joins its layers stands in its code only",
+            found=f"it is of class {type(model).__name__}, and how its layers are joined stands in its code only",
             remedy="Make it a functional or Sequential model, or use ShardedDense in it by hand",
         )
 
@@ -152,8 +153,21 @@ def _sources(model: Any) -> dict[int, Any]:
 def _read(layer: Any, what: str) -> Any:
     try:
         return getattr(layer, what)
-    except (AttributeError, ValueError):  # Called several times: it has no one input.
+    except (AttributeError, ValueError):  # It was never called.
         return ()
+
+
+def _shared(model: Any) -> set[int]:
+    """Layers that the model calls several times, also in models within it. Their nodes are Keras's to know."""
+    calls: dict[int, int] = {}
+    for nodes in getattr(model, "_nodes_by_depth", {}).values():
+        for node in nodes:
+            calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
+    found = {layer for layer, count in calls.items() if count > 1}
+    for layer in model.layers:
+        if is_graph(layer):
+            found |= _shared(layer) if id(layer) not in found else {id(inner) for _, inner in leaves(layer)}
+    return found
 
 
 def _listed(value: Any) -> list:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.parallel.apply import alike
+from toolkit.parallel.apply import alike, copied
 from toolkit.parallel.cost import LayerCost, costs, leaves
 from toolkit.parallel.machine import Link, Machine
 from toolkit.strategies import agreement, collectives, gradients
@@ -49,7 +49,7 @@ def measure(
     layers = costs(model)
     clock = _Clock(strategy)
     with strategy.scope():
-        copy = keras.models.clone_model(model, clone_function=_alone, recursive=True)
+        copy = copied(model, _alone)
         empty = clock.seconds(lambda: tf.constant(0.0))
         whole = clock.seconds(_training(copy, copy.trainable_variables, _inputs(copy, batch), inputs_too=False)) - empty
         each = {}

@@ -1,9 +1,9 @@
 """What a replica sends and receives in a training step for each layer, by how the layer is divided.
 
 Bytes are those a replica receives; over all replicas as many are sent. In an all-reduce each number arrives 2 (R-1)/R
-times, in a ring as well as by halving and doubling, which needs 2 log2 R messages one after another (Thakur, Rabenseifner
-and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 4.5). In the other exchanges
-everybody's part goes to everybody else once, all at the same time.
+times, in a ring as well as by halving and doubling, which needs 2 log2 R messages one after another (Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 4.5). In the other
+exchanges everybody's part goes to everybody else once, all at the same time.
 """
 
 import dataclasses

@@ -1,0 +1,131 @@
+"""The choice for each layer: what it is, why, and what it is predicted to cost."""
+
+import dataclasses
+import itertools
+import math
+import time
+
+import keras
+import pytest
+
+from toolkit import models
+from toolkit.errors import StrategyError
+from toolkit.parallel import Choice, Link, Machine, Setting, choose, costs
+from toolkit.parallel.scaling import powers, scaling
+from toolkit.parallel.timing import step
+from toolkit.parallel.traffic import REPLICATED, exchanges
+
+L = keras.layers
+SLOW = Machine(name="slow network", speed=5e12, inside=Link(bandwidth=12e9), between=Link(bandwidth=125e6), hosts=2)
+
+
+@pytest.fixture(scope="module")
+def alexnet():
+    return costs(models.build("alexnet"))
+
+
+def chosen(plan):
+    return {name: str(choice) for name, choice in plan.choices.items() if choice.split}
+
+
+def test_over_a_slow_network_convolutions_are_replicated_and_fc_layers_sharded(alexnet):
+    plan = choose(alexnet, SLOW, Setting(replicas=2, batch=64))
+    assert chosen(plan) == {"head/fc1": "by outputs, kept", "head/fc2": "by inputs"}
+    assert "instead of 67.1 MB of gradients" in plan.reasons["head/fc1"]
+    assert "gradients travel, sharded it would be" in plan.reasons["trunk/conv5"]
+
+
+def test_where_examples_outweigh_weights_all_is_replicated(alexnet):
+    assert chosen(choose(alexnet, SLOW, Setting(replicas=2, batch=8192))) == {}
+
+
+@pytest.mark.parametrize(("replicas", "batch"), [(2, 1), (2, 64), (3, 16), (8, 4), (8, 256)])
+def test_no_other_choice_is_predicted_to_be_faster(replicas, batch):
+    kinds = [keras.Input((64,)), L.Dense(96, activation="relu", name="a"), L.Dropout(0.5)]
+    layers = costs(keras.Sequential([*kinds, L.Dense(512, activation="relu", name="b"), L.Dense(10, name="c")]))
+    setting = Setting(replicas=replicas, batch=batch)
+    machine = dataclasses.replace(SLOW, hosts=replicas, between=Link(bandwidth=125e6, latency=1e-4))
+    best = choose(layers, machine, setting).step.seconds
+    kept, taken = Choice(split="outputs", keep_split=True), Choice(split="inputs", comes_split=True)
+    alone = [REPLICATED, Choice(split="outputs"), Choice(split="inputs")]
+    for a, b, c in itertools.product([*alone, kept], [*alone, kept, taken], [*alone, taken]):
+        if (a.keep_split, b.keep_split) != (b.comes_split, c.comes_split):
+            continue
+        if (c.split == "outputs" and replicas > 10) or (b.comes_split and b.keep_split):
+            continue
+        assert step(layers, {"a": a, "b": b, "c": c}, machine, setting).seconds >= best * (1 - 1e-9)
+
+
+def test_all_that_can_be_is_sharded_where_that_is_asked_for(alexnet):
+    plan = choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="sharded", fc="sharded")
+    assert {name.split("/")[1] for name in chosen(plan)} == {*(f"conv{n}" for n in range(1, 6)), "fc1", "fc2", "fc3"}
+    plan = choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="replicated", fc="replicated")
+    assert chosen(plan) == {}
+    with pytest.raises(StrategyError, match="conv='all'"):
+        choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="all")
+
+
+def test_more_replicas_than_units_leave_a_layer_replicated_and_it_is_said():
+    layers = costs(keras.Sequential([keras.Input((6,)), L.Dense(4, name="few")]))
+    plan = choose(layers, SLOW, Setting(replicas=8, batch=1), fc="sharded")
+    assert chosen(plan) == {}
+    assert plan.reasons["few"] == "8 replicas outnumber its 4 units"
+
+
+def test_bytes_of_the_docstrings(alexnet):
+    fc1 = next(layer for layer in alexnet if layer.name == "head/fc1")
+
+    def received(choice, replicas=4, **kwargs):
+        return sum(e.received for e in exchanges(fc1, choice, replicas=replicas, batch=64, **kwargs))
+
+    own, counted = 64 * 4096 * 4, 4 * 3
+    assert received(REPLICATED) == 2 * 3 / 4 * (4096 * 4096 + 4096) * 4
+    assert received(REPLICATED, gradient_bytes=2) == received(REPLICATED) / 2
+    assert received(Choice(split="outputs")) == 2 * (3 * own + 3 / 4 * own) + counted
+    assert received(Choice(split="outputs", keep_split=True)) == 2 * 3 * own + counted
+    bias = 2 * 3 / 4 * 4096 * 4
+    assert received(Choice(split="inputs", comes_split=True)) == 2 * 3 * own + bias
+    assert received(Choice(split="inputs")) == 2 * (3 / 4 * own + 3 * own) + bias + counted
+    assert received(Choice(split="outputs", keep_split=True, scheme="c")) == 3 * 3 * own + counted
+    assert received(Choice(split="outputs"), replicas=1) == 0
+
+
+def test_gradients_can_travel_behind_the_backward_pass(alexnet):
+    setting = Setting(replicas=2, batch=64)
+    shown = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
+    hidden = choose(alexnet, dataclasses.replace(SLOW, overlap=1.0), setting, conv="replicated", fc="replicated").step
+    assert 0 < shown.seconds - hidden.seconds <= shown.computing
+
+
+def test_a_hosts_replicas_share_what_joins_hosts(alexnet):
+    setting = Setting(replicas=8, batch=16)
+    by = {
+        hosts: choose(alexnet, dataclasses.replace(SLOW, hosts=hosts), setting, conv="replicated", fc="sharded").step
+        for hosts in (1, 2, 8)
+    }
+    assert by[1].received == by[2].received == by[8].received
+    # Each of 4 replicas gets from 4 others through one link, against each from 7 through its own.
+    assert by[1].seconds < by[8].seconds < by[2].seconds
+
+
+def test_memory_falls_where_layers_are_sharded(alexnet):
+    setting = Setting(replicas=4, batch=16, slots=2)
+    whole = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
+    parts = choose(alexnet, SLOW, setting, conv="replicated", fc="sharded").step
+    assert whole.parameters == sum(layer.parameters for layer in alexnet)
+    assert whole.memory > whole.parameters * 4 * 4  # Weight, gradient, two of Adam's.
+    assert parts.parameters < whole.parameters / 2
+    assert parts.memory < whole.memory / 2
+
+
+def test_thousands_of_replicas_are_simulated_in_seconds(alexnet):
+    began = time.process_time()
+    points = scaling(alexnet, SLOW, Setting(replicas=2, batch=64), powers(4096))
+    assert time.process_time() - began < 5
+    assert [point.replicas for point in points] == [1 << n for n in range(13)]
+    assert points[-1].hosts == 4096
+    assert points[0].speed_up == {"data": 1.0, "model": 1.0, "planned": 1.0}
+    for point in points:
+        assert point.plans["planned"].step.seconds <= point.plans["data"].step.seconds
+        assert all(math.isfinite(plan.step.seconds) for plan in point.plans.values())
+    assert powers(6) == [1, 2, 4, 6]
