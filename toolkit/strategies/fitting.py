@@ -3,8 +3,8 @@
 Keras 3 knows nothing of other workers. `CallbackList` is the one object through which `fit`,
 `evaluate` and `predict` of every model pass at the right moments, and `Model.save` and
 `save_weights` are how it writes; so those public methods are wrapped, once for the process, for
-models that were built under a strategy of several processes. Others notice nothing. This is the one
-place where Keras's classes are touched; `tests/strategies/test_fitting.py` fails when they change.
+models that were built under a strategy of several processes. Others notice nothing. Here and in
+`gradients` Keras's classes are touched, and nowhere else; `tests/strategies/test_fitting.py` fails when they change.
 """
 
 import functools
@@ -13,15 +13,16 @@ import pathlib
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
 
+from toolkit.errors import StrategyError
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
-from toolkit.strategies.sharded import drop_snapshots, snapshots
+from toolkit.strategies.sharded import ShardedVariable, drop_snapshots, snapshots
 from toolkit.wrapping import wrap
 
 __all__ = ["adapt_keras"]
@@ -57,6 +58,8 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
     if (strategy := _handed_out(model)) is not None:
         strategy.adopt(model)
+    if _shared(model) and model.built and any(isinstance(v, ShardedVariable) for v in model.variables):
+        _check_frequencies(callbacks.callbacks)
     if _shared(model) and not is_chief(model.distribute_strategy):
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger):
@@ -69,6 +72,16 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
                 callback.save_freq = _NEVER  # It still restores what the chief wrote.
                 callback.delete_checkpoint = False
     original(callbacks, model)
+
+
+def _check_frequencies(callbacks: Iterable) -> None:
+    for callback in callbacks:
+        if isinstance(getattr(callback, "save_freq", None), int):
+            raise StrategyError(
+                asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
+                found="layers are sharded over processes, whose parts come together at the end of an epoch",
+                remedy='Save with save_freq="epoch", or use toolkit.training.Run with checkpoint_steps',
+            )
 
 
 @functools.cache
@@ -113,6 +126,8 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    if _shared(callbacks.model):
+        snapshots(weights.variables_of(callbacks.model))  # The optimizer may have put averages in their place.
     original(callbacks, *args, **kwargs)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False

@@ -1,0 +1,52 @@
+"""Goes on with a run of a model with sharded layers for one more epoch, on other replicas than before.
+
+    python chain.py REPLICAS EPOCHS RUN_DIR OUT.npz [multi_worker]
+
+REPLICAS are devices of this process; under multi_worker there is one in each of two tasks.
+"""
+
+import csv
+import os
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import train
+
+import toolkit
+
+STEPS = 6
+
+
+def main():
+    replicas, epochs, directory, out = sys.argv[1:5]
+    member = toolkit.cluster.discover(os.environ)
+    chief = member is None or member.task == member.cluster.chief
+    with toolkit.training.Run(directory, recipe="chain", resume=pathlib.Path(directory).exists(), chief=chief) as run:
+        run.settle(optimizer="adamw")
+        devices = toolkit.devices.configure(gpus=int(replicas), emulate="always")
+        strategy = toolkit.strategies.create("auto", devices=devices.logical_devices, membership=member)
+        examples = toolkit.data.shapes.load(train=600, test=203)
+        batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
+        model = train.compiled(strategy, "sharded", "adamw")
+        length = toolkit.training.Length(epochs=int(epochs), steps_per_epoch=STEPS)
+        run.restore(model, length)
+        model.fit(
+            batches.train(start_step=run.step),
+            initial_epoch=run.epoch,
+            epochs=length.epochs,
+            steps_per_epoch=STEPS,
+            callbacks=run.callbacks(global_batch_size=train.BATCH, checkpoint_steps=4),
+            verbose=0,
+            shuffle=False,
+        )
+        run.finish(model)
+        if chief:
+            weights = keras.models.load_model(run.directory.model).get_weights()
+            with open(run.directory.history) as file:
+                np.savez(out, *weights, losses=[float(row["loss"]) for row in csv.DictReader(file)])
+
+
+if __name__ == "__main__":
+    main()
