@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-SMALL = ("--gpus=2", "--steps_per_epoch=12", "--global_batch_size=64")
+SMALL = ("--gpus=2", "--steps_per_epoch=30", "--global_batch_size=64")
 SHARED = {
     "gpus", "emulate", "visible_devices", "memory", "data", "data_dir", "epochs", "steps_per_epoch",
     "global_batch_size", "learning_rate", "seed", "run_dir", "resume",
 }  # fmt: skip
 OTHERS = {
     "split_gpus", "inter_op_threads", "intra_op_threads", "soft_placement", "log_placement", "checkpoint_steps",
-    "model", "dropout",
+    "model", "dropout", "gradient_dtype", "bytes_per_pack",
 }  # fmt: skip
 SUMMARY = {
     "recipe", "strategy", "replicas", "devices", "emulated", "dataset", "global_batch_size", "epochs", "steps",
@@ -54,11 +54,11 @@ def test_a_run_writes_what_the_contract_says(undisturbed):
     run, out = undisturbed
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY
-    assert (summary["replicas"], summary["emulated"], summary["epochs"], summary["steps"]) == (2, True, 2, 24)
+    assert (summary["replicas"], summary["emulated"], summary["epochs"], summary["steps"]) == (2, True, 2, 60)
     assert summary["images_per_second"] > 0
     with (run / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "12"), ("2", "24")]
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "30"), ("2", "60")]
     assert float(rows[-1]["val_accuracy"]) == summary["test_accuracy"]
     assert list((run / "tensorboard").rglob("events.*"))
     assert "2 logical CPU devices stand in" in out
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path):
     done = recipe.run(*flags, "--epochs=2", "--resume")
     assert done.returncode == 0, done.stderr
     assert f"{newest.name} is damaged" in done.stdout
-    assert "Resumed after step 12" in done.stdout
+    assert "Resumed after step 30" in done.stdout
 
     for path in (tmp_path / "run/checkpoints").glob("step-*"):
         (path / "manifest.json").write_text("{}")

@@ -19,13 +19,12 @@ def show_rows(rows: "Sequence[Row]") -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("conv layers")
-    table.add_column("FC layers")
-    for heading in ("ms/step\npredicted", "\nmeasured", "MB received\npredicted", "\nmeasured"):
-        table.add_column(heading, justify="right")
-    table.add_column("million\nparameters", justify="right")
-    table.add_column("loss", justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("conv", no_wrap=True)
+    table.add_column("FC", no_wrap=True)
+    headings = ("ms/step\npredicted", "\nmeasured", "MB recv.\npredicted", "\nmeasured", "weights\nmillion", "\nloss")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.conv,
@@ -37,4 +36,6 @@ def show_rows(rows: "Sequence[Row]") -> None:
             f"{row.parameters / 1e6:,.2f}",
             f"{row.loss:.4f}",
         )
-    rich.get_console().print(table)
+    console = rich.get_console()
+    console.print()
+    console.print(table)

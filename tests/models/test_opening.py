@@ -1,0 +1,62 @@
+"""A model by its name, by a function, and from a file; and what none of them is."""
+
+import keras
+import pytest
+
+from toolkit.errors import ModelError
+from toolkit.models import opened
+
+SOURCE = """
+import keras
+def build(): return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)], name="mine")
+def needs(size): return None
+def other(): return 5
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some_models.py").write_text(SOURCE)
+    return tmp_path
+
+
+def test_a_name_a_function_and_a_file(here):
+    assert opened("small_cnn").name == "small_cnn"
+    model = opened("some_models:build")
+    assert model.name == "mine"
+    path = here / "a b's.keras"
+    model.save(path)
+    assert opened(str(path)).name == "mine"
+
+
+def test_a_file_that_would_run_code_is_not_opened(here):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x)])
+    model.save(here / "code.keras")
+    with pytest.raises(ModelError, match="it holds Python code"):
+        opened("code.keras")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing", "no name of ours, no module:function and no file"),
+        ("absent.keras", "there is no such file"),
+        ("some_models.py", "it isn't a .keras file"),
+        ("absent_module:build", "absent_module"),
+        ("some_models:absent", "the module has no absent"),
+        ("some_models:needs", "takes no arguments"),
+        ("some_models:other", "it gives a int"),
+    ],
+)
+def test_what_is_no_model_is_said(here, text, says):
+    with pytest.raises(ModelError, match=says):
+        opened(text)
+
+
+def test_half_a_file_is_said(here):
+    opened("some_models:build").save(here / "whole.keras")
+    whole = (here / "whole.keras").read_bytes()
+    (here / "half.keras").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="isn't a .keras file"):
+        opened("half.keras")
