@@ -22,7 +22,7 @@ def show_rows(rows: "Sequence[Row]") -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("conv", no_wrap=True)
     table.add_column("FC", no_wrap=True)
-    headings = ("ms/step\npredicted", "\nmeasured", "MB recv.\npredicted", "\nmeasured", "weights\nmillion", "\nloss")
+    headings = ("ms/step\npredict.", "\nmeasured", "MB recv.\npredict.", "\nmeasured", "weights\nmillion", "\nloss")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
