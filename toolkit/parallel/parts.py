@@ -36,7 +36,7 @@ class Regularizer(keras.regularizers.Regularizer):
             mine = self.whole(part)
             # The value of the whole on every replica, with the gradient of the part.
             return tf.stop_gradient(collectives.all_reduce(mine) - count * mine) + count * mine
-        return self.whole(_gathered(part, variable))
+        return self.whole(variable.gathered(part))
 
     def get_config(self) -> dict:
         return {"whole": self.whole}
@@ -53,20 +53,10 @@ class Constraint(keras.constraints.Constraint):
         self.whole = whole
 
     def __call__(self, variable: ShardedVariable) -> tf.Tensor:
-        number, _ = collectives.place()
         part = keras.ops.convert_to_tensor(variable)
         if isinstance(self.whole, keras.constraints.NonNeg):
             return self.whole(part)
-        whole = self.whole(_gathered(part, variable))
-        size = variable.part_shape[variable.axis]
-        padding = [[0, 0] for _ in variable.shape]
-        padding[variable.axis][1] = size * variable.count - variable.shape[variable.axis]
-        return tf.split(tf.pad(whole, padding), variable.count, variable.axis)[number]
+        return variable.part_of(self.whole(variable.gathered(part)))
 
     def get_config(self) -> dict:
         return {"whole": self.whole}
-
-
-def _gathered(part: tf.Tensor, variable: ShardedVariable) -> tf.Tensor:
-    parts = tf.concat(tf.unstack(collectives.all_gather(part), variable.count), variable.axis)
-    return tf.gather(parts, tf.range(variable.shape[variable.axis]), axis=variable.axis)

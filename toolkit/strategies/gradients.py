@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
 from toolkit.strategies import collectives
 from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.sharded import ShardedVariable
@@ -23,7 +22,8 @@ from toolkit.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
 
-_WHOLE = ("Adafactor", "Lamb", "Muon")  # They look at a layer's variable as a whole.
+# They look at a layer's variable as a whole: it is gathered for them, and each replica has all of its slots.
+_WHOLE = ("Adafactor", "Lamb", "Muon")
 _here = threading.local()
 
 
@@ -50,6 +50,9 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         return
     variables = list(trainable_variables)
     grads = reduced(grads, variables)
+    if _wants_wholes(optimizer, variables):
+        _accumulated(optimizer, _wholes(grads, variables), variables, wholes=True)
+        return
     overwriting = optimizer.use_ema and optimizer.ema_overwrite_frequency
     if not optimizer.gradient_accumulation_steps and not overwriting:
         grads = _clipped(optimizer, grads, variables)
@@ -138,23 +141,56 @@ def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
     return gradient * scale
 
 
-def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence) -> None:
-    """What Keras does in branches, by each replica for itself: gradients are sums already."""
+def _wants_wholes(optimizer: Any, variables: Sequence) -> bool:
+    return type(optimizer).__name__ in _WHOLE and any(isinstance(v, ShardedVariable) for v in variables)
+
+
+def _wholes(grads: Sequence, variables: Sequence) -> list:
+    return [
+        variable.gathered(gradient) if isinstance(variable, ShardedVariable) and gradient is not None else gradient
+        for gradient, variable in zip(grads, variables, strict=True)
+    ]
+
+
+class _Whole:
+    """A sharded variable as an optimizer's `update_step` sees a variable, where it has to see all of it."""
+
+    def __init__(self, variable: ShardedVariable) -> None:
+        self.variable = variable
+        self.dtype = variable.value.dtype
+        self.shape = tf.TensorShape(variable.shape)
+        self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
+        self._tensor = variable.gathered(tf.convert_to_tensor(variable.value))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return self._tensor
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        self.variable.value.assign_sub(self.variable.part_of(value))
+
+
+def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence, *, wholes: bool = False) -> None:
+    """What Keras does in branches, by each replica for itself: gradients are sums already, or wholes."""
     steps = optimizer.gradient_accumulation_steps or 1
     sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables] if steps > 1 else []
     if steps > 1:
         # Clipped outside of the branch: parts of norms travel.
         grads = [gradient + total for gradient, total in zip(grads, sums, strict=True)]
-    clipped = _clipped(optimizer, [gradient / steps for gradient in grads], variables)
+    shares = [gradient / steps for gradient in grads]
+    clipped = list(optimizer._clip_gradients(shares)) if wholes else _clipped(optimizer, shares, variables)
+    # Gathered outside of the branch.
+    seen = [_Whole(v) if wholes and isinstance(v, ShardedVariable) else v.value for v in variables]
 
     def update() -> None:
-        if optimizer.weight_decay is not None:
+        if type(optimizer).__name__ == "Muon":  # Which has its own, by variable.
+            optimizer._apply_weight_decay(variables)
+        elif optimizer.weight_decay is not None:
             for variable in variables:
                 if optimizer._use_weight_decay(variable):
                     rate = tf.cast(optimizer.learning_rate * optimizer.weight_decay, variable.dtype)
                     variable.value.assign_sub(variable.value * rate)
-        for gradient, variable in zip(clipped, variables, strict=True):
-            optimizer.update_step(gradient, variable.value, optimizer.learning_rate)
+        for gradient, variable in zip(clipped, seen, strict=True):
+            optimizer.update_step(gradient, variable, optimizer.learning_rate)
         for total in sums:
             total.value.assign(tf.zeros_like(total.value))
 
@@ -191,13 +227,8 @@ def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: An
     """Gives a sharded variable's slots, such as its momentum, parts where its own are."""
     if not isinstance(reference_variable, ShardedVariable):
         return original(optimizer, reference_variable, *args, **kwargs)
-    if type(optimizer).__name__ in _WHOLE:
-        raise StrategyError(
-            asked=f"{type(optimizer).__name__} is to train {reference_variable.path}, "
-            f"split over {collectives.replicas()} replicas",
-            found="it looks at the whole of a layer's weights, and each replica holds a part",
-            remedy="Leave this layer replicated, or train with another optimizer such as AdamW",
-        )
+    if type(optimizer).__name__ in _WHOLE and args[:1] != ("average",) and kwargs.get("name") != "average":
+        return original(optimizer, reference_variable, *args, **kwargs)
     return _sharded_slot(optimizer, reference_variable, *args, **kwargs)
 
 
@@ -209,6 +240,7 @@ def _sharded_slot(
             keras.initializers.get(initializer),
             tuple(reference.shape),
             axis=reference.axis,
+            repeats=name != "average",  # It is put in the place of weights, which end in zeros.
             dtype=reference.dtype,
             trainable=False,
             name=f"{reference.path}_{name}".replace("/", "_"),

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.agreement import number, processes
-from toolkit.strategies.collectives import replicas
+from toolkit.strategies.collectives import all_gather, place, replicas
 
 __all__ = ["ShardedVariable", "drop_snapshots", "snapshots"]
 
@@ -29,14 +29,18 @@ class ShardedVariable(keras.Variable):
         initializer: Of the whole value, so that it is the same at any number of replicas.
         shape: Of the whole.
         axis: That it is cut along.
+        repeats: What fills up the last parts is the whole's last value, and not zeros: an optimizer may divide by it.
         kwargs: As for `keras.Variable`.
 
     Attributes:
         part_shape: Of one part, padding included.
     """
 
-    def __init__(self, initializer: Any, shape: Sequence[int], *, axis: int, **kwargs: Any) -> None:
+    def __init__(
+        self, initializer: Any, shape: Sequence[int], *, axis: int, repeats: bool = False, **kwargs: Any
+    ) -> None:
         self.axis = axis
+        self.repeats = repeats
         self.strategy = tf.distribute.get_strategy()
         self.count = replicas(self.strategy)
         self.part_shape = list(shape)
@@ -66,9 +70,10 @@ class ShardedVariable(keras.Variable):
     def cut(self, whole: np.ndarray, replica: int) -> np.ndarray:
         """Returns a replica's part of a whole array."""
         size = self.part_shape[self.axis]
-        index = [slice(None)] * whole.ndim
-        index[self.axis] = slice(replica * size, (replica + 1) * size)
-        part = whole[tuple(index)]
+        places = np.arange(replica * size, (replica + 1) * size)
+        if self.repeats:
+            return np.take(whole, np.minimum(places, whole.shape[self.axis] - 1), axis=self.axis)
+        part = np.take(whole, places[places < whole.shape[self.axis]], axis=self.axis)
         padding = [(0, wanted - there) for wanted, there in zip(self.part_shape, part.shape, strict=True)]
         return np.pad(part, padding)
 
@@ -112,6 +117,17 @@ class ShardedVariable(keras.Variable):
             return value
         size = self._shape[self.axis]
         return tf.gather(tf.concat([part.value() for part in self.parts], self.axis), tf.range(size), axis=self.axis)
+
+    def gathered(self, part: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, the whole of which each replica has a part: of this variable, or of its gradient."""
+        parts = tf.concat(tf.unstack(all_gather(part), self.count), self.axis)
+        return tf.gather(parts, tf.range(self._shape[self.axis]), axis=self.axis)
+
+    def part_of(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, this replica's part of a whole."""
+        padding = [[0, 0] for _ in self._shape]
+        padding[self.axis][1] = self.part_shape[self.axis] * self.count - self._shape[self.axis]
+        return tf.split(tf.pad(whole, padding), self.count, self.axis)[place()[0]]
 
     def _everybodys(self, mine: list[np.ndarray]) -> list[np.ndarray]:
         with tf.device("CPU:0"):
