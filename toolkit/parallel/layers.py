@@ -84,11 +84,13 @@ class _Split:
     def _travels(self) -> tf.DType | None:
         return None if self.exchange_dtype in (None, "float32") else tf.as_dtype(self.exchange_dtype)
 
-    @staticmethod
-    def _whole(variable: Any) -> tf.Tensor:
-        """A weight outside of steps, of which the parts are gathered."""
-        tensor = variable.whole() if isinstance(variable, ShardedVariable) else variable
-        return keras.ops.convert_to_tensor(tensor)
+    def _whole(self, variable: Any) -> tf.Tensor:
+        """A weight outside of steps, of which the parts are gathered, as layers compute with it."""
+        return self._part(variable.whole() if isinstance(variable, ShardedVariable) else variable)
+
+    def _part(self, variable: Any) -> tf.Tensor:
+        """What this replica has of a weight, as layers compute with it."""
+        return tf.cast(keras.ops.convert_to_tensor(variable), self.compute_dtype)  # type: ignore[attr-defined]
 
 
 @keras.saving.register_keras_serializable("toolkit")
@@ -181,10 +183,10 @@ class ShardedDense(_Split, keras.layers.Dense):
                 f"its input is split already: {x.shape[-1]} of {self._kernel.shape[0]} features",
                 "Have it split by inputs, or the layer before not keep its output split",
             )
-        kernel = keras.ops.convert_to_tensor(self._kernel)
+        kernel = self._part(self._kernel)
         counted = rows.rows_of(x)
         y = rows.computed(x, kernel, tf.matmul, counted, scheme=self.scheme, dtype=self._travels)
-        bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
+        bias = None if self.bias is None else self._part(self.bias)
         if self.keep_split:
             y = self._finished(y, bias)
             number, count = collectives.place()
@@ -202,8 +204,8 @@ class ShardedDense(_Split, keras.layers.Dense):
         else:
             counted = rows.rows_of(x)
             x = rows.rows_to_columns(x, counted, size, dtype=self._travels)
-        y = tf.matmul(x, keras.ops.convert_to_tensor(self._kernel))
-        bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
+        y = tf.matmul(x, self._part(self._kernel))
+        bias = None if self.bias is None else self._part(self.bias)
         return self._finished(rows.partial_to_rows(y, counted, dtype=self._travels), bias)
 
     def _finished(self, y: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
@@ -263,9 +265,9 @@ class ShardedConv2D(_Split, keras.layers.Conv2D):
             return self._finished(y, None if bias is None else self._whole(bias))
         x = tf.convert_to_tensor(inputs)
         counted = rows.rows_of(x)
-        kernel = keras.ops.convert_to_tensor(self._kernel)
+        kernel = self._part(self._kernel)
         y = rows.computed(x, kernel, self.convolution_op, counted, scheme=self.scheme, dtype=self._travels)
-        y = y if bias is None else y + self._shaped(keras.ops.convert_to_tensor(bias))
+        y = y if bias is None else y + self._shaped(self._part(bias))
         axis = self._channels
         return self._finished(rows.columns_to_rows(y, counted, self.filters, axis=axis, dtype=self._travels), None)
 
