@@ -1,11 +1,12 @@
-"""Trains the four ways to divide a network under one strategy, with each of three optimizers, and writes what it saw.
+"""Trains the four ways to divide a network under one strategy, with several optimizers, and writes what it saw.
 
-    python combinations.py STRATEGY REPLICAS OUT.npz
+    python combinations.py STRATEGY REPLICAS OUT.npz WAY ...
+
+A WAY is such as replicated/sharded/adam: convolutions, FC layers, optimizer.
 
 Under multi_worker there are as many of these as replicas, each with its TF_CONFIG.
 """
 
-import itertools
 import sys
 
 import keras
@@ -16,39 +17,37 @@ import toolkit
 from toolkit.parallel import Link, Machine, Setting, choose, costs, parallelize
 
 STEPS = 20
-WAYS = ("replicated", "sharded")
 MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))
 
 
 def main():
-    name, replicas, out = sys.argv[1:]
+    name, replicas, out, *ways = sys.argv[1:]
     devices = toolkit.devices.configure(gpus=1 if name == "multi_worker" else int(replicas), emulate="always")
     strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
     examples = toolkit.data.shapes.load(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
     setting = Setting(replicas=strategy.num_replicas_in_sync, batch=32)
     seen = {}
-    for conv, fc in [("replicated", "replicated")] if name == "one_device" else itertools.product(WAYS, WAYS):
-        for optimizer in train.OPTIMIZERS:
-            keras.utils.set_random_seed(11)
-            plain = train.plain()
-            plan = choose(costs(plain), MACHINE, setting, conv=conv, fc=fc)
-            keras.utils.set_random_seed(11)
-            with strategy.scope():
-                model = parallelize(plain, plan)
-                model.compile(
-                    train.OPTIMIZERS[optimizer](),
-                    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                    metrics=["accuracy"],
-                )
-            losses = train.StepLosses()
-            model.fit(batches.train(), steps_per_epoch=STEPS, callbacks=[losses], verbose=0, shuffle=False)
-            key = f"{conv}/{fc}/{optimizer}"
-            seen[f"{key}/losses"] = losses.losses
-            if optimizer == "adam":
-                evaluated = model.evaluate(batches.test(), verbose=0, return_dict=True)
-                seen[f"{key}/evaluated"] = [evaluated["loss"], evaluated["accuracy"]]
-                seen[f"{key}/predicted"] = model.predict(examples.test_images, batch_size=30 * int(replicas), verbose=0)
+    for way in ways:
+        conv, fc, optimizer = way.split("/")
+        keras.utils.set_random_seed(11)
+        plain = train.plain()
+        plan = choose(costs(plain), MACHINE, setting, conv=conv, fc=fc)
+        keras.utils.set_random_seed(11)
+        with strategy.scope():
+            model = parallelize(plain, plan)
+            model.compile(
+                train.OPTIMIZERS[optimizer](),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+            )
+        losses = train.StepLosses()
+        model.fit(batches.train(), steps_per_epoch=STEPS, callbacks=[losses], verbose=0, shuffle=False)
+        seen[f"{way}/losses"] = losses.losses
+        if optimizer == "adamw":
+            evaluated = model.evaluate(batches.test(), verbose=0, return_dict=True)
+            seen[f"{way}/evaluated"] = [evaluated["loss"], evaluated["accuracy"]]
+            seen[f"{way}/predicted"] = model.predict(examples.test_images, batch_size=30 * int(replicas), verbose=0)
     np.savez(out, **seen)
 
 
