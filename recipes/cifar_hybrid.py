@@ -32,7 +32,9 @@ def main() -> None:
 
         devices = toolkit.devices.configure(**toolkit.cli.flags.devices())
         toolkit.cli.show_devices(devices)
+        kind = "mirrored" if member is None else "multi_worker"
         strategy = toolkit.strategies.create(
+            kind,
             devices=devices.logical_devices,
             membership=member,
             start_timeout=FLAGS.start_timeout,
@@ -59,7 +61,7 @@ def main() -> None:
             steps_per_epoch=length.steps_per_epoch,
         )
         run.describe(
-            strategy="mirrored" if member is None else "multi_worker",
+            strategy=kind,
             replicas=batches.replicas,
             devices=devices.logical_devices,
             emulated=devices.emulated,

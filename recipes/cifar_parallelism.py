@@ -36,7 +36,9 @@ def main() -> None:
     with toolkit.training.Run(FLAGS.run_dir, recipe="cifar_parallelism", chief=chief) as run:
         devices = toolkit.devices.configure(**toolkit.cli.flags.devices())
         toolkit.cli.show_devices(devices)
+        kind = "mirrored" if member is None else "multi_worker"
         strategy = toolkit.strategies.create(
+            kind,
             devices=devices.logical_devices,
             membership=member,
             start_timeout=FLAGS.start_timeout,
@@ -51,7 +53,7 @@ def main() -> None:
         )
         length = toolkit.training.Length(epochs=FLAGS.epochs, steps_per_epoch=FLAGS.steps_per_epoch or 25)
         run.describe(
-            strategy="mirrored" if member is None else "multi_worker",
+            strategy=kind,
             replicas=batches.replicas,
             devices=devices.logical_devices,
             emulated=devices.emulated,

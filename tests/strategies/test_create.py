@@ -56,6 +56,13 @@ def test_beside_parameter_servers_a_worker_trains_nothing_itself(monkeypatch):
             strategies.create(name)
 
 
+def test_parameter_servers_take_gradients_as_they_are(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(StrategyError, match="gradients travel as float16, but with parameter servers"):
+        strategies.create(gradients=strategies.GradientExchange(dtype="float16"))
+
+
 def test_multi_worker_needs_a_cluster():
     with pytest.raises(StrategyError, match="TF_CONFIG is not set"):
         strategies.create("multi_worker")

@@ -58,7 +58,7 @@ def measure(
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
         numbers = sum(layer.parameters for layer in layers)
         link = _link(clock, min(numbers, _MOST), empty)
-    scale = whole / sum(each.values()) / batch
+    scale = whole / max(sum(each.values()), 1e-12) / batch
     known = [layer for layer in layers if layer.operations]
     return Machine(
         name="measured here",

@@ -66,6 +66,12 @@ def create(
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
+        if gradients is not None and gradients.dtype != "float32":
+            raise StrategyError(
+                asked=f"gradients travel as {gradients.dtype}",
+                found="with parameter servers they travel as they are",
+                remedy="Leave gradients out, or train under mirrored or multi_worker",
+            )
         return _parameter_server(name, membership, parameter_server, start_timeout)
     strategy = _synchronous(name, membership, devices, jobs, outside, start_timeout)
     if gradients is not None:
