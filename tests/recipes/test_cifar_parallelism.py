@@ -20,18 +20,13 @@ def check(rows):
 
 @pytest.mark.slow
 def test_mirrored(recipe, tmp_path):
-    process = recipe.start(*SMALL, "--gpus=2", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism", COLUMNS="80")
-    try:
-        out, err = process.communicate(timeout=240)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err
+    done = recipe.run(*SMALL, "--gpus=2", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism", COLUMNS="80")
+    assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     check(summary["parallelism"])
     assert summary["strategy"] == "mirrored"
     assert all(row["measured_bytes"] is None for row in summary["parallelism"])
-    table = out[out.index("ms/step") :]
+    table = done.stdout[done.stdout.index("ms/step") :]
     assert table.count("replicated") >= 4
     assert "…" not in table
 
@@ -51,7 +46,7 @@ def test_in_two_processes_the_bytes_are_those_predicted(tmp_path):
 
 @pytest.mark.slow
 def test_hybrid(recipe, tmp_path):
-    process = recipe.start(
+    done = recipe.run(
         "--gpus=2",
         "--data=shapes",
         "--epochs=1",
@@ -61,17 +56,11 @@ def test_hybrid(recipe, tmp_path):
         f"--run_dir={tmp_path / 'run'}",
         name="cifar_hybrid",
     )
-    try:
-        _, err = process.communicate(timeout=240)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err
+    assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 8
 
 
 def test_rows_are_not_resumed(recipe, tmp_path):
-    process = recipe.start("--resume", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "--resume, but rows are compared from their first step. Start anew." in err
+    done = recipe.run("--resume", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism")
+    assert done.returncode == 2
+    assert "--resume, but rows are compared from their first step. Start anew." in done.stderr
