@@ -6,6 +6,7 @@ flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
 comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
+devices    `toolkit devices`
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
 plan_table  a plan as tables, and as a chart

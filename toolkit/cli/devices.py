@@ -1,0 +1,150 @@
+"""GPUs as nvidia-smi shows them, with TensorFlow's names for them; cores and memory where there is none.
+
+    toolkit devices
+    toolkit devices --watch
+    toolkit devices --json
+
+The column TF says what TensorFlow would call a card in a process started with the present environment.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolkit.devices.usage import Host, Usage, host, look, tensorflow_names
+from toolkit.errors import DeviceError, RequestError
+
+if TYPE_CHECKING:
+    from toolkit.devices import Inventory
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line."""
+    parser.add_argument(
+        "--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="look again every so many seconds [2]"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch a line for each look")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Looks, and prints."""
+    if arguments.watch is not None and not 0.1 <= arguments.watch <= 3600:
+        raise RequestError(
+            asked=f"--watch={arguments.watch:g}", found="it isn't from 0.1 to 3600 seconds", remedy="Give such as 2"
+        )
+    host()  # The share of busy cores counts from here.
+    if arguments.json:
+        while True:
+            print(json.dumps(_data(), indent=None if arguments.watch else 2), flush=True)
+            if arguments.watch is None:
+                return
+            time.sleep(arguments.watch)
+    import rich
+    from rich.live import Live
+
+    if arguments.watch is None:
+        time.sleep(0.1)
+        rich.get_console().print(_shown())
+        return
+    with Live(_shown(), console=rich.get_console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(arguments.watch)
+            live.update(_shown(), refresh=True)
+
+
+def _names(environ: Mapping[str, str], inventory: "Inventory") -> tuple[dict[int, str], str]:
+    """TensorFlow's names, and what is to be said of them."""
+    try:
+        names = tensorflow_names(environ, inventory)
+    except DeviceError as error:
+        return {}, f"TensorFlow would see no GPU: {error}"
+    if names is None:
+        return {}, (
+            "CUDA numbers cards in an order of its own, fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID, as recipes do "
+            "with --visible_devices, for nvidia-smi's."
+        )
+    return names, ""
+
+
+def _data() -> dict[str, Any]:
+    inventory, usage = look()
+    names, remark = _names(os.environ, inventory)
+    return {
+        "gpus": [{**dataclasses.asdict(each), "tensorflow": names.get(each.gpu.index)} for each in usage],
+        "without_gpus": inventory.without_gpus,
+        "remark": remark,
+        "host": dataclasses.asdict(host()),
+    }
+
+
+def _shown() -> Any:
+    from rich.console import Group
+
+    inventory, usage = look()
+    names, remark = _names(os.environ, inventory)
+    parts: list[Any] = []
+    if usage:
+        parts += [_gpus(usage, names)]
+        if any(each.processes for each in usage):
+            parts += [_processes(usage)]
+    else:
+        parts += [f"No GPU ({inventory.without_gpus or 'NVML lists none'})."]
+    return Group(*parts, *([remark] if usage and remark else []), _words(host()))
+
+
+def _table(*headings: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        name, _, justify = heading.partition(">")
+        table.add_column(name, justify="right" if justify or heading.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def _gpus(usage: tuple[Usage, ...], names: dict[int, str]) -> Any:
+    table = _table("GPU>", "TF", "name", "PCI", "memory, MiB>", "busy>", "temp.>", "power, W>")
+    for each in usage:
+        watts = f"{_or_dash(each.watts, '.0f')} / {_or_dash(each.watts_limit, '.0f')}"
+        table.add_row(
+            str(each.gpu.index),
+            names.get(each.gpu.index, "-"),
+            each.gpu.name,
+            (each.pci or "-").removeprefix("00000000:"),
+            f"{_or_dash(each.memory_used_mib, ',d')} / {each.gpu.memory_mib:,}",
+            "-" if each.utilisation is None else f"{each.utilisation} %",
+            "-" if each.temperature is None else f"{each.temperature} C",
+            watts,
+        )
+        for mig in each.gpu.mig_uuids:
+            table.add_row("", "", f"  {mig}", "", "", "", "", "")
+    return table
+
+
+def _processes(usage: tuple[Usage, ...]) -> Any:
+    table = _table("GPU>", "process>", "name", "memory, MiB>")
+    for each in usage:
+        for process in each.processes:
+            table.add_row(
+                str(each.gpu.index), str(process.pid), process.name or "?", _or_dash(process.memory_mib, ",d")
+            )
+    return table
+
+
+def _or_dash(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _words(seen: Host) -> str:
+    cores = f"{seen.cores} cores" if seen.cores == seen.cores_in_all else f"{seen.cores} of {seen.cores_in_all} cores"
+    return (
+        f"{cores}, {seen.cpu_percent:.0f} % busy; memory {seen.memory_used_mib / 1024:.1f} of "
+        f"{seen.memory_mib / 1024:.1f} GiB used."
+    )

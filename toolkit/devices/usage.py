@@ -1,0 +1,170 @@
+"""Who uses which GPU, and how much: what nvidia-smi shows, as data."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+from toolkit.devices.inventory import Gpu, Inventory, cores, take
+from toolkit.devices.visible import shown
+
+__all__ = ["Host", "Process", "Usage", "host", "look", "tensorflow_names"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process on a GPU.
+
+    Attributes:
+        pid: Its id; in a container it may be the host's.
+        name: Its name; "" where it can't be seen from here.
+        memory_mib: What it uses of the GPU's memory; None where NVML doesn't say.
+    """
+
+    pid: int
+    name: str
+    memory_mib: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Usage:
+    """A GPU at this moment. What a card doesn't tell is None.
+
+    Attributes:
+        gpu: Which.
+        pci: Its place on the PCI bus.
+        memory_used_mib: Of its memory, by all processes, and what the driver keeps.
+        utilisation: Per cent of the time in which something ran on it.
+        temperature: Degrees Celsius.
+        watts: That it draws.
+        watts_limit: That it may draw.
+        processes: Those that compute or draw on it.
+    """
+
+    gpu: Gpu
+    pci: str | None
+    memory_used_mib: int | None
+    utilisation: int | None
+    temperature: int | None
+    watts: float | None
+    watts_limit: float | None
+    processes: tuple[Process, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """Cores and memory of this machine at this moment.
+
+    Attributes:
+        cores: That this process may use.
+        cores_in_all: That the machine has.
+        cpu_percent: Of all cores, since the last look; 0.0 at the first.
+        memory_mib: In all.
+        memory_used_mib: That isn't available to another program.
+    """
+
+    cores: int
+    cores_in_all: int
+    cpu_percent: float
+    memory_mib: int
+    memory_used_mib: int
+
+
+def look() -> tuple[Inventory, tuple[Usage, ...]]:
+    """Asks NVML which GPUs there are and what goes on there. Never raises: see `Inventory.without_gpus`."""
+    inventory = take()
+    if not inventory.gpus:
+        return inventory, ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:  # The driver went away in between.
+        return dataclasses.replace(inventory, gpus=(), without_gpus=f"NVML: {error}"), ()
+    try:
+        return inventory, tuple(_usage(pynvml, gpu) for gpu in inventory.gpus)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def tensorflow_names(environ: Mapping[str, str], inventory: Inventory) -> dict[int, str] | None:
+    """Returns what TensorFlow would call each GPU that it sees under an environment: {3: "/GPU:1"}.
+
+    MIG instances have the name of the first that is visible. None where it can't be known: see `visible.shown`.
+
+    Raises:
+        DeviceError: CUDA_VISIBLE_DEVICES names no card of this machine.
+    """
+    visible = shown(environ, inventory)
+    if visible is None:
+        return None
+    owners = {mig: gpu.index for gpu in inventory.gpus for mig in gpu.mig_uuids}
+    names: dict[int, str] = {}
+    for number, identity in enumerate(visible):
+        names.setdefault(owners[identity] if identity in owners else int(identity), f"/GPU:{number}")
+    return names
+
+
+def host() -> Host:
+    """Looks at cores and memory."""
+    memory = psutil.virtual_memory()
+    return Host(
+        cores=cores(),
+        cores_in_all=psutil.cpu_count() or 1,
+        cpu_percent=psutil.cpu_percent(),
+        memory_mib=memory.total >> 20,
+        memory_used_mib=(memory.total - memory.available) >> 20,
+    )
+
+
+def _usage(pynvml: Any, gpu: Gpu) -> Usage:
+    def told(ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except pynvml.NVMLError:  # "Not supported": a laptop's card has no fan, a MIG card no utilisation.
+            return None
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    watts, limit = (
+        told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
+        told(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+    )
+    memory, busy, pci = (
+        told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle)),
+        told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle)),
+        told(lambda: pynvml.nvmlDeviceGetPciInfo(handle)),
+    )
+    return Usage(
+        gpu=gpu,
+        pci=None if pci is None else _text(pci.busId),
+        memory_used_mib=None if memory is None else int(memory.used) >> 20,
+        utilisation=None if busy is None else int(busy.gpu),
+        temperature=told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        watts=None if watts is None else watts / 1000,
+        watts_limit=None if limit is None else limit / 1000,
+        processes=_processes(pynvml, handle, told),
+    )
+
+
+def _processes(pynvml: Any, handle: Any, told: Callable) -> tuple[Process, ...]:
+    found = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for each in told(lambda ask=ask: ask(handle)) or ():
+            found[each.pid] = Process(
+                pid=each.pid,
+                name=_name(each.pid),
+                memory_mib=None if each.usedGpuMemory is None else int(each.usedGpuMemory) >> 20,
+            )
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:  # Gone, or another container's.
+        return ""
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
