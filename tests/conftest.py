@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
 _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell: the programs that tests start would ignore Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

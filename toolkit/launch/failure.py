@@ -1,5 +1,7 @@
 """Which task's failure is the cause of the others', and the message about it."""
 
+import pathlib
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -7,8 +9,9 @@ from collections.abc import Iterable
 from toolkit.errors import TaskFailed
 from toolkit.launch.running import Running
 
-__all__ = ["cause", "told"]
+__all__ = ["cause", "dying", "told"]
 
+_EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h, in proc(5)'s "flags".
 _TAIL = 20  # Lines of a task's output in a message.
 
 
@@ -23,6 +26,16 @@ def cause(running: Iterable[Running]) -> Running:
     tasks = [task for task in running if task.failed_at is not None and not task.spared]
     killed = [task for task in tasks if task.code == -signal.SIGKILL]
     return min(killed or tasks, key=lambda task: task.failed_at or 0.0)
+
+
+def dying(pid: int) -> bool:
+    """Says whether a process is on its way out, or has a SIGKILL before it; a large one takes seconds. Linux only."""
+    try:
+        flags = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        pending = re.findall(r"^S\w+Pnd:\t(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except (OSError, IndexError, ValueError):
+        return False
+    return bool(flags & _EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def told(first: Running, running: Iterable[Running]) -> TaskFailed:

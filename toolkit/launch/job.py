@@ -210,6 +210,8 @@ class Job:
 
     def _fail(self) -> None:
         self._settle(1.0)  # What the others report in the meantime may have come first.
+        dying = [task for task in self.running if task.alive and failure.dying(task.process.pid)]
+        self._settle(10.0, until=lambda: not any(task.alive for task in dying))
         first = failure.cause(self.running)
         if first.alive:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
