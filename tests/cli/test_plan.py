@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree
 
 import pytest
+import rich
 
 from toolkit.cli.main import main
 
@@ -17,7 +18,7 @@ def plan(capsys, *arguments):
 
 
 def test_the_table_says_what_and_why(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(rich.get_console(), "width", 80)  # It has read COLUMNS once and for all.
     code, out, err = plan(capsys, "alexnet", "--replicas=4", "--hosts=2", "--bandwidth=1Gbit", "--device=V100")
     assert (code, err) == (0, "")
     assert "head/fc1: by outputs, kept: 6.29 MB of activations travel instead of 101 MB of gradients." in out

@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 import recorded
+import rich
 
 from toolkit.cli.main import main
 from toolkit.devices.usage import host, look, tensorflow_names
@@ -60,7 +61,7 @@ def test_tensorflow_calls_cards_as_the_environment_has_it(machine):
 
 
 def test_the_table(machine, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(rich.get_console(), "width", 100)  # It has read COLUMNS once and for all.
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     machine(recorded.A100, recorded.FREE, recorded.MIG)

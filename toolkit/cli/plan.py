@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     strategy = _strategy(arguments) if arguments.measure else None
 
     from toolkit import models
-    from toolkit.parallel import Machine, Setting, choose, costs
+    from toolkit.parallel import Setting, choose, costs
     from toolkit.parallel.scaling import powers, scaling
 
     model = models.opened(arguments.model)
@@ -89,7 +89,6 @@ def run(arguments: argparse.Namespace) -> None:
         slots=arguments.slots,
     )
     machine = _measured(model, strategy, arguments, links, setting) if strategy else _given(given, arguments, links)
-    assert isinstance(machine, Machine)
     plan = choose(layers, machine, setting)
     points = scaling(layers, machine, setting, powers(arguments.most or arguments.replicas))
     if arguments.chart:
@@ -158,15 +157,13 @@ def _measured(
 ) -> "Machine":
     import dataclasses
 
-    from toolkit.parallel import Link, measure
+    from toolkit.parallel import measure
 
     machine = measure(model, strategy, batch=max(1, round(setting.batch)), slots=arguments.slots)
     count = strategy.num_replicas_in_sync
     inside = machine.inside
     if "inside" in links or count == 1:
-        from toolkit.parallel.machine import bandwidth
-
-        inside = Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6)
+        inside = _inside(arguments, links)
     return dataclasses.replace(
         machine,
         name=f"{count} device{'s' * (count > 1)} of this machine, measured",
@@ -178,19 +175,25 @@ def _measured(
 
 
 def _given(found: tuple[str, float, float], arguments: argparse.Namespace, links: dict[str, float]) -> "Machine":
-    from toolkit.parallel import Link, Machine
-    from toolkit.parallel.machine import bandwidth
+    from toolkit.parallel import Machine
 
     name, speed, memory = found
     return Machine(
         name=name,
         speed=speed,
         memory=memory,
-        inside=Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6),
+        inside=_inside(arguments, links),
         between=_between(arguments, links),
         hosts=arguments.hosts,
         overlap=arguments.overlap,
     )
+
+
+def _inside(arguments: argparse.Namespace, links: dict[str, float]) -> Any:
+    from toolkit.parallel import Link
+    from toolkit.parallel.machine import bandwidth
+
+    return Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6)
 
 
 def _between(arguments: argparse.Namespace, links: dict[str, float]) -> Any:

@@ -29,11 +29,10 @@ def show_plan(plan: "Plan") -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("choice", no_wrap=True)
     rest = 0
-    for layer in plan.layers:
+    for layer, row in zip(plan.layers, plan.as_dict()["layers"], strict=True):
         if not layer.parameters and layer.operations is not None:
             rest += 1
             continue
-        row = next(row for row in plan.as_dict()["layers"] if row["name"] == layer.name)
         table.add_row(
             layer.name,
             "?" if layer.operations is None else f"{layer.operations / 1e6:,.1f}",

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-__all__ = ["Gpu", "Inventory", "cores", "take"]
+__all__ = ["Gpu", "Inventory", "cores", "take", "text"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ def _gpu(pynvml, index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     return Gpu(
         index=index,
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20,
         mig_uuids=_mig_uuids(pynvml, handle),
     )
@@ -98,10 +98,10 @@ def _mig_uuids(pynvml, handle) -> tuple[str, ...]:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
         except pynvml.NVMLError:  # An empty slot.
             continue
-        found.append(_text(pynvml.nvmlDeviceGetUUID(instance)))
+        found.append(text(pynvml.nvmlDeviceGetUUID(instance)))
     return tuple(found)
 
 
-def _text(value: str | bytes) -> str:
-    # NVML's bindings returned bytes up to version 11.
+def text(value: str | bytes) -> str:
+    """Returns what NVML calls something; its bindings returned bytes up to version 11."""
     return value.decode() if isinstance(value, bytes) else value

@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from toolkit.devices.inventory import Gpu, Inventory, cores, take
+from toolkit.devices.inventory import Gpu, Inventory, cores, take, text
 from toolkit.devices.visible import shown
 
 __all__ = ["Host", "Process", "Usage", "host", "look", "tensorflow_names"]
@@ -137,7 +137,7 @@ def _usage(pynvml: Any, gpu: Gpu) -> Usage:
     )
     return Usage(
         gpu=gpu,
-        pci=None if pci is None else _text(pci.busId),
+        pci=None if pci is None else text(pci.busId),
         memory_used_mib=None if memory is None else int(memory.used) >> 20,
         utilisation=None if busy is None else int(busy.gpu),
         temperature=told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
@@ -164,7 +164,3 @@ def _name(pid: int) -> str:
         return psutil.Process(pid).name()
     except psutil.Error:  # Gone, or another container's.
         return ""
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
