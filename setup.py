@@ -26,6 +26,7 @@ setuptools.setup(
         "numpy>=2,<3",
         # Other cards than nvidia-smi lists are no concern of ours.
         "nvidia-ml-py>=12.535",
+        "packaging>=23",
         "psutil>=6,<8",
         "requests>=2.31,<3",
         "matplotlib>=3.8,<4",

@@ -76,8 +76,9 @@ def main() -> None:
         machine = toolkit.parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer())
         costs = toolkit.parallel.costs(plain)
 
-        rows = []
+        rows: list[toolkit.parallel.Row] = []
         for conv, fc in [*ROWS, ("planned", "planned")]:
+            toolkit.cli.say(f"{len(rows) + 1} of {len(ROWS) + 1}: convolutions {conv}, FC layers {fc}")
             plan = toolkit.parallel.choose(costs, machine, setting, conv=conv, fc=fc)
             keras.utils.set_random_seed(FLAGS.seed)
             with strategy.scope():

@@ -11,10 +11,12 @@ Rooms, each importing only those above it:
     parameter_servers  variables on parameter servers, and steps handed out to workers
     strategies  how variables and gradients are shared
     parallel    which layers are replicated and which are split
+    placement   which device each operation and variable is on
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
     training    run directory, checkpoints, exact resume, callbacks
     launch      starting and watching tasks
+    doctor      what is wrong with this machine, and the command that mends it
     cli         flags and exit codes of a recipe; the `toolkit` command
 
 `import toolkit` costs next to nothing: a room is imported when it is first named, and TensorFlow
@@ -33,11 +35,13 @@ __all__ = [
     "data",
     "devices",
     "digests",
+    "doctor",
     "errors",
     "launch",
     "models",
     "parallel",
     "parameter_servers",
+    "placement",
     "status",
     "strategies",
     "training",

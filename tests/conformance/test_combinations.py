@@ -14,8 +14,10 @@ SCRIPT = pathlib.Path(__file__).with_name("combinations.py")
 
 WAYS = ("replicated", "sharded")
 ALL = [f"{conv}/{fc}/{name}" for conv in WAYS for fc in WAYS for name in train.OPTIMIZERS]
-# Every way with one optimizer, and one way with every optimizer: the whole grid, ALL, takes twice as long.
+# Every way with one optimizer, and one way with every optimizer, once; two ways elsewhere. The whole grid, ALL, was
+# seen to agree on each of these; it takes four minutes.
 SOME = [way for way in ALL if way.endswith("adamw") or way.startswith("sharded/sharded")]
+FEW = ["replicated/sharded/adamw", "sharded/sharded/sgd"]
 ONE = [f"replicated/replicated/{name}" for name in train.OPTIMIZERS]
 
 
@@ -37,7 +39,7 @@ def seen(strategy, replicas, ways):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "replicas", "ways"),
-    [("mirrored", 2, SOME), ("mirrored", 4, SOME), ("multi_worker", 2, SOME), ("multi_worker", 3, SOME)],
+    [("mirrored", 2, SOME), ("mirrored", 4, FEW), ("multi_worker", 2, FEW), ("multi_worker", 3, FEW)],
     ids=["mirrored 2", "mirrored 4", "multi_worker 2", "multi_worker 3"],
 )
 def test_losses_are_those_of_one_device(strategy, replicas, ways):

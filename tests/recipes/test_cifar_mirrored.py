@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,9 +108,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbe
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path):
+def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[0], tmp_path / "run")
     flags = (*SMALL, f"--run_dir={tmp_path / 'run'}")
-    assert recipe.run(*flags, "--epochs=2").returncode == 0
     newest = max((tmp_path / "run/checkpoints").glob("step-*"))
     os.truncate(newest / "arrays.safetensors", 1000)
     done = recipe.run(*flags, "--epochs=2", "--resume")

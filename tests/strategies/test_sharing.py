@@ -21,7 +21,7 @@ def cut(examples, batch, count, numbers=None):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(examples=st.integers(1, 60), batch=st.integers(1, 20), count=st.integers(1, 5))
 def test_every_example_is_in_one_share_and_no_share_is_empty(examples, batch, count):
     if (batch < count and examples > batch) or examples < count:

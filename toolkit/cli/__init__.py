@@ -7,6 +7,7 @@ program    a recipe as a program: parsing its flags, and `--help`
 comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
+doctor     `toolkit doctor`
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
 plan_table  a plan as tables, and as a chart
@@ -17,7 +18,7 @@ main       `toolkit COMMAND`: the table of commands
 
 from toolkit.cli import flags
 from toolkit.cli.comparison import show_rows
-from toolkit.cli.log import show_devices, show_variables
+from toolkit.cli.log import say, show_devices, show_variables
 from toolkit.cli.program import run
 
-__all__ = ["flags", "run", "show_devices", "show_rows", "show_variables"]
+__all__ = ["flags", "run", "say", "show_devices", "show_rows", "show_variables"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolkit.devices import Setup
 
-__all__ = ["show", "show_devices"]
+__all__ = ["say", "show", "show_devices", "show_variables"]
 
 
 class _Console(logging.Handler):
@@ -30,6 +30,11 @@ def show() -> None:
         logger.addHandler(_Console())
     logger.setLevel(logging.INFO)
     logger.propagate = False  # absl's root handler would print each line again.
+
+
+def say(text: str) -> None:
+    """Shows a line of a recipe's own, as the toolkit's messages are shown."""
+    logging.getLogger("toolkit.recipes").info("%s", text)
 
 
 def show_variables(report: Mapping[str, Any]) -> None:

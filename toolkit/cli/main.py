@@ -17,6 +17,7 @@ __all__ = ["main"]
 # name -> what it does, in a line. "tf-config" is in tf_config.py.
 _COMMANDS = {
     "devices": "show GPUs, who uses them, and what TensorFlow would call them",
+    "doctor": "look for what keeps TensorFlow from training here, and say what mends it",
     "launch": "start a script in several processes, watch them, end them together",
     "plan": "choose which layers of a model to replicate and which to shard",
     "tf-config": "generate, check or explain TF_CONFIG",

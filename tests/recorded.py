@@ -37,8 +37,8 @@ MIG = {**FREE, "uuid": "GPU-bb000000-0000-0000-0000-000000000002", "mig": ["MIG-
 LAPTOP = {"name": b"Quadro M620", "uuid": b"GPU-cc000000", "memory": (2048 << 20, 100 << 20), "bus": "00000000:01:00.0"}
 
 
-def nvml(*cards):
-    """A module like pynvml, for a machine with these cards."""
+def nvml(*cards, cuda=13000):
+    """A module like pynvml, for a machine with these cards and a driver that takes CUDA up to 13.0 (13000)."""
 
     def of(card, key):
         if card.get(key) is None:
@@ -65,6 +65,7 @@ def nvml(*cards):
         NVML_DEVICE_MIG_ENABLE=1,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
+        nvmlSystemGetCudaDriverVersion_v2=lambda: cuda,
         nvmlDeviceGetCount=lambda: len(cards),
         nvmlDeviceGetHandleByIndex=lambda index: cards[index],
         nvmlDeviceGetName=lambda card: card["name"],

@@ -1,0 +1,59 @@
+"""`toolkit doctor` as it is typed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import processes
+import pytest
+
+
+def doctor(folder, *flags, limit=100, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "doctor", *flags],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "HOME": str(folder), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+
+
+def test_a_failure_ends_with_1_and_its_cure_on_a_line(tmp_path):
+    done = doctor(tmp_path, KERAS_BACKEND="jax")
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    (number,) = [n for n, line in enumerate(lines) if line.startswith("failure KERAS_BACKEND: KERAS_BACKEND=jax")]
+    assert lines[number + 1].strip() == "unset KERAS_BACKEND"
+    assert lines[-1].startswith("1 failure, ")
+
+
+def test_json_says_the_same(tmp_path):
+    done = doctor(tmp_path, "--json", KERAS_BACKEND="jax")
+    said = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not said["healthy"]
+    assert {"check", "level", "found", "cure"} == set(said["findings"][0])
+
+
+def test_a_cluster_file_that_is_none_ends_with_2(tmp_path):
+    done = doctor(tmp_path, "--cluster=no.json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    done = doctor(tmp_path, "--help", limit=20, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert not [name for name in ("tensorflow", "keras", "rich", "numpy") if f" {name}\n" in done.stderr]
+
+
+@pytest.mark.slow
+def test_self_test_trains_three_times_and_agrees(tmp_path):
+    done = doctor(tmp_path, "--self_test", "--json", limit=280)
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    for check in ("one device", "two replicas", "two processes"):
+        assert findings[check]["level"] == "ok", findings[check]
+    assert "GB/s" in findings["two processes"]["found"]

@@ -1,0 +1,58 @@
+"""What the checks look at: handed to them, so that a test can show them another machine."""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+
+from toolkit.cluster import Cluster, parse, read
+from toolkit.devices import Inventory, take
+
+__all__ = ["Situation"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Situation:
+    """A machine, an environment, and perhaps a cluster.
+
+    Attributes:
+        environ: Environment variables.
+        inventory: GPUs and cores.
+        cluster: That training is to run on, None for this machine alone.
+        here: The directory in which a script would be started.
+        temporary: The directory for temporary files.
+        cpuinfo: The kernel's description of the processor.
+        shared_memory: The directory of shared memory.
+        pci: The kernel's list of cards on the PCI bus.
+    """
+
+    environ: Mapping[str, str]
+    inventory: Inventory
+    cluster: Cluster | None = None
+    here: pathlib.Path
+    temporary: pathlib.Path
+    cpuinfo: pathlib.Path = pathlib.Path("/proc/cpuinfo")
+    shared_memory: pathlib.Path = pathlib.Path("/dev/shm")
+    pci: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")
+
+    @classmethod
+    def of_this_process(cls, cluster_file: str | None = None) -> "Situation":
+        """Returns where this process is.
+
+        Args:
+            cluster_file: Describes a cluster, such as tf_configs/two_hosts.json.
+
+        Raises:
+            ClusterError: The file can't be used.
+        """
+        cluster = None
+        if cluster_file is not None:
+            cluster = parse(read(cluster_file), source=cluster_file, task_required=False).sound
+        return cls(
+            environ=os.environ,
+            inventory=take(),
+            cluster=cluster,
+            here=pathlib.Path.cwd(),
+            temporary=pathlib.Path(tempfile.gettempdir()),
+        )

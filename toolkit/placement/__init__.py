@@ -1,0 +1,27 @@
+"""Where operations and variables run: said by us beforehand, or asked of TensorFlow afterwards.
+
+private   hooks of TensorFlow that are not public
+names     devices as people write them
+report    where everything ran: operations, copies between devices, variables
+observing running something once, and watching
+placing   layers of a model on devices of their own
+"""
+
+from typing import Any
+
+from toolkit.placement.names import device
+from toolkit.placement.report import Copy, Operation, Report, Variable
+
+__all__ = ["Copy", "Operation", "Report", "Variable", "device", "observe", "place"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "observe":
+        from toolkit.placement.observing import observe
+
+        return observe
+    if name == "place":
+        from toolkit.placement.placing import place
+
+        return place
+    raise AttributeError(name)

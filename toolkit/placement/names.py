@@ -1,0 +1,40 @@
+"""Devices as people write them: "GPU:0", "/gpu:1", "/job:worker/task:1/device:CPU:0"."""
+
+import re
+
+from toolkit.errors import DeviceError
+
+__all__ = ["device", "short"]
+
+_LOCAL = re.compile(r"/?(?:device:)?(?P<kind>[A-Za-z]+):(?P<number>\d+)")
+
+
+def device(name: str) -> str:
+    """Returns the full name of a logical device that is there.
+
+    Args:
+        name: Such as "GPU:0", "/CPU:1", "/device:GPU:0", or a full name, as `tf.config.list_logical_devices` has them.
+
+    Raises:
+        DeviceError: There is no such device; the message lists those that are there.
+    """
+    import tensorflow as tf
+
+    there = [logical.name for logical in tf.config.list_logical_devices()]
+    local = _LOCAL.fullmatch(name)
+    wanted = f"/device:{local['kind'].upper()}:{int(local['number'])}" if local else name
+    if wanted not in there:
+        raise DeviceError(
+            asked=f"device {name!r}",
+            found=f"the logical devices of this process are {', '.join(map(short, there))}",
+            remedy="Name one of them, or make more with toolkit.devices.configure(gpus=...)",
+        )
+    return wanted
+
+
+def short(name: str) -> str:
+    """Returns a device's name without what goes without saying: "GPU:0", or "worker:1 CPU:0" on another task."""
+    parts = dict(part.split(":", 1) for part in name.strip("/").split("/") if ":" in part)
+    here = parts.get("job", "localhost") == "localhost"
+    where = "" if here else f"{parts['job']}:{parts.get('task', '0')} "
+    return where + parts.get("device", name)

@@ -1,0 +1,32 @@
+"""Hooks of TensorFlow that are not public; `tests/placement/test_private.py` fails when upstream changes them."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["kernels", "recording"]
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Any]]:
+    """Records what TensorFlow runs; the list holds one RunMetadata once the block is over.
+
+    TensorFlow 2 has no public call for what Session.run(run_metadata=...) gave. The profiler names
+    kernels and times, not the devices of single operations with their outputs.
+    """
+    from tensorflow.python.eager import context
+
+    metadata: list[Any] = []
+    context.enable_run_metadata()
+    try:
+        yield metadata
+        metadata.append(context.export_run_metadata())
+    finally:
+        context.disable_run_metadata()
+
+
+def kernels(kind: str) -> frozenset[str]:
+    """Returns the kinds of device, such as "CPU", that this build of TensorFlow has a kernel of an operation for."""
+    from tensorflow.python.framework import kernels as registered
+
+    return frozenset(kernel.device_type for kernel in registered.get_registered_kernels_for_op(kind).kernel)
