@@ -10,10 +10,10 @@ _LOCAL = re.compile(r"/?(?:device:)?(?P<kind>[A-Za-z]+):(?P<number>\d+)")
 
 
 def device(name: str) -> str:
-    """Returns the full name of a logical device that is there.
+    """Returns the name of a logical device that is there, as `tf.config.list_logical_devices` has it.
 
     Args:
-        name: Such as "GPU:0", "/CPU:1", "/device:GPU:0", or a full name, as `tf.config.list_logical_devices` has them.
+        name: Such as "GPU:0", "/CPU:1", "/device:GPU:0", or with job and task.
 
     Raises:
         DeviceError: There is no such device; the message lists those that are there.
@@ -23,13 +23,14 @@ def device(name: str) -> str:
     there = [logical.name for logical in tf.config.list_logical_devices()]
     local = _LOCAL.fullmatch(name)
     wanted = f"/device:{local['kind'].upper()}:{int(local['number'])}" if local else name
-    if wanted not in there:
+    found = [full for full in there if full.endswith(wanted)]
+    if not found:
         raise DeviceError(
             asked=f"device {name!r}",
             found=f"the logical devices of this process are {', '.join(map(short, there))}",
             remedy="Name one of them, or make more with toolkit.devices.configure(gpus=...)",
         )
-    return wanted
+    return found[0]  # This process's own come first.
 
 
 def short(name: str) -> str:

@@ -1,6 +1,7 @@
 """Layers of a model on devices of their own, outside of any strategy: layer-wise model parallelism."""
 
 import difflib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,13 +48,16 @@ def place(model: keras.Model, rule: Rule) -> keras.Model:
     devices = _devices(model, rule)
 
     def placed(layer: keras.layers.Layer) -> keras.layers.Layer:
-        copy = layer.__class__.from_config(layer.get_config())
-        if layer.name in devices:
-            _run_on(copy, devices[layer.name])
+        where = devices.get(layer.name)
+        with tf.device(where):  # A model within makes its weights at once.
+            copy = layer.__class__.from_config(layer.get_config())
+        if where is not None:
+            _run_on(copy, where)
         return copy
 
     made = keras.models.clone_model(model, clone_function=placed)
     made.set_weights(model.get_weights())
+    _keep_slots_beside(made)
     return made
 
 
@@ -77,15 +81,33 @@ def _devices(model: keras.Model, rule: Rule) -> dict[str, str]:
 
 
 def _run_on(layer: Any, where: str) -> None:
-    """Has a layer make its variables, and run, on a device: its own `build` and `call`, in tf.device."""
-    build, call = layer.build, layer.call
+    """Has a layer make its variables, and run, on a device."""
 
-    def building(*args: Any, **kwargs: Any) -> Any:
-        with tf.device(where):
-            return build(*args, **kwargs)
+    def there(method: Callable) -> Callable:
+        @functools.wraps(method)  # Keras looks at the names of its arguments.
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            with tf.device(where):
+                return method(*args, **kwargs)
 
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        with tf.device(where):
-            return call(*args, **kwargs)
+        return on_device
 
-    layer.build, layer.call = building, calling
+    layer.build, layer.call = there(layer.build), there(layer.call)
+
+
+def _keep_slots_beside(model: Any) -> None:
+    """Has the optimizer that the model is compiled with keep what belongs to a weight on the weight's device."""
+    compiled = model.compile
+
+    @functools.wraps(compiled)
+    def compiling(*args: Any, **kwargs: Any) -> None:
+        compiled(*args, **kwargs)
+        add = model.optimizer.add_variable_from_reference
+
+        @functools.wraps(add)
+        def beside(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+            with tf.device(reference_variable.value.device):
+                return add(reference_variable, *args, **kwargs)
+
+        model.optimizer.add_variable_from_reference = beside
+
+    model.compile = compiling

@@ -19,6 +19,7 @@ def recording() -> Iterator[list[Any]]:
     metadata: list[Any] = []
     context.enable_run_metadata()
     try:
+        context.export_run_metadata()  # What was placed before, which it keeps, is dropped so.
         yield metadata
         metadata.append(context.export_run_metadata())
     finally:
