@@ -1,5 +1,6 @@
 """Flags and exit codes: what turns the parts into programs, and the `toolkit` command.
 
+tables     tables and charts of one style
 log        the toolkit's messages on the console
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
@@ -20,5 +21,6 @@ from toolkit.cli import flags
 from toolkit.cli.comparison import show_rows
 from toolkit.cli.log import say, show_devices, show_variables
 from toolkit.cli.program import run
+from toolkit.cli.tables import check_chart, show_seconds
 
-__all__ = ["flags", "run", "say", "show_devices", "show_rows", "show_variables"]
+__all__ = ["check_chart", "flags", "run", "say", "show_devices", "show_rows", "show_seconds", "show_variables"]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolkit.cli.tables import table
 from toolkit.devices.usage import Host, Usage, host, look, tensorflow_names
 from toolkit.errors import DeviceError, RequestError
 
@@ -98,22 +99,11 @@ def _shown() -> Any:
     return Group(*parts, *([remark] if usage and remark else []), _words(host()))
 
 
-def _table(*headings: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in headings:
-        name, _, justify = heading.partition(">")
-        table.add_column(name, justify="right" if justify or heading.endswith(">") else "left", overflow="fold")
-    return table
-
-
 def _gpus(usage: tuple[Usage, ...], names: dict[int, str]) -> Any:
-    table = _table("GPU>", "TF", "name", "PCI", "memory, MiB>", "busy>", "temp.>", "power, W>")
+    shown = table("GPU>", "TF", "name", "PCI", "memory, MiB>", "busy>", "temp.>", "power, W>")
     for each in usage:
         watts = f"{_or_dash(each.watts, '.0f')} / {_or_dash(each.watts_limit, '.0f')}"
-        table.add_row(
+        shown.add_row(
             str(each.gpu.index),
             names.get(each.gpu.index, "-"),
             each.gpu.name,
@@ -124,18 +114,18 @@ def _gpus(usage: tuple[Usage, ...], names: dict[int, str]) -> Any:
             watts,
         )
         for mig in each.gpu.mig_uuids:
-            table.add_row("", "", f"  {mig}", "", "", "", "", "")
-    return table
+            shown.add_row("", "", f"  {mig}", "", "", "", "", "")
+    return shown
 
 
 def _processes(usage: tuple[Usage, ...]) -> Any:
-    table = _table("GPU>", "process>", "name", "memory, MiB>")
+    shown = table("GPU>", "process>", "name", "memory, MiB>")
     for each in usage:
         for process in each.processes:
-            table.add_row(
+            shown.add_row(
                 str(each.gpu.index), str(process.pid), process.name or "?", _or_dash(process.memory_mib, ",d")
             )
-    return table
+    return shown
 
 
 def _or_dash(value: float | None, how: str) -> str:

@@ -1,10 +1,9 @@
 """A plan as tables for a terminal, and as a chart."""
 
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import RequestError
+from toolkit.cli.tables import check_chart, save, table
 
 if TYPE_CHECKING:
     from toolkit.parallel import Plan
@@ -23,17 +22,17 @@ def show_plan(plan: "Plan") -> None:
     from toolkit.parallel.plan import megabytes
 
     console = rich.get_console()
-    table = _table()
-    table.add_column("layer", overflow="fold", min_width=14)
+    shown = table()
+    shown.add_column("layer", overflow="fold", min_width=14)
     for heading in ("Mop", "weights", "activ.", "received", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("choice", no_wrap=True)
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("choice", no_wrap=True)
     rest = 0
     for layer, row in zip(plan.layers, plan.as_dict()["layers"], strict=True):
         if not layer.parameters and layer.operations is not None:
             rest += 1
             continue
-        table.add_row(
+        shown.add_row(
             layer.name,
             "?" if layer.operations is None else f"{layer.operations / 1e6:,.1f}",
             _count(layer.parameters),
@@ -43,7 +42,7 @@ def show_plan(plan: "Plan") -> None:
             str(plan.choices[layer.name]),
             style=None if plan.choices[layer.name].split is None else "bold green",
         )
-    console.print(table)
+    console.print(shown)
     words = [
         "Sharded layers are split by outputs (units, filters) or by inputs; kept: the next layer takes the parts.",
         "Mop: million operations of a training step for one example; activ.: numbers that go out for one example;",
@@ -63,17 +62,17 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
 
     from toolkit.parallel.plan import megabytes
 
-    table = _table()
-    table.add_column("replicas", justify="right")
-    table.add_column("")
+    shown = table()
+    shown.add_column("replicas", justify="right")
+    shown.add_column("")
     for heading in ("ms/step", "examples/s", "speed-up", "received", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        shown.add_column(heading, justify="right", no_wrap=True)
     for point in points:
         for kind, plan in point.plans.items():
             step = plan.step
             if point.replicas == 1 and kind != "data":
                 continue
-            table.add_row(
+            shown.add_row(
                 f"{point.replicas:,}" if kind == "data" else "",
                 _WORDS[kind] if point.replicas > 1 else "alone",
                 f"{step.seconds * 1e3:,.1f}",
@@ -83,8 +82,8 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
                 megabytes(step.memory),
                 style="bold" if kind == "planned" else None,
             )
-        table.add_section()
-    rich.get_console().print(table)
+        shown.add_section()
+    rich.get_console().print(shown)
 
 
 def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
@@ -98,10 +97,7 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
     Raises:
         RequestError: It is neither, or can't be written.
     """
-    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
-        raise RequestError(
-            asked=f"--chart={path}", found="charts are PNG or SVG", remedy="End its name in .png or .svg"
-        )
+    check_chart(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
@@ -122,19 +118,7 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
         axes.set_xlabel("replicas")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RequestError(
-            asked=f"--chart={path}", found=f"it can't be written: {error.strerror}", remedy="Name another place"
-        ) from None
-
-
-def _table() -> Any:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    save(figure, path)
 
 
 def _count(number: int) -> str:

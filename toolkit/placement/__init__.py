@@ -1,18 +1,19 @@
 """Where operations and variables run: said by us beforehand, or asked of TensorFlow afterwards.
 
-private   hooks of TensorFlow that are not public
-names     devices as people write them
-report    where everything ran: operations, copies between devices, variables
-observing running something once, and watching
-placing   layers of a model on devices of their own
+private    hooks of TensorFlow that are not public
+names      devices as people write them
+report     where everything ran: operations, copies between devices, variables
+observing  running something once, and watching
+placing    layers of a model on devices of their own
 """
 
 from typing import Any
 
 from toolkit.placement.names import device
+from toolkit.placement.private import kernels
 from toolkit.placement.report import Copy, Operation, Report, Variable
 
-__all__ = ["Copy", "Operation", "Report", "Variable", "device", "observe", "place"]
+__all__ = ["Copy", "Operation", "Report", "Variable", "device", "kernels", "observe", "place"]
 
 
 def __getattr__(name: str) -> Any:
