@@ -10,7 +10,8 @@ import recorded
 import rich
 
 from toolkit.cli.main import main
-from toolkit.devices.usage import host, look, tensorflow_names
+from toolkit.devices.usage import host, look
+from toolkit.devices.visible import tensorflow_names
 
 
 @pytest.fixture
@@ -89,7 +90,12 @@ def test_what_is_wrong_with_the_environment_is_said(machine, capsys, monkeypatch
     assert code == 0
     assert "names '7'" in found["remark"]
     assert [gpu["tensorflow"] for gpu in found["gpus"]] == [None, None]
-    assert found["gpus"][0]["processes"][1] == {"pid": 4242, "name": "", "memory_mib": 30720} or psutil.pid_exists(4242)
+    assert found["gpus"][0]["processes"][1] == {
+        "pid": 4242,
+        "name": "",
+        "memory_mib": 30720,
+        "computes": True,
+    } or psutil.pid_exists(4242)
 
 
 def test_without_a_gpu_cores_and_memory_are_shown(machine, capsys):

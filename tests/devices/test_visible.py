@@ -2,8 +2,9 @@ import os
 import sys
 
 import pytest
+import recorded
 
-from toolkit.devices import Gpu, Inventory, environment, resolve, visible
+from toolkit.devices import Gpu, Inventory, environment, inventory, resolve, visible
 from toolkit.errors import DeviceError
 
 CARDS = Inventory(
@@ -78,7 +79,7 @@ def test_numbers_are_unknown_where_cuda_orders_by_speed():
 def started(monkeypatch):
     calls = []
     monkeypatch.setattr(os, "execve", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr("toolkit.devices.inventory.take", lambda: CARDS)
+    monkeypatch.setattr("toolkit.devices.visible.take", lambda: CARDS)
     return calls
 
 
@@ -103,7 +104,56 @@ def test_restart_happens_once(started, monkeypatch):
 
 
 def test_restart_leaves_a_machine_without_gpus_alone(started, monkeypatch):
-    monkeypatch.setattr("toolkit.devices.inventory.take", lambda: BARE)
+    monkeypatch.setattr("toolkit.devices.visible.take", lambda: BARE)
     visible.restart()
     visible.restart("-1")
     assert not started
+
+
+USED = {**recorded.A100, "compute": [(2**22 + 7, 30 << 30)]}
+UNSEEN = {**recorded.A100, "compute": []}
+DESKTOP = {**recorded.FREE, "memory": (40960 << 20, 6000 << 20), "graphics": [(2**22 + 8, 6 << 30)]}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def has(*cards):
+        monkeypatch.setitem(sys.modules, "pynvml", recorded.nvml(*cards))
+        return inventory.take()
+
+    return has
+
+
+def test_free_cards_are_those_that_nobody_computes_on(machine):
+    cards = machine(USED, recorded.FREE, UNSEEN, DESKTOP)
+    assert visible.unused({}, cards) == ("1", "3")
+    assert environment("free", cards)["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+def test_free_cards_are_taken_from_those_that_are_visible(machine):
+    cards = machine(recorded.FREE, recorded.FREE, USED)
+    assert visible.unused({"CUDA_VISIBLE_DEVICES": "2,1"}, cards) == ("1",)
+
+
+def test_where_none_is_free_the_users_are_named(machine):
+    cards = machine(USED, UNSEEN)
+    with pytest.raises(DeviceError) as refused:
+        visible.unused({}, cards)
+    assert f"GPU 0 by process {2**22 + 7}; GPU 1 by 31,000 MiB by somebody who can't be seen" in str(refused.value)
+
+
+def test_free_is_nothing_on_a_machine_without_gpus(machine):
+    assert visible.unused({}, machine()) == ()
+
+
+def test_restart_takes_the_free_cards_once(started, machine, monkeypatch):
+    cards = machine(USED, recorded.FREE, recorded.FREE)
+    monkeypatch.setattr("toolkit.devices.visible.take", lambda: cards)
+    visible.restart("free")
+    ((_, _, handed),) = started
+    assert (handed["CUDA_DEVICE_ORDER"], handed["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "1,2")
+    started.clear()
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    visible.restart("free")
+    assert started == []

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cli.tables import table
-from toolkit.devices.usage import Host, Usage, host, look, tensorflow_names
+from toolkit.devices.usage import Host, Usage, host, look
+from toolkit.devices.visible import tensorflow_names
 from toolkit.errors import DeviceError, RequestError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _shown() -> Any:
     names, remark = _names(os.environ, inventory)
     parts: list[Any] = []
     if usage:
-        parts += [_gpus(usage, names)]
+        parts += [_gpus(usage, names), _uuids(usage)]
         if any(each.processes for each in usage):
             parts += [_processes(usage)]
     else:
@@ -113,8 +114,14 @@ def _gpus(usage: tuple[Usage, ...], names: dict[int, str]) -> Any:
             "-" if each.temperature is None else f"{each.temperature} C",
             watts,
         )
-        for mig in each.gpu.mig_uuids:
-            shown.add_row("", "", f"  {mig}", "", "", "", "", "")
+    return shown
+
+
+def _uuids(usage: tuple[Usage, ...]) -> Any:
+    shown = table("GPU>", "UUID")
+    for each in usage:
+        for number, uuid in enumerate((each.gpu.uuid, *each.gpu.mig_uuids)):
+            shown.add_row("" if number else str(each.gpu.index), uuid)
     return shown
 
 

@@ -96,7 +96,9 @@ def devices_only() -> None:
         "Whether CPU devices stand in for GPUs: auto if there is no GPU at all.",
     )
     flags.DEFINE_string(
-        "visible_devices", None, "GPUs to use, by nvidia-smi's number or UUID, such as 0,2; -1 for none."
+        "visible_devices",
+        None,
+        "GPUs to use, by nvidia-smi's number or UUID, such as 0,2; free: those nobody uses; -1: none.",
     )
     flags.DEFINE_string("memory", "growth", "Of each GPU: growth, a fraction such as 0.4, a limit in MiB, or all.")
     flags.DEFINE_integer("split_gpus", 1, "Logical devices on each GPU.", lower_bound=1)

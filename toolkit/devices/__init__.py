@@ -3,8 +3,8 @@
 Files, each importing only those above it:
 
     inventory   what is there, as data: GPUs through NVML, cores
-    visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them
     usage       who uses which GPU, and how much
+    visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free
     memory      how much of a GPU: growth, a fraction, a limit, or all
     request     what may be asked, checked
     setup       one call that configures TensorFlow and says what it did

@@ -1,15 +1,17 @@
 """Who uses which GPU, and how much: what nvidia-smi shows, as data."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from toolkit.devices.inventory import Gpu, Inventory, cores, take, text
-from toolkit.devices.visible import shown
 
-__all__ = ["Host", "Process", "Usage", "host", "look", "tensorflow_names"]
+__all__ = ["Host", "Process", "Usage", "host", "look"]
+
+_USED = 0.1  # Of a card's memory; the driver alone keeps 1 to 2 %.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,11 +22,13 @@ class Process:
         pid: Its id; in a container it may be the host's.
         name: Its name; "" where it can't be seen from here.
         memory_mib: What it uses of the GPU's memory; None where NVML doesn't say.
+        computes: False for one that only draws, as a desktop does.
     """
 
     pid: int
     name: str
     memory_mib: int | None
+    computes: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,17 @@ class Usage:
     watts: float | None
     watts_limit: float | None
     processes: tuple[Process, ...]
+
+    @property
+    def users(self) -> str:
+        """Who uses it, in words, other than this process and programs that draw; "" where nobody does."""
+        others = [each for each in self.processes if each.computes and each.pid != os.getpid()]
+        words = [f"process {each.pid}{f', {each.name}' if each.name else ''}" for each in others]
+        used = self.memory_used_mib or 0
+        # A container doesn't see other containers' processes; their memory it sees.
+        if not words and used > _USED * self.gpu.memory_mib and not self.processes:
+            return f"{used:,} MiB by somebody who can't be seen from here"
+        return "; ".join(words)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,24 +101,6 @@ def look() -> tuple[Inventory, tuple[Usage, ...]]:
         return inventory, tuple(_usage(pynvml, gpu) for gpu in inventory.gpus)
     finally:
         pynvml.nvmlShutdown()
-
-
-def tensorflow_names(environ: Mapping[str, str], inventory: Inventory) -> dict[int, str] | None:
-    """Returns what TensorFlow would call each GPU that it sees under an environment: {3: "/GPU:1"}.
-
-    MIG instances have the name of the first that is visible. None where it can't be known: see `visible.shown`.
-
-    Raises:
-        DeviceError: CUDA_VISIBLE_DEVICES names no card of this machine.
-    """
-    visible = shown(environ, inventory)
-    if visible is None:
-        return None
-    owners = {mig: gpu.index for gpu in inventory.gpus for mig in gpu.mig_uuids}
-    names: dict[int, str] = {}
-    for number, identity in enumerate(visible):
-        names.setdefault(owners[identity] if identity in owners else int(identity), f"/GPU:{number}")
-    return names
 
 
 def host() -> Host:
@@ -148,13 +145,16 @@ def _usage(pynvml: Any, gpu: Gpu) -> Usage:
 
 
 def _processes(pynvml: Any, handle: Any, told: Callable) -> tuple[Process, ...]:
-    found = {}
-    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+    found: dict[int, Process] = {}
+    asked = {
+        True: pynvml.nvmlDeviceGetComputeRunningProcesses,
+        False: pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    }
+    for computes, ask in asked.items():
         for each in told(lambda ask=ask: ask(handle)) or ():
-            found[each.pid] = Process(
-                pid=each.pid,
-                name=_name(each.pid),
-                memory_mib=None if each.usedGpuMemory is None else int(each.usedGpuMemory) >> 20,
+            memory = None if each.usedGpuMemory is None else int(each.usedGpuMemory) >> 20
+            found.setdefault(
+                each.pid, Process(pid=each.pid, name=_name(each.pid), memory_mib=memory, computes=computes)
             )
     return tuple(found[pid] for pid in sorted(found))
 

@@ -12,10 +12,13 @@ import os
 import sys
 from collections.abc import Mapping
 
-from toolkit.devices.inventory import Inventory
+from toolkit.devices.inventory import Inventory, take
+from toolkit.devices.usage import look
 from toolkit.errors import DeviceError
 
-__all__ = ["environment", "resolve", "restart", "shown"]
+__all__ = ["FREE", "environment", "resolve", "restart", "shown", "tensorflow_names", "unused"]
+
+FREE = "free"  # The cards that nobody uses.
 
 
 def resolve(visible_devices: str, inventory: Inventory) -> tuple[str, ...]:
@@ -23,15 +26,17 @@ def resolve(visible_devices: str, inventory: Inventory) -> tuple[str, ...]:
 
     Args:
         visible_devices: "0,1", '"0,2,3"' with its quotes, "" or "-1" for none, "GPU-..." or
-            "MIG-..." (any unambiguous beginning of one). As in CUDA, a -1 ends the list.
+            "MIG-..." (any unambiguous beginning of one). As in CUDA, a -1 ends the list. Or "free": see `unused`.
         inventory: The cards there are.
 
     Returns:
         One id for each visible device, in the order given: nvidia-smi's number, or a MIG UUID.
 
     Raises:
-        DeviceError: An entry is no id, or names no card, or the same card twice.
+        DeviceError: An entry is no id, or names no card, or the same card twice; or no card is free.
     """
+    if visible_devices.strip() == FREE:
+        return unused(os.environ, inventory)
     text = visible_devices.strip().strip("\"'").strip()
     entries = [entry.strip().strip("\"'") for entry in text.split(",")] if text else []
     if "-1" in entries:
@@ -106,6 +111,49 @@ def shown(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...] |
     return everything if value is None else resolve(value, inventory)
 
 
+def tensorflow_names(environ: Mapping[str, str], inventory: Inventory) -> dict[int, str] | None:
+    """Returns what TensorFlow would call each GPU that it sees under an environment: {3: "/GPU:1"}.
+
+    MIG instances have the name of the first that is visible. None where it can't be known: see `visible.shown`.
+
+    Raises:
+        DeviceError: CUDA_VISIBLE_DEVICES names no card of this machine.
+    """
+    visible = shown(environ, inventory)
+    if visible is None:
+        return None
+    owners = {mig: gpu.index for gpu in inventory.gpus for mig in gpu.mig_uuids}
+    names: dict[int, str] = {}
+    for number, identity in enumerate(visible):
+        names.setdefault(owners[identity] if identity in owners else int(identity), f"/GPU:{number}")
+    return names
+
+
+def unused(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...]:
+    """Returns the ids of the GPUs that nobody uses, of those that CUDA shows under an environment.
+
+    A card is used where a process computes on it, or where a tenth of its memory is taken and nobody is seen.
+
+    Raises:
+        DeviceError: All are used; the message says by whom.
+    """
+    if not inventory.gpus:
+        return ()
+    _, usage = look()
+    used = {str(each.gpu.index): each.users for each in usage if each.users}
+    owners = {mig: str(gpu.index) for gpu in inventory.gpus for mig in gpu.mig_uuids}
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    every = tuple(str(gpu.index) for gpu in inventory.gpus) if value is None else resolve(value, inventory)
+    free = tuple(identity for identity in every if owners.get(identity, identity) not in used)
+    if every and not free:
+        raise DeviceError(
+            asked="visible_devices=free asks for GPUs that nobody uses",
+            found="all are used: " + "; ".join(f"GPU {index} by {who}" for index, who in used.items()),
+            remedy="Wait, name cards to share with visible_devices=0, or give -1 to train on the CPU",
+        )
+    return free
+
+
 def restart(visible_devices: str | None = None) -> None:
     """Starts this process again, same id and same command, where its GPU numbers aren't nvidia-smi's.
 
@@ -114,12 +162,11 @@ def restart(visible_devices: str | None = None) -> None:
 
     Args:
         visible_devices: As in `resolve`; None keeps whatever CUDA_VISIBLE_DEVICES says now.
+            With "free", cards that are taken in the meantime are left out the second time.
 
     Raises:
         DeviceError: As `resolve`.
     """
-    from toolkit.devices.inventory import take
-
     inventory = take()
     if visible_devices is None:
         if len(inventory.gpus) < 2:
