@@ -95,7 +95,14 @@ def main() -> None:
                 epochs=length.epochs,
                 steps_per_epoch=length.steps_per_epoch,
                 validation_data=batches.test() if last else None,
-                callbacks=[meter, *(run.callbacks(global_batch_size=batches.global_batch_size) if last else [])],
+                callbacks=[
+                    meter,
+                    *(
+                        run.callbacks(global_batch_size=batches.global_batch_size, profile=FLAGS.profile)
+                        if last
+                        else []
+                    ),
+                ],
                 shuffle=False,
                 verbose=0,
             )

@@ -92,7 +92,9 @@ def main() -> None:
             steps_per_epoch=length.steps_per_epoch,
             validation_data=batches.test(),
             callbacks=run.callbacks(
-                global_batch_size=batches.global_batch_size, checkpoint_steps=FLAGS.checkpoint_steps
+                global_batch_size=batches.global_batch_size,
+                checkpoint_steps=FLAGS.checkpoint_steps,
+                profile=FLAGS.profile,
             ),
             shuffle=False,  # The stream is shuffled; Keras warns where it can't do that itself.
             verbose=0,  # The run's own progress display suits a log file as well.

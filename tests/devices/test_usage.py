@@ -68,7 +68,7 @@ def test_the_table(machine, capsys, monkeypatch):
     machine(recorded.A100, recorded.FREE, recorded.MIG)
     code, out, err = printed(capsys)
     assert (code, err) == (0, "")
-    cards = out[: out.index("process")]
+    cards = out[: out.index("UUID")]
     lines = {line.split()[0]: line for line in cards.splitlines() if line.split()}
     assert "/GPU:0" in lines["1"]
     assert "/GPU" not in lines["0"]

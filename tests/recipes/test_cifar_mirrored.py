@@ -18,7 +18,7 @@ SHARED = {
 }  # fmt: skip
 OTHERS = {
     "split_gpus", "inter_op_threads", "intra_op_threads", "soft_placement", "log_placement", "checkpoint_steps",
-    "model", "dropout", "gradient_dtype", "bytes_per_pack",
+    "model", "dropout", "gradient_dtype", "bytes_per_pack", "profile",
 }  # fmt: skip
 SUMMARY = {
     "recipe", "strategy", "replicas", "devices", "emulated", "dataset", "global_batch_size", "epochs", "steps",

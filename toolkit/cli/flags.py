@@ -52,6 +52,7 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
     flags.DEFINE_integer(
         "checkpoint_steps", 0, "Write a checkpoint every so many steps too; 0: after each epoch only.", lower_bound=0
     )
+    flags.DEFINE_integer("profile", 0, "Keep a profile of so many steps for TensorBoard; 0 for none.", lower_bound=0)
 
 
 def define_cluster() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from toolkit.strategies.exchange import GradientExchange
 from toolkit.strategies.table import NAMES, create
 
-__all__ = ["NAMES", "GradientExchange", "create", "enable_fit", "is_chief", "report", "settle"]
+__all__ = ["NAMES", "GradientExchange", "computes_here", "create", "enable_fit", "is_chief", "report", "settle"]
 
 
 def enable_fit(strategy):
@@ -57,6 +57,11 @@ def report(model: Any) -> dict[str, Any]:
     """
     strategy = model.distribute_strategy
     return strategy.report(model) if hasattr(strategy, "report") else {}
+
+
+def computes_here(strategy) -> bool:
+    """Says whether training steps run in the process of `fit`; beside parameter servers they run in the workers."""
+    return not hasattr(strategy, "settle")
 
 
 def is_chief(strategy) -> bool:

@@ -12,6 +12,8 @@ stopping     a signal to one process stops all of them after the same step
 length       epochs and the steps in each
 rates        the learning rate: scaled with the batch, warmed up, cosine decay
 throughput   images per second after warm-up
+breakdown    where a step's time goes, read from a profile
+profiling    a profile of a few steps
 meter        a step's time, and the bytes that the network brought
 progress     a progress bar for a terminal, lines for a log file
 reporting    where training stands, told to the launcher

@@ -83,6 +83,7 @@ class Run:
         self._strategy: Any = None
         self._model: Any = None
         self._progress: Any = None
+        self._profiling: Any = None
 
     def __enter__(self) -> "Run":
         self._signals.__enter__()
@@ -91,6 +92,7 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if self._progress is not None:
             self._progress.close()
+            self._profiling.close()
         if isinstance(error, StoppedBySignal) and self._history is not None:
             try:
                 self._write_summary("interrupted")
@@ -150,16 +152,20 @@ class Run:
         self.step, self.epoch = checkpoint.step, self._resumed.epoch
         _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)
 
-    def callbacks(self, *, global_batch_size: int, checkpoint_steps: int = 0) -> "list[keras.callbacks.Callback]":
-        """Returns the callbacks of this run: throughput, TensorBoard, progress, history, checkpoints.
+    def callbacks(
+        self, *, global_batch_size: int, checkpoint_steps: int = 0, profile: int = 0
+    ) -> "list[keras.callbacks.Callback]":
+        """Returns the callbacks of this run: profile, throughput, TensorBoard, progress, history, checkpoints.
 
         Args:
             global_batch_size: Examples per step, over all replicas.
             checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
+            profile: Keep a profile of so many steps for TensorBoard; 0 for none.
         """
         import keras
 
         from toolkit.training.history import History
+        from toolkit.training.profiling import Profiling
         from toolkit.training.progress import ProgressDisplay
         from toolkit.training.reporting import Reporting
         from toolkit.training.saving import Saving
@@ -182,8 +188,17 @@ class Run:
             resumed=self._resumed,
             metrics=self._metrics,
         )
-        # The history's row must be there when the epoch's checkpoint is written.
-        watching = [self._throughput, Reporting(length=self._length, throughput=self._throughput), self._progress]
+        self._profiling = Profiling(
+            steps=profile,
+            keep=self.directory.tensorboard if isinstance(self.directory, RunDirectory) else None,
+            resumed=self._resumed,
+            steps_per_epoch=self._length.steps_per_epoch,
+        )
+        # The profile must be over when throughput begins to count; the history's row must be there when the epoch's
+        # checkpoint is written.
+        profiled = isinstance(self.directory, RunDirectory) and strategies.computes_here(self._strategy)
+        watching = [self._profiling] if profiled else []
+        watching += [self._throughput, Reporting(length=self._length, throughput=self._throughput), self._progress]
         if isinstance(self.directory, RunDirectory):
             watching.append(keras.callbacks.TensorBoard(str(self.directory.tensorboard), write_graph=False))
         return [*watching, self._history, saving]
@@ -239,6 +254,8 @@ class Run:
             },
             "command": _command(sys.orig_argv),
         }
+        step = self._profiling.breakdown
+        summary["step"] = step and step.as_dict()
         said = strategies.report(self._model) if self._model is not None else {}
         if said:
             summary["parameter_servers"] = said
