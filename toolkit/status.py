@@ -11,11 +11,13 @@ from typing import Any
 __all__ = [
     "ATTEMPT",
     "BEGAN",
+    "LOGS",
     "START_TIMEOUT",
     "VARIABLE",
     "attempt",
     "began",
     "failed",
+    "logs",
     "report",
     "start_timeout",
 ]
@@ -23,6 +25,7 @@ __all__ = [
 # In the environment that the launcher gives its children:
 VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
+LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 
@@ -32,6 +35,11 @@ _failed = False
 def began() -> str | None:
     """Returns what the launcher names this job's files by, such as "20260719-140512"; None without one."""
     return os.environ.get(BEGAN)
+
+
+def logs() -> str | None:
+    """Returns the directory of the job's logs, and of its launcher's record; None without a launcher."""
+    return os.environ.get(LOGS)
 
 
 def attempt() -> int:

@@ -11,6 +11,7 @@ tasks     a task as it will be started: command and environment
 budget    how often what has failed is started again
 running   a task that has been started
 failure   which failure is the cause of the others, and the message about it
+record    what became of the tasks, when
 display   the tasks' lines, and a table on a terminal
 job       starting the tasks, watching them, ending all with the first that fails
 start     from a request to a job that runs

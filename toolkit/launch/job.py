@@ -13,10 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit import status
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import failure, guard, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
+from toolkit.launch.record import Record
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
 
@@ -66,6 +68,7 @@ class Job:
         self.environ = environ
         self.listening = listening
         self.logs = logs
+        self.record = Record(logs)
         self.scratch = scratch
         self.display = display
         self.grace = grace
@@ -112,6 +115,7 @@ class Job:
         self._guard.stdin.write(f"{task.process.pid}\n".encode())
         self._guard.stdin.flush()
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
+        self.record.note("started", task.task, pid=task.process.pid, attempt=int(self.environ[status.ATTEMPT]))
         return task
 
     def _watch(self) -> None:
@@ -171,8 +175,10 @@ class Job:
             else:
                 self._read(key.data)
         for task in self.running:
-            if task.poll() and task.code == 0:
-                task.facts["state"] = "done"
+            if task.poll():
+                self.record.note("ended", task.task, pid=task.process.pid, code=task.code)
+                if task.code == 0:
+                    task.facts["state"] = "done"
             task.worked()
         now = time.monotonic()
         for task, since in list(self._partial.items()):

@@ -60,7 +60,7 @@ def start(request: Request) -> None:
                     job = Job(
                         planned,
                         mark=mark,
-                        environ={**os.environ, status.ATTEMPT: str(attempt)},
+                        environ={**os.environ, status.ATTEMPT: str(attempt), status.LOGS: str(logs.absolute())},
                         listening=listening,
                         logs=logs,
                         scratch=pathlib.Path(scratch),

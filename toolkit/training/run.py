@@ -253,6 +253,7 @@ class Run:
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
             "command": _command(sys.orig_argv),
+            "launch_logs": status.logs(),
         }
         step = self._profiling.breakdown
         summary["step"] = step and step.as_dict()
