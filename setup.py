@@ -18,7 +18,7 @@ setuptools.setup(
     python_requires=">=3.10,<3.14",
     packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
     entry_points={"console_scripts": ["toolkit = toolkit.cli.main:main"]},
-    package_data={"toolkit": ["py.typed"]},
+    package_data={"toolkit": ["py.typed", "report/*.j2"]},
     install_requires=[
         "absl-py>=2.1,<3",
         # 3.12 is the last Keras for Python 3.10.
@@ -29,6 +29,7 @@ setuptools.setup(
         "packaging>=23",
         "psutil>=6,<8",
         "requests>=2.31,<3",
+        "jinja2>=3.1,<4",
         "matplotlib>=3.8,<4",
         "rich>=13.7,<16",
         "safetensors>=0.5,<1",

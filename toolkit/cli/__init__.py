@@ -11,6 +11,7 @@ devices    `toolkit devices`
 doctor     `toolkit doctor`
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
+report     `toolkit report`
 plan_table  a plan as tables, and as a chart
 plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained

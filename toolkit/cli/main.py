@@ -20,6 +20,7 @@ _COMMANDS = {
     "doctor": "look for what keeps TensorFlow from training here, and say what mends it",
     "launch": "start a script in several processes, watch them, end them together",
     "plan": "choose which layers of a model to replicate and which to shard",
+    "report": "write one HTML page about a run, or several compared",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
 

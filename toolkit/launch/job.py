@@ -176,7 +176,8 @@ class Job:
                 self._read(key.data)
         for task in self.running:
             if task.poll():
-                self.record.note("ended", task.task, pid=task.process.pid, code=task.code)
+                facts = {"pid": task.process.pid, "code": task.code, "dismissed": task.dismissed}
+                self.record.note("ended", task.task, **facts)
                 if task.code == 0:
                     task.facts["state"] = "done"
             task.worked()
@@ -251,6 +252,7 @@ class Job:
         """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
         known = len(self._received)
         for task in self.running:
+            task.dismissed = task.alive
             task.signal(number)
         self._settle(
             self.grace,

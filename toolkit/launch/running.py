@@ -32,6 +32,7 @@ class Running:
         progressed: When it last did anything that can be seen.
         served: Whether it has reported that it serves a chief.
         spared: Whether the job goes on without it.
+        dismissed: Whether the launcher has asked it to end.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Running:
         self.code: int | None = None
         self.failed_at: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
-        self.served = self.spared = False
+        self.served = self.spared = self.dismissed = False
         self._stacks = stacks
         self._cpu = 0.0
         self._watched: Any = None

@@ -1,0 +1,14 @@
+"""One page of HTML about a run, or several compared; it asks nothing of any network.
+
+reading   a run directory, as far as it is there
+timeline  the processes of its tasks
+masking   passwords and tokens, which don't belong on a page
+pictures  charts as SVG that takes its colours from the page
+page      the page, from a template
+writing   from run directories to a file
+"""
+
+from toolkit.report.reading import RunData, read
+from toolkit.report.writing import after, write
+
+__all__ = ["RunData", "after", "read", "write"]

@@ -1,0 +1,117 @@
+"""A run directory, as far as it is there: a run that was killed has left less than one that is done."""
+
+import csv
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+from toolkit.errors import RunDirectoryError
+
+__all__ = ["RunData", "read"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run directory says.
+
+    Attributes:
+        path: The directory.
+        name: What to call the run.
+        summary: summary.json, or what run.json says of a run that has none.
+        history: Rows of history.csv, numbers where they are numbers.
+        evaluation: Rows of evaluation.csv, of an evaluator task.
+        events: Starts and ends of tasks, from the launcher's record.
+        notes: What is missing or can't be read, a sentence each without its full stop.
+    """
+
+    path: pathlib.Path
+    name: str
+    summary: dict[str, Any]
+    history: tuple[dict[str, Any], ...]
+    evaluation: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+def read(path: str | pathlib.Path) -> RunData:
+    """Reads a run directory.
+
+    Raises:
+        RunDirectoryError: It isn't one.
+    """
+    path = pathlib.Path(path).expanduser()
+    if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "summary.json", "history.csv")):
+        raise RunDirectoryError(
+            asked=f"{path} is a run directory",
+            found="there is no such directory" if not path.is_dir() else "it holds no run",
+            remedy="Name a directory that a recipe has written, such as one under ./runs",
+        )
+    notes: list[str] = []
+    summary = _object(path / "summary.json", notes)
+    if summary is None:
+        identity = _object(path / "run.json", notes) or {}
+        config = identity.get("config")
+        summary = {
+            "recipe": identity.get("recipe"),
+            **(config if isinstance(config, dict) else {}),
+            "status": "not finished",
+        }
+        notes.append("The run hasn't ended by itself: it is running, or was killed")
+    logs = summary.get("launch_logs")
+    return RunData(
+        path=path,
+        name=path.resolve().name,
+        summary=summary,
+        history=tuple(_rows(path / "history.csv", notes)),
+        evaluation=tuple(_rows(path / "evaluation.csv", notes)),
+        events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
+        notes=tuple(notes),
+    )
+
+
+def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} can't be read ({type(error).__name__})")
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            return [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, csv.Error) as error:
+        notes.append(f"{path.name} can't be read ({type(error).__name__})")
+        return []
+
+
+def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        notes.append(f"The launcher's record {path} is gone")
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+            found.append({**event, "at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])})
+        except (ValueError, KeyError, TypeError):  # Its last line may be half written.
+            continue
+    return found
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None if value == "" else value
+    return number if math.isfinite(number) else None

@@ -1,0 +1,55 @@
+"""From run directories to a file."""
+
+import logging
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.errors import RequestError
+from toolkit.report.page import render
+from toolkit.report.reading import read
+from toolkit.training.directory import RunDirectory
+from toolkit.training.files import write_text
+
+if TYPE_CHECKING:
+    from toolkit.training import Run
+
+__all__ = ["after", "write"]
+
+NAME = "report.html"
+_LOG = logging.getLogger(__name__)
+
+
+def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> pathlib.Path:
+    """Writes the page about one run, or about several compared, and returns where it is.
+
+    Args:
+        directories: Run directories.
+        out: The file; None for report.html in the run's directory, or here where there are several.
+
+    Raises:
+        RunDirectoryError: One of them is no run directory.
+        RequestError: The page can't be written there.
+    """
+    runs = [read(path) for path in directories]
+    file = pathlib.Path(out).expanduser() if out else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
+    text = render(runs)
+    try:
+        write_text(file, text)
+    except OSError as error:
+        raise RequestError(
+            asked=f"the report is to be written to {file}",
+            found=f"that can't be done ({(error.strerror or str(error)).lower()})",
+            remedy="Name a file in a directory that is there with --out",
+        ) from error
+    return file
+
+
+def after(run: "Run") -> None:
+    """Writes the page about a run that has ended, where this process holds its directory; a failure is only logged."""
+    if not isinstance(run.directory, RunDirectory):
+        return
+    try:
+        _LOG.info("Report: %s", write([run.directory.path]))
+    except Exception as error:  # It is a look at the run, and never a reason for it to fail.
+        _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)
