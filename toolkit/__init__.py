@@ -16,6 +16,7 @@ Rooms, each importing only those above it:
     models      CIFAR-10 models: a conv trunk joined to an FC head
     training    run directory, checkpoints, exact resume, callbacks
     launch      starting and watching tasks
+    scaling     how a recipe's speed grows with replicas, and what bounds it
     report      one HTML page about a run, or several compared
     doctor      what is wrong with this machine, and the command that mends it
     cli         flags and exit codes of a recipe; the `toolkit` command
@@ -44,6 +45,7 @@ __all__ = [
     "parameter_servers",
     "placement",
     "report",
+    "scaling",
     "status",
     "strategies",
     "training",

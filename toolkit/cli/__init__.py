@@ -12,6 +12,7 @@ doctor     `toolkit doctor`
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
 report     `toolkit report`
+scaling    `toolkit scaling`
 plan_table  a plan as tables, and as a chart
 plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained

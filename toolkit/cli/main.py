@@ -21,6 +21,7 @@ _COMMANDS = {
     "launch": "start a script in several processes, watch them, end them together",
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
+    "scaling": "run a recipe at several sizes, and say how it scales and what bounds it",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
 

@@ -1,0 +1,107 @@
+"""`toolkit scaling`, with a program that writes a summary as a recipe does, and with a recipe."""
+
+import json
+import os
+import subprocess
+import sys
+
+import processes
+import pytest
+
+FAKE = """
+import json, pathlib, sys
+given = dict(part.lstrip("-").split("=", 1) for part in sys.argv[1:])
+replicas, batch = int(given["gpus"]), int(given.get("global_batch_size", 64))
+if given.get("fail") == str(replicas):
+    print("error: it can't be done, but nothing. Do this.", file=sys.stderr)
+    sys.exit(int(given["code"]))
+out = pathlib.Path(given["run_dir"]); out.mkdir(parents=True)
+(out / "summary.json").write_text(json.dumps({
+    "recipe": "fake", "images_per_second": 1000 * replicas ** 0.5, "global_batch_size": batch, "emulated": False,
+    "devices": ["GPU:0"], "given": given,
+    "step": {"milliseconds": 10.0, "compute": 5.0, "communication": 4.0, "input": 0.5, "other": 0.5}}))
+"""
+
+
+def scaling(folder, *arguments, limit=60):
+    (folder / "fake.py").write_text(FAKE)
+    return subprocess.run(
+        [sys.executable, "-m", "toolkit", "scaling", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{processes.ROOT}{os.pathsep}{folder}", "COLUMNS": "80"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+
+
+def summary(folder, replicas):
+    return json.loads((folder / f"out/replicas-{replicas}-round-1/summary.json").read_text())
+
+
+def test_strong_scaling_keeps_the_batch_and_ends_with_table_chart_and_verdict(tmp_path):
+    done = scaling(tmp_path, "--replicas=1,4", "--out=out", "-m", "fake", "--data=it's")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["64"]]
+    assert rows == [
+        ["1", "64", "1,000", "64.0", "1.00", "100%", "50%", "40%", "5%"],
+        ["4", "64", "2,000", "32.0", "2.00", "50%", "50%", "40%", "5%"],
+    ]
+    assert "communication bounds it (40% of a step)" in done.stdout
+    assert max(map(len, done.stdout.split("4 replicas are")[0].splitlines())) <= 80
+    assert (tmp_path / "out/scaling.png").stat().st_size > 5000
+    assert "2 runs compared" in (tmp_path / "out/report.html").read_text()
+    given = summary(tmp_path, 4)["given"]
+    assert (given["data"], given["epochs"], given["steps_per_epoch"]) == ("it's", "1", "60")
+    assert "global_batch_size" not in given
+
+
+def test_weak_scaling_grows_the_batch_from_the_first_size(tmp_path):
+    flags = ("--replicas=2,4", "--weak", "--rounds=2", "--out=out", "--json")
+    done = scaling(tmp_path, *flags, "-m", "fake", "--global_batch_size=32", "--epochs=3")
+    found = json.loads(done.stdout)
+    assert [size["global_batch"] for size in found["sizes"]] == [32, 64]
+    assert json.loads((tmp_path / "out/scaling.json").read_text()) == found
+    assert (tmp_path / "out/replicas-4-round-2").is_dir()
+    assert summary(tmp_path, 4)["given"]["epochs"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--replicas=1,2"], "the recipe is missing"),
+        (["--replicas=one", "-m", "fake"], "no list of numbers"),
+        (["--replicas=2,1", "-m", "fake"], "they don't grow"),
+        (["--replicas=0,1", "-m", "fake"], "whole numbers from 1"),
+        (["--replicas=1", "--kind=gpus", "-m", "fake"], "Choose mirrored or workers"),
+        (["--replicas=1", "--rounds=0", "-m", "fake"], "--rounds=0"),
+        (["--replicas=1", "--weak", "--strong", "-m", "fake"], "not allowed with"),
+        (["--replicas=1", "-m", "fake", "--gpus=2"], "gives it --gpus itself"),
+        (["--replicas=1", "--out=fake.py", "-m", "fake"], "can't be written"),
+        (["--replicas=1,2", "-m", "fake", "--fail=2", "--code=2"], "it says: it can't be done, but nothing. Do this"),
+    ],
+)
+def test_mistakes_are_answered(tmp_path, arguments, said):
+    done = scaling(tmp_path, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_recipe_that_fails_ends_with_1_and_the_end_of_its_log(tmp_path):
+    done = scaling(tmp_path, "--replicas=1", "-m", "fake", "--fail=1", "--code=1")
+    assert done.returncode == 1
+    assert "exit code 1" in done.stderr
+    assert "it can't be done" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_recipe_on_two_workers(tmp_path):
+    flags = ("--data=shapes", "--steps_per_epoch=20", "--global_batch_size=32")
+    done = scaling(
+        tmp_path, "--replicas=2", "--kind=workers", "--json", "-m", "recipes.cifar_multi_worker", *flags, limit=150
+    )
+    assert done.returncode == 0, done.stderr
+    (size,) = json.loads(done.stdout)["sizes"]
+    assert (size["replicas"], size["global_batch"], size["emulated"]) == (2, 32, True)
+    assert size["step"]["communication"] > 0

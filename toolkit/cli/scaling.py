@@ -1,0 +1,155 @@
+"""Runs a recipe at several sizes in turn, and says how it scales and what bounds it.
+
+    toolkit scaling --replicas=1,2,4 -m recipes.cifar_mirrored
+    toolkit scaling --replicas=1,2 --weak --kind=workers -m recipes.cifar_multi_worker --gradient_dtype=float16
+
+The flags of scaling come before -m, the recipe's own after it. Each run is short, 60 steps, unless --epochs or
+--steps_per_epoch say otherwise.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from toolkit.scaling import Size
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line."""
+    parser.add_argument("--replicas", required=True, metavar="N,N,...", help="the sizes, smallest first")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--strong", action="store_true", help="the same global batch at every size [this one]")
+    how.add_argument("--weak", action="store_true", help="the same batch on each replica")
+    parser.add_argument(
+        "--kind", default="mirrored", metavar="KIND", help="mirrored (one process) or workers [mirrored]"
+    )
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run all sizes so many times in turn [1]")
+    parser.add_argument("--out", metavar="DIR", help="for runs, chart and result [runs/scaling-TIME]")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "-m",
+        dest="recipe",
+        nargs=argparse.REMAINDER,
+        metavar="RECIPE",
+        help="such as recipes.cifar_mirrored, and its flags",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures, and prints table, chart and verdict."""
+    from toolkit import report, scaling
+
+    if not arguments.recipe:
+        raise RequestError(
+            asked="`toolkit scaling`",
+            found="the recipe is missing",
+            remedy="End with such as -m recipes.cifar_mirrored",
+        )
+    request = scaling.Request(
+        replicas=_sizes(arguments.replicas),
+        weak=arguments.weak,
+        kind=arguments.kind,
+        rounds=arguments.rounds,
+        module=arguments.recipe[0],
+        flags=tuple(arguments.recipe[1:]),
+        out=pathlib.Path(arguments.out or f"runs/scaling-{time.strftime('%Y%m%d-%H%M%S')}"),
+    )
+    try:
+        sizes = scaling.measure(request, tell=(lambda _: None) if arguments.json else print)
+    except OSError as error:
+        raise RequestError(
+            asked=f"runs and results go to {request.out}",
+            found=f"that can't be written ({(error.strerror or str(error)).lower()})",
+            remedy="Name another directory with --out",
+        ) from error
+    words = scaling.verdict(sizes, weak=request.weak)
+    result = {
+        "weak": request.weak,
+        "kind": request.kind,
+        "rounds": request.rounds,
+        "sizes": [dataclasses.asdict(size) for size in sizes],
+        "serial_share": scaling.serial_share(sizes, weak=request.weak),
+        "verdict": words,
+    }
+    text = json.dumps(result, indent=2)
+    (request.out / "scaling.json").write_text(text + "\n", encoding="utf-8")
+    chart = request.out / "scaling.png"
+    _draw(sizes, str(chart), title=f"{request.module}, {'weak' if request.weak else 'strong'} scaling")
+    page = report.write(
+        [request.out / f"replicas-{size.replicas}-round-1" for size in sizes], request.out / "report.html"
+    )
+    if arguments.json:
+        print(text)
+        return
+    _show(sizes)
+    import rich
+
+    for sentence in words:
+        rich.get_console().print(sentence, highlight=False, soft_wrap=not rich.get_console().is_terminal)
+    print(f"Chart: {chart}\nReport: {page}")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise RequestError(
+            asked=f"--replicas={text} lists sizes", found="that is no list of numbers", remedy="Write such as 1,2,4"
+        ) from None
+
+
+def _show(sizes: "Sequence[Size]") -> None:
+    import rich
+
+    from toolkit.cli.tables import table
+    from toolkit.scaling.law import speed_ups
+
+    shown = table(
+        "replicas>", "batch>", "images/s>", "ms/step>", "speed-up>", "efficiency>", "comp.>", "comm.>", "input>"
+    )
+    for size, up in zip(sizes, speed_ups(sizes), strict=True):
+        step = size.step or {}
+        parts = [
+            f"{step[name] / step['milliseconds']:.0%}" if step else "-"
+            for name in ("compute", "communication", "input")
+        ]
+        shown.add_row(
+            f"{size.replicas:,}",
+            f"{size.global_batch:,}",
+            f"{size.images_per_second:,.0f}",
+            f"{size.milliseconds:,.1f}",
+            f"{up:.2f}",
+            f"{up / size.replicas:.0%}",
+            *parts,
+        )
+    rich.get_console().print(shown)
+
+
+def _draw(sizes: "Sequence[Size]", path: str, *, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    from toolkit.cli.tables import save
+    from toolkit.scaling.law import speed_ups
+
+    figure = Figure(figsize=(6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    counts = [size.replicas for size in sizes]
+    axes.plot(counts, speed_ups(sizes), color="#0072b2", marker="o", label="measured")
+    axes.plot(counts, counts, color="grey", linestyle=":", label="as many times as replicas")
+    axes.set_xticks(counts)
+    axes.set_xlabel("replicas")
+    axes.set_ylabel("speed-up over one replica")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    axes.set_title(title)
+    save(figure, path)

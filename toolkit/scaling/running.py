@@ -1,0 +1,129 @@
+"""The recipe at one size, in a process of its own."""
+
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from toolkit.errors import RequestError, ToolkitError
+from toolkit.scaling.law import Size
+from toolkit.scaling.request import Request
+
+__all__ = ["measure"]
+
+_SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Of which ten warm up. What the user gives stands.
+_GRACE = 30  # Seconds to end in.
+_TAIL = 15  # Lines of a failed run's log.
+
+
+def measure(request: Request, *, tell: Callable[[str], None]) -> list[Size]:
+    """Runs the recipe at every size, round after round, and returns what was measured.
+
+    Args:
+        request: What.
+        tell: Is told what is being run.
+
+    Raises:
+        RequestError: The recipe can't be run so; its own message is shown.
+        ToolkitError: It failed.
+    """
+    request.out.mkdir(parents=True, exist_ok=True)
+    seen: dict[int, list[dict[str, Any]]] = {size: [] for size in request.replicas}
+    batch: float | None = None  # Of a replica, for weak scaling.
+    for number in range(request.rounds):
+        for replicas in request.replicas:
+            where = f", round {number + 1} of {request.rounds}" if request.rounds > 1 else ""
+            tell(f"{replicas} {'replica' if replicas == 1 else 'replicas'}{where}")
+            summary = _run(request, replicas, number, None if batch is None else round(batch * replicas))
+            if request.weak and batch is None:
+                batch = summary["global_batch_size"] / replicas
+            seen[replicas].append(summary)
+    return [_size(replicas, summaries) for replicas, summaries in seen.items()]
+
+
+def _size(replicas: int, summaries: list[dict[str, Any]]) -> Size:
+    rates = [summary["images_per_second"] for summary in summaries]
+    middle = statistics.median_low(rates)
+    typical = next(summary for summary in summaries if summary["images_per_second"] == middle)
+    return Size(
+        replicas=replicas,
+        images_per_second=middle,
+        global_batch=typical["global_batch_size"],
+        emulated=bool(typical.get("emulated"))
+        or all(str(name).startswith("CPU") for name in typical.get("devices", ())),
+        step=typical.get("step"),
+    )
+
+
+def _run(request: Request, replicas: int, number: int, batch: int | None) -> dict[str, Any]:
+    directory = request.out / f"replicas-{replicas}-round-{number + 1}"
+    flags = [*request.flags, f"--run_dir={directory}"]
+    flags += [f"--{name}={value}" for name, value in _SHORT.items() if not request.has(name)]
+    if batch is not None:
+        flags = [flag for flag in flags if not flag.lstrip("-").startswith("global_batch_size=")]
+        flags.append(f"--global_batch_size={batch}")
+    if request.kind == "mirrored":
+        command = ["-m", request.module, f"--gpus={replicas}", *flags]
+    else:
+        logs = f"--log_dir={directory}-logs"
+        command = ["-m", "toolkit", "launch", f"--workers={replicas}", logs, "-m", request.module, *flags]
+    log = directory.with_suffix(".log")
+    with log.open("wb") as out:
+        code = _finished(subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+    if code:
+        raise _failure(request, replicas, code, log)
+    try:
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ToolkitError(
+            f"{request.module} left no summary in {directory} ({error}): it is no recipe of this kind"
+        ) from error
+    if not summary.get("images_per_second"):
+        raise RequestError(
+            asked=f"{request.module} is to be measured at {replicas} replicas",
+            found=f"its {summary.get('steps')} steps are too few, as the first ten warm up",
+            remedy="Leave --steps_per_epoch out, or give 30 or more",
+        )
+    return summary
+
+
+def _finished(process: subprocess.Popen) -> int:
+    """Waits; a signal to this process is handed on, and waited for."""
+    before = signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _failure(request: Request, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    said = next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), "")
+    if code == RequestError.exit_code and said:
+        other = " Or give --kind=workers." if request.kind == "mirrored" and "toolkit launch" in said else ""
+        return RequestError(
+            asked=f"{request.module} is to run with {replicas} replicas",
+            found=f"it says: {said.rstrip('.')}",
+            remedy=f"Its output is in {log}.{other}".rstrip("."),
+        )
+    tail = os.linesep.join(lines[-_TAIL:])
+    return ToolkitError(
+        f"{request.module} with {replicas} replicas ended with exit code {code}; the end of {log}:\n{tail}"
+    )
