@@ -10,7 +10,7 @@ import pytest
 import recorded
 
 from toolkit import cluster, devices
-from toolkit.doctor import Situation, examine, gpus, machine
+from toolkit.doctor import Situation, examine, gpus, machine, network
 
 GIB = 1 << 30
 
@@ -224,6 +224,14 @@ def test_a_port_that_is_taken_names_who_has_it(plant, taken):
     assert "that port can't be had" in found.found
     assert "has it" in found.found
     assert f"ss -ltnp 'sport = :{taken}'" in found.cure
+
+
+def test_a_clock_that_nothing_keeps_is_said_of_several_hosts(plant):
+    plant.patch.setattr(network, "_clock_is_kept", lambda: False)
+    plant.workers("127.0.0.1:1", "localhost:1")
+    assert [finding.cure for finding in plant.wrong() if finding.check == "clock"] == ["timedatectl set-ntp true"]
+    plant.workers("127.0.0.1:1", "127.0.0.1:2")
+    assert not [finding for finding in plant.wrong() if finding.check == "clock"]
 
 
 def test_fewer_threads_than_cores_are_said(plant):

@@ -1,5 +1,6 @@
 """The hosts of a cluster: named, reachable, their ports free or answered."""
 
+import ctypes
 import errno
 import socket
 from collections.abc import Iterator
@@ -7,13 +8,14 @@ from collections.abc import Iterator
 import psutil
 
 from toolkit.cluster import check, split
-from toolkit.doctor.finding import Finding, failure, ok
+from toolkit.doctor.finding import Finding, failure, ok, warning
 from toolkit.doctor.situation import Situation
 from toolkit.errors import ClusterError
 from toolkit.launch.ports import HeldPorts
 
 __all__ = ["look"]
 
+_TIME_ERROR = 5  # adjtimex(2): the clock isn't synchronised.
 _SECONDS = 3.0  # For a host to answer at all: routers within a site take milliseconds.
 
 
@@ -25,8 +27,23 @@ def look(situation: Situation) -> Iterator[Finding]:
     if cluster is None:
         return
     own = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}
+    if len({split(cluster.address(task))[0] for task in cluster.tasks}) > 1 and not _clock_is_kept():
+        yield warning(
+            "clock",
+            "nothing keeps it right, so logs and time lines of several hosts won't fit together",
+            "timedatectl set-ntp true",
+        )
     for task in cluster.tasks:
         yield _task(str(task), cluster.address(task), own | {"127.0.0.1", "::1"})
+
+
+def _clock_is_kept() -> bool:
+    """Whether the kernel takes the clock to be synchronised, as NTP tells it; True where it doesn't say."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # struct timex, its modes 0: only to read.
+    except (OSError, AttributeError):
+        return True
+    return state != _TIME_ERROR
 
 
 def _task(task: str, address: str, own: set[str]) -> Finding:

@@ -60,8 +60,8 @@ def verdict(sizes: Sequence[Size], *, weak: bool) -> list[str]:
         said.append(_batch(sizes, weak=weak))
     if shared:
         said.append(
-            "These replicas share the same CPU cores: the figures show that it runs, and nothing of how several GPUs or "
-            "hosts would scale."
+            "These replicas share the same CPU cores: the figures show that it runs, and nothing of how several "
+            "GPUs or hosts would scale."
         )
     return said
 
