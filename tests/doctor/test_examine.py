@@ -228,7 +228,7 @@ def test_a_port_that_is_taken_names_who_has_it(plant, taken):
 
 def test_a_clock_that_nothing_keeps_is_said_of_several_hosts(plant):
     plant.patch.setattr(network, "_clock_is_kept", lambda: False)
-    plant.workers("127.0.0.1:1", "127.0.0.2:1")
+    plant.workers("127.0.0.1:1", "127.0.0.2:2")
     assert [finding.cure for finding in plant.wrong() if finding.check == "clock"] == ["timedatectl set-ntp true"]
     plant.workers("127.0.0.1:1", "127.0.0.1:2")
     assert not [finding for finding in plant.wrong() if finding.check == "clock"]
