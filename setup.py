@@ -27,6 +27,7 @@ setuptools.setup(
         # Other cards than nvidia-smi lists are no concern of ours.
         "nvidia-ml-py>=12.535",
         "packaging>=23",
+        "pyyaml>=6,<7",
         "psutil>=6,<8",
         "requests>=2.31,<3",
         "jinja2>=3.1,<4",
@@ -48,10 +49,13 @@ setuptools.setup(
         "gpu": ["tensorflow[and-cuda]"],
         "test": [
             "hypothesis>=6.100,<7",
+            # Kubernetes's published schemas, for the manifests.
+            "kubernetes-validate>=1.31,<2",
             "mypy>=1.15,<3",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
             "ruff>=0.9,<1",
+            "types-PyYAML",
         ],
         # benchmarks.two_hosts compares with it.
         "bench": ["torch>=2.6,<3"],

@@ -12,6 +12,7 @@ __all__ = [
     "ATTEMPT",
     "BEGAN",
     "LOGS",
+    "RESUME",
     "START_TIMEOUT",
     "VARIABLE",
     "attempt",
@@ -19,6 +20,7 @@ __all__ = [
     "failed",
     "logs",
     "report",
+    "restarted",
     "start_timeout",
 ]
 
@@ -28,6 +30,7 @@ BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all task
 LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
+RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether it is again.
 
 _failed = False
 
@@ -45,6 +48,11 @@ def logs() -> str | None:
 def attempt() -> int:
     """Returns the how many-th start of its job this is, from 1."""
     return int(os.environ.get(ATTEMPT, "1"))
+
+
+def restarted() -> bool:
+    """Whether this job may have been started before: a run then goes on from its checkpoint, if there is one."""
+    return attempt() > 1 or os.environ.get(RESUME) == "1"
 
 
 def start_timeout() -> float:

@@ -36,11 +36,8 @@ MPI_TWO_HOSTS = {
     "TOOLKIT_HOSTS": "a:2,b",
 }
 KUBERNETES = {
-    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
     "JOB_COMPLETION_INDEX": "1",
-    "TOOLKIT_WORKERS": "2",
-    "TOOLKIT_SERVICE": "training",
-    "TOOLKIT_JOB_NAME": "cifar",
+    "TOOLKIT_CLUSTER": '{"worker": ["cifar-0.cifar:2222", "cifar-1.cifar:2222"]}',
 }
 
 
@@ -71,7 +68,7 @@ def file(tmp_path):
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},  # A shell that salloc started.
         {**MPI, "OMPI_COMM_WORLD_SIZE": "1"},
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"},
-        {**KUBERNETES, "TOOLKIT_WORKERS": "1", "JOB_COMPLETION_INDEX": "0"},
+        {"TOOLKIT_CLUSTER": '{"worker": ["a:1"]}', "JOB_COMPLETION_INDEX": "0"},
     ],
 )
 def test_nothing_given_is_no_cluster(environ):
@@ -246,19 +243,28 @@ def test_ranks_that_cannot_be_placed_are_refused(changes, message):
 
 def test_a_pod_of_an_indexed_job_is_a_worker():
     found = discover(KUBERNETES)
-    assert found.cluster == Cluster({"worker": ["cifar-0.training:2222", "cifar-1.training:2222"]})
-    assert (found.task, found.source) == (Task("worker", 1), "Kubernetes job cifar")
+    assert found.cluster == Cluster({"worker": ["cifar-0.cifar:2222", "cifar-1.cifar:2222"]})
+    assert (found.task, found.source) == (Task("worker", 1), "Kubernetes, pod 1")
+
+
+def test_pods_of_several_jobs_are_numbered_through_or_by_job():
+    cluster = {"ps": ["d:1"], "worker": ["b:1", "c:1"], "chief": ["a:1"]}
+    environ = {"TOOLKIT_CLUSTER": json.dumps(cluster)}
+    tasks = [discover({**environ, "JOB_COMPLETION_INDEX": str(index)}).task for index in range(4)]
+    assert list(map(str, tasks)) == ["chief:0", "worker:0", "worker:1", "ps:0"]
+    found = discover({**environ, "JOB_COMPLETION_INDEX": "1", "TOOLKIT_TASK": "worker"})
+    assert (found.task, found.source) == (Task("worker", 1), "Kubernetes, pod 1 of worker")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"TOOLKIT_SERVICE": ""}, "TOOLKIT_SERVICE is not set"),
-        ({"TOOLKIT_JOB_NAME": ""}, "TOOLKIT_JOB_NAME is not set"),
-        ({"TOOLKIT_WORKERS": ""}, "TOOLKIT_WORKERS is not set"),
-        ({"TOOLKIT_WORKERS": "many"}, "no number"),
+        ({"TOOLKIT_CLUSTER": "{"}, "it is no JSON"),
+        ({"TOOLKIT_CLUSTER": "[]"}, "TOOLKIT_CLUSTER"),
         ({"JOB_COMPLETION_INDEX": "2"}, "completions and parallelism"),
-        ({"TOOLKIT_JOB_NAME": "a b"}, "white space"),
+        ({"TOOLKIT_TASK": "boss"}, "0 tasks of job boss"),
+        ({"JOB_COMPLETION_INDEX": "two"}, "no number"),
+        ({"TOOLKIT_CLUSTER": '{"worker": ["a b:1", "c:1"]}'}, "white space"),
     ],
 )
 def test_a_manifest_that_says_only_part_is_refused(changes, message):

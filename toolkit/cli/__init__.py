@@ -13,6 +13,7 @@ explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
 report     `toolkit report`
 scaling    `toolkit scaling`
+manifest   `toolkit manifest`
 plan_table  a plan as tables, and as a chart
 plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained

@@ -19,6 +19,7 @@ _COMMANDS = {
     "devices": "show GPUs, who uses them, and what TensorFlow would call them",
     "doctor": "look for what keeps TensorFlow from training here, and say what mends it",
     "launch": "start a script in several processes, watch them, end them together",
+    "manifest": "write what Kubernetes is to start, as YAML",
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
     "scaling": "run a recipe at several sizes, and say how it scales and what bounds it",

@@ -1,51 +1,60 @@
-"""The membership of a pod in an Indexed Job.
+"""The membership of a pod, from what `toolkit manifest kubernetes` has put into its environment.
 
-Kubernetes numbers the pods in JOB_COMPLETION_INDEX and calls them JOB-INDEX; a headless service makes
-these names known (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/). How many
-there are, and the two names, no pod is told: the manifest sets TOOLKIT_WORKERS, TOOLKIT_JOB_NAME and
-TOOLKIT_SERVICE.
+TOOLKIT_CLUSTER holds the whole cluster as JSON, and TOOLKIT_TASK the pod's job. Kubernetes itself numbers the pods of
+an Indexed Job in JOB_COMPLETION_INDEX, and a headless service makes their names known
+(https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/). Without TOOLKIT_TASK all tasks of the cluster
+are pods of one Job, numbered through: chief, workers, ps, evaluator.
 """
 
+import json
 from collections.abc import Mapping
 
 from toolkit.cluster import variables
+from toolkit.cluster.check import parse
 from toolkit.cluster.membership import Membership
-from toolkit.cluster.spec import Cluster, Task
+from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
-__all__ = ["membership"]
+__all__ = ["CLUSTER", "TASK", "membership"]
 
-_PORT = 2222
-_OURS = ("TOOLKIT_WORKERS", "TOOLKIT_SERVICE", "TOOLKIT_JOB_NAME")
+CLUSTER, TASK = "TOOLKIT_CLUSTER", "TOOLKIT_TASK"
+_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
-    """Reads an Indexed Job's variables: every pod is a worker.
+    """Reads a pod's variables.
 
     Returns:
-        None outside an Indexed Job, in one whose manifest says nothing of workers, and for one worker.
+        None outside of an Indexed Job that was made for this toolkit, and in a cluster of one task.
 
     Raises:
-        ClusterError: The manifest says only part of it, or has more completions than workers.
+        ClusterError: The manifest says only part of it, or the Job has more pods than the cluster has tasks.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environ or "JOB_COMPLETION_INDEX" not in environ:
+    if not environ.get(CLUSTER) or _INDEX not in environ:
         return None
-    if not any(environ.get(name) for name in _OURS):
-        return None
-    launcher = "the Job's manifest"
-    workers = variables.whole(environ, "TOOLKIT_WORKERS", launcher=launcher)
-    service = variables.text(environ, "TOOLKIT_SERVICE", launcher=launcher)
-    job = variables.text(environ, "TOOLKIT_JOB_NAME", launcher=launcher)
-    index = variables.whole(environ, "JOB_COMPLETION_INDEX", launcher="Kubernetes")
-    if index >= workers or workers > 100_000:
+    text = json.dumps({"cluster": _object(environ[CLUSTER])})
+    cluster = parse(text, source=CLUSTER, task_required=False).sound
+    index = variables.whole(environ, _INDEX, launcher="Kubernetes")
+    job = environ.get(TASK)
+    tasks = cluster.tasks if not job else tuple(task for task in cluster.tasks if task.job == job)
+    if index >= len(tasks):
         raise ClusterError(
-            asked=f"TOOLKIT_WORKERS={workers} says how many pods train together",
-            found=f"this pod's JOB_COMPLETION_INDEX is {index}",
-            remedy="Let the manifest set TOOLKIT_WORKERS, completions and parallelism to the same number",
+            asked=f"{CLUSTER} describes {len(tasks)} tasks{f' of job {job}' if job else ''}",
+            found=f"this pod's {_INDEX} is {index}",
+            remedy="Let completions and parallelism be the number of tasks; `toolkit manifest` writes it so",
         )
-    if workers < 2:
+    if len(cluster.tasks) < 2:
         return None
-    addresses = [f"{job}-{number}.{service}:{_PORT}" for number in range(workers)]
-    return Membership(
-        cluster=Cluster({"worker": addresses}), task=Task("worker", index), source=f"Kubernetes job {job}"
-    )
+    own: Task = tasks[index]
+    return Membership(cluster=cluster, task=own, source=f"Kubernetes, pod {index}{f' of {job}' if job else ''}")
+
+
+def _object(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ClusterError(
+            asked=f"{CLUSTER} describes a cluster as JSON",
+            found=f"it is no JSON: {text[:60]!r}",
+            remedy="Leave it as `toolkit manifest` writes it",
+        ) from None

@@ -64,7 +64,7 @@ class Run:
         self.store: CheckpointStore | NoCheckpoints = NoCheckpoints()
         if chief:
             path = choose(recipe, resume=resume) if directory is None else directory
-            if status.attempt() > 1 and not resume:  # The job failed, and its launcher has started it again.
+            if status.restarted() and not resume:  # The job failed, and whoever started it has done so again.
                 resume = bool(CheckpointStore(pathlib.Path(path).expanduser() / "checkpoints").names())
             self.directory = RunDirectory(path, recipe=recipe, resume=resume)
             self.store = CheckpointStore(self.directory.checkpoints)

@@ -1,0 +1,90 @@
+"""What a cluster manager is to start, as it wants it written.
+
+    toolkit manifest kubernetes --name=a --workers=2 --image=IMAGE -m recipes.cifar_multi_worker | kubectl apply -f -
+    toolkit manifest kubernetes --name=a --workers=4 --kind=jobset --gpus=1 --volume=runs:/runs --image=IMAGE -m ...
+
+It prints YAML and starts nothing. Tasks that are started again go on from the checkpoint in --run_dir, where that is on
+a volume.
+"""
+
+import argparse
+import sys
+
+from toolkit.errors import RequestError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the managers, of which there is one."""
+    managers = parser.add_subparsers(metavar="MANAGER", required=True)
+    own = managers.add_parser("kubernetes", help="an Indexed Job, a JobSet or a TFJob, as YAML")
+    own.description = (
+        "Print YAML for kubectl: the job, a headless service, and a policy that lets only its pods reach it."
+    )
+    own.add_argument("--name", required=True, help="of the job, and of what goes with it")
+    own.add_argument("--kind", default="job", help="job (an Indexed Job), jobset or tfjob [job]")
+    own.add_argument("--workers", type=int, default=0, metavar="N", help="worker tasks")
+    own.add_argument("--chief", action="store_true", help="a chief task")
+    own.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers")
+    own.add_argument("--evaluator", action="store_true", help="an evaluator task")
+    own.add_argument("--image", required=True, help="container image with this toolkit in it")
+    own.add_argument("--namespace", help="[kubectl's]")
+    own.add_argument("--gpus", type=int, default=0, metavar="N", help="NVIDIA GPUs of each chief and worker [0]")
+    own.add_argument("--cpu", metavar="CORES", help="of each task, such as 4 or 500m")
+    own.add_argument("--memory", metavar="SIZE", help="of each task, such as 8Gi")
+    own.add_argument(
+        "--volume", action="append", default=[], metavar="CLAIM:/PATH", help="mount a volume claim in every task"
+    )
+    own.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for every task")
+    own.add_argument("--port", type=int, default=2222, help="that tasks reach one another at [2222]")
+    own.add_argument("--max_restarts", type=int, default=3, metavar="N", help="[3]")
+    own.add_argument("--user", type=int, default=1000, metavar="UID", help="that the container runs as, never 0 [1000]")
+    own.add_argument("--python", default="python", metavar="PROGRAM", help="the interpreter in the image [python]")
+    own.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
+    )
+    own.set_defaults(action=_kubernetes)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was asked for."""
+    arguments.action(arguments)
+
+
+def _kubernetes(given: argparse.Namespace) -> None:
+    import yaml
+
+    from toolkit import kubernetes, launch
+
+    jobs = launch.counted(
+        (("chief", int(given.chief)), ("worker", given.workers), ("ps", given.ps), ("evaluator", int(given.evaluator)))
+    )
+    if not jobs:
+        raise RequestError(
+            asked="`toolkit manifest kubernetes`",
+            found="nothing says how many tasks there are",
+            remedy="Give --workers=2",
+        )
+    request = kubernetes.Request(
+        name=given.name,
+        kind=given.kind,
+        jobs=jobs,
+        image=given.image,
+        command=("-m", *(given.module or ())),
+        namespace=given.namespace,
+        gpus=given.gpus,
+        cpu=given.cpu,
+        memory=given.memory,
+        volumes=tuple(map(kubernetes.Volume.parse, given.volume)),
+        environment=tuple((name, value) for name, _, value in (pair.partition("=") for pair in given.env)),
+        port=given.port,
+        max_restarts=given.max_restarts,
+        user=given.user,
+        python=given.python,
+    )
+    print(yaml.safe_dump_all(kubernetes.manifest(request), sort_keys=False), end="")
+    if not request.volumes:
+        print("note: without --volume, checkpoints are lost with their pod.", file=sys.stderr)
+    elif not any(part.startswith("--run_dir") for part in request.command):
+        print(f"note: give --run_dir={request.volumes[0].path}/{request.name} to keep checkpoints.", file=sys.stderr)

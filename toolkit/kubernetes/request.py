@@ -1,0 +1,137 @@
+"""What the job is to be, checked against Kubernetes's rules for names and quantities.
+
+https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from toolkit.errors import LaunchError
+
+__all__ = ["JOBS", "KINDS", "Request", "Volume"]
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+KINDS = ("job", "jobset", "tfjob")
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which services ask for.
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST = 63
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Volume:
+    """A persistent volume claim, and where it is mounted."""
+
+    claim: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Volume":
+        """Reads CLAIM:/PATH.
+
+        Raises:
+            LaunchError: It is written otherwise.
+        """
+        claim, colon, path = text.partition(":")
+        _check("--volume", text, bool(colon and _is_name(claim) and path.startswith("/")), "Write it as CLAIM:/PATH")
+        return cls(claim=claim, path=path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job on Kubernetes.
+
+    Attributes:
+        name: Of all its objects.
+        kind: "job" (an Indexed Job), "jobset" or "tfjob".
+        jobs: How many tasks of each job, in the order of JOBS, none of them 0.
+        image: Of the container.
+        command: What it runs after the interpreter: ("-m", "recipes.cifar_multi_worker", ...).
+        namespace: None for kubectl's own.
+        gpus: Of each task that trains.
+        cpu: Cores of each task, as Kubernetes writes them; None for whatever is free.
+        memory: Of each task, such as "8Gi".
+        volumes: Claims to mount in every task.
+        environment: Variables for every task.
+        port: That tasks reach one another at.
+        max_restarts: Of the whole job, or of its pods: see `objects`.
+        user: Number of the user that the container runs as; never 0.
+        python: The interpreter in the image.
+
+    Raises:
+        LaunchError: A value is none that Kubernetes takes.
+    """
+
+    name: str
+    kind: str = "job"
+    jobs: tuple[tuple[str, int], ...]
+    image: str
+    command: tuple[str, ...]
+    namespace: str | None = None
+    gpus: int = 0
+    cpu: str | None = None
+    memory: str | None = None
+    volumes: tuple[Volume, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    port: int = 2222
+    max_restarts: int = 3
+    user: int = 1000
+    python: str = "python"
+
+    def __post_init__(self) -> None:
+        tasks = sum(number for _, number in self.jobs)
+        longest = _LONGEST - 1 - len(str(tasks)) - (len("-evaluator-0") if self.kind != "job" else 0)
+        checks: tuple[tuple[str, object, Callable[[], bool], str], ...] = (
+            ("--kind", self.kind, lambda: self.kind in KINDS, f"Choose one of {', '.join(KINDS)}"),
+            (
+                "--name",
+                self.name,
+                lambda: _is_name(self.name) and len(self.name) <= longest,
+                f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it",
+            ),
+            (
+                "--namespace",
+                self.namespace,
+                lambda: self.namespace is None or _is_name(self.namespace),
+                "Use a-z, 0-9 and -",
+            ),
+            (
+                "--image",
+                self.image,
+                lambda: bool(self.image) and not re.search(r"\s|^-", self.image),
+                "Name it as `docker pull` does, best with a tag or digest",
+            ),
+            (
+                "-m",
+                " ".join(self.command),
+                lambda: len(self.command) > 1,
+                "Name a module, such as recipes.cifar_multi_worker",
+            ),
+            ("--gpus", self.gpus, lambda: self.gpus >= 0, "Give 0 or more for each task"),
+            ("--cpu", self.cpu, lambda: _is_quantity(self.cpu), "Write such as 4 or 500m"),
+            ("--memory", self.memory, lambda: _is_quantity(self.memory), "Write such as 8Gi"),
+            ("--port", self.port, lambda: 1024 <= self.port <= 65535, "Give 1024 to 65535: the container isn't root"),
+            ("--max_restarts", self.max_restarts, lambda: self.max_restarts >= 0, "Give 0 or more"),
+            ("--user", self.user, lambda: self.user > 0, "Give a number above 0: the container isn't to be root"),
+        )
+        for flag, value, fits, remedy in checks:
+            _check(flag, value, fits(), remedy)
+        for variable, _ in self.environment:
+            _check("--env", variable, bool(_VARIABLE.fullmatch(variable)), "Write it as NAME=VALUE")
+        paths = [volume.path for volume in self.volumes]
+        _check("--volume", ", ".join(paths), len(set(paths)) == len(paths), "Mount each volume at a place of its own")
+
+
+def _check(flag: str, value: object, fits: bool, remedy: str) -> None:
+    if not fits:
+        raise LaunchError(asked=f"{flag}={value!s:.80}", found="Kubernetes doesn't take that", remedy=remedy)
+
+
+def _is_name(text: str) -> bool:
+    return bool(_LABEL.fullmatch(text)) and len(text) <= _LONGEST
+
+
+def _is_quantity(text: str | None) -> bool:
+    return text is None or bool(_QUANTITY.fullmatch(text))
