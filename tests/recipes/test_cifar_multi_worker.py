@@ -13,6 +13,9 @@ import time
 import processes
 import pytest
 
+from toolkit import devices
+from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+
 pytestmark = pytest.mark.slow
 
 FLAGS = ["--data=shapes", "--steps_per_epoch=12", "--epochs=2", "--checkpoint_steps=5"]
@@ -109,15 +112,8 @@ def test_workers_need_not_see_the_chiefs_disk(undisturbed, tmp_path):
 
 def test_a_worker_that_is_killed_is_the_root_cause(tmp_path):
     process = launched(tmp_path, *FLAGS, "--run_dir=run", "--steps_per_epoch=500")
-    deadline = time.monotonic() + 100
-    while not list((tmp_path / "run").glob("checkpoints/step-*5")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    kill_after_a_checkpoint(tmp_path, "worker-1")
     (log,) = tmp_path.glob("runs/launch-*/worker-1.log")
-    victims = subprocess.run(["pgrep", "-f", "child .*worker-1.stacks"], capture_output=True, text=True, timeout=10)
-    mine = [int(p) for p in victims.stdout.split() if belongs(int(p), tmp_path)]
-    assert len(mine) == 1
-    os.kill(mine[0], signal.SIGKILL)
     began = time.monotonic()
     code, _, err = finish(process, limit=60)
     assert code == 137
@@ -126,8 +122,68 @@ def test_a_worker_that_is_killed_is_the_root_cause(tmp_path):
     assert log.exists()
 
 
-def belongs(pid, folder):
-    return os.readlink(f"/proc/{pid}/cwd") == str(folder)
+def kill_after_a_checkpoint(folder, task):
+    deadline = time.monotonic() + 100
+    while not list((folder / "run").glob("checkpoints/step-*5")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    victims = subprocess.run(["pgrep", "-f", f"child .*{task}.stacks"], capture_output=True, text=True, timeout=10)
+    (mine,) = [int(p) for p in victims.stdout.split() if os.readlink(f"/proc/{p}/cwd") == str(folder)]
+    os.kill(mine, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("task", ["worker-0", "worker-1"])
+def test_with_restarts_the_job_goes_on_from_its_checkpoint_to_the_same_weights(undisturbed, tmp_path, task):
+    process = launched(tmp_path, *FLAGS, "--run_dir=run", start=("--max_restarts=1",))
+    kill_after_a_checkpoint(tmp_path, task)
+    code, out, err = finish(process)
+    assert code == 0, out[-3000:] + err
+    assert "starting the job again, restart 1 of 1" in out
+    assert len(re.findall(r"worker:\d \| Resumed after step", out)) == 2
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
+
+
+def test_pods_of_a_manifest_train_and_go_on_when_they_are_started_again(undisturbed, tmp_path):
+    """As Kubernetes starts them, all at once, and once more with the same command."""
+    with HeldPorts() as held:
+        cluster = json.dumps({"worker": [f"127.0.0.1:{held.free()}" for _ in range(2)]})
+        environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ |= {"TOOLKIT_CLUSTER": cluster, "TOOLKIT_RESUME": "1"}
+        # As many threads as under the launcher: sums of other parts have other last digits.
+        threads = str(max(1, devices.cores() // 2))
+        environ |= {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads}
+
+        def pods(*flags):
+            command = [sys.executable, "-m", "recipes.cifar_multi_worker", *FLAGS, *flags, "--run_dir=run"]
+            return [
+                subprocess.Popen(
+                    command,
+                    env={**environ, "JOB_COMPLETION_INDEX": str(index)},
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                for index in range(2)
+            ]
+
+        first = pods()
+        deadline = time.monotonic() + 100
+        while not list((tmp_path / "run").glob("checkpoints/step-*5")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for pod in first:
+            pod.kill()
+            pod.communicate()
+        ended = []
+        for pod in pods():
+            try:
+                ended.append(pod.communicate(timeout=150)[0])
+            finally:
+                pod.kill()
+                pod.wait()
+    assert all("Resumed after step" in text for text in ended), ended
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
 
 
 @pytest.mark.parametrize(

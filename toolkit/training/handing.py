@@ -10,9 +10,16 @@ from toolkit.training.checkpoints import Checkpoint
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["hand_over"]
+__all__ = ["chiefs_choice", "hand_over"]
 
 _CHUNK = 64 << 20  # Bytes sent at once.
+
+
+def chiefs_choice(strategy: "tf.distribute.Strategy", choice: bool) -> bool:
+    """Returns what the chief has chosen, on every process: it alone sees what is on its disk. It is a collective."""
+    from toolkit.strategies import agreement
+
+    return bool(agreement.broadcast(strategy, np.array([choice], np.int64))[0])
 
 
 def hand_over(strategy: "tf.distribute.Strategy", checkpoint: Checkpoint | None) -> Checkpoint:

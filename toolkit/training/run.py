@@ -15,7 +15,7 @@ from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import RunDirectory, choose
 from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
-from toolkit.training.handing import hand_over
+from toolkit.training.handing import chiefs_choice, hand_over
 from toolkit.training.length import Length
 from toolkit.training.position import Position
 from toolkit.training.signals import StopSignals
@@ -132,6 +132,8 @@ class Run:
         self._strategy = model.distribute_strategy
         self._model = model
         self.directory.check_space(state.size_in_bytes(model))
+        # A job that is started again resumes where the chief has a checkpoint; others can't know.
+        self._resume = chiefs_choice(model.distribute_strategy, self._resume)
         if not self._resume:
             return
         checkpoint = None
