@@ -4,9 +4,13 @@ import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import time
+
+import psutil
 
 from toolkit.launch.ports import ENVIRONMENT, HeldPorts
 
@@ -94,6 +98,49 @@ def group(command, arguments, folder, *, cluster=True, ports=None, **environment
             yield running
         finally:
             running.close()
+
+
+class Job:
+    """A launched job whose tasks can be found and killed."""
+
+    def __init__(self, folder, flags, command):
+        self.folder = folder
+        self.log = folder / "launch.out"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def until(self, pattern, *, limit=60):
+        """Waits for a line."""
+        deadline = time.monotonic() + limit
+        while not re.search(pattern, self.text):
+            assert self.process.poll() is None, self.text[-3000:]
+            assert time.monotonic() < deadline, f"no {pattern!r} in {limit} s\n{self.text[-3000:]}"
+            time.sleep(0.02)
+
+    def kill(self, task, number=signal.SIGKILL):
+        """Sends a task a signal, the last one unless another is given; returns when."""
+        (found,) = [child for child in psutil.Process(self.process.pid).children() if self._is(child, task)]
+        found.send_signal(number)
+        return time.monotonic()
+
+    def _is(self, process, task):
+        with contextlib.suppress(psutil.Error):
+            return process.environ().get("TOOLKIT_STATUS", "").startswith(f"{task}@")
+        return False
+
+    def wait(self, *, limit):
+        return self.process.wait(limit)
 
 
 SERVED = ("--chief", "--workers=2", "--ps=2")

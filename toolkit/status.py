@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "ATTEMPT",
     "BEGAN",
+    "HEARTBEAT_TIMEOUT",
     "LOGS",
     "RESUME",
     "START_TIMEOUT",
@@ -18,6 +19,7 @@ __all__ = [
     "attempt",
     "began",
     "failed",
+    "heartbeat_timeout",
     "logs",
     "report",
     "restarted",
@@ -29,6 +31,7 @@ VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
 LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
+HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether it is again.
 
@@ -48,6 +51,11 @@ def logs() -> str | None:
 def attempt() -> int:
     """Returns the how many-th start of its job this is, from 1."""
     return int(os.environ.get(ATTEMPT, "1"))
+
+
+def heartbeat_timeout() -> float:
+    """Returns after how many seconds a worker that isn't heard of counts as gone: what the launcher says, or 15."""
+    return float(os.environ.get(HEARTBEAT_TIMEOUT, "15"))
 
 
 def restarted() -> bool:

@@ -1,6 +1,7 @@
 """A worker that hangs in Python while the others wait for it in a collective is named, with its line."""
 
 import re
+import signal
 import time
 
 import processes
@@ -40,3 +41,18 @@ def test_it_is_named(tmp_path, how):
     (log,) = tmp_path.glob("runs/*/worker-0.log")
     assert "most recent call first" in log.read_text()
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_named_within_the_heartbeats_timeout(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format(how="pass").replace("verbose=2", "epochs=1000, verbose=2"))
+    job = processes.Job(tmp_path, ["--workers=2", "--heartbeat_timeout=4", "--grace=2"], ["train.py"])
+    try:
+        job.until(r"Epoch 2/")
+        stopped = job.kill("worker:1", signal.SIGSTOP)
+        assert job.wait(limit=60) != 0
+    finally:
+        job.process.kill()
+        job.process.wait()
+    assert "worker:1 failed first: it was stopped by a signal, SIGSTOP or the like" in job.text
+    assert time.monotonic() - stopped < 4 + 8

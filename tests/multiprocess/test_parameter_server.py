@@ -1,10 +1,8 @@
 """Keras's own loops under parameter servers, in real processes, undisturbed and killed in mid-step."""
 
-import contextlib
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -12,55 +10,11 @@ import time
 
 import numpy as np
 import processes
-import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = pathlib.Path(__file__).with_name("served.py")
-
-
-class Job:
-    """A launched job whose tasks can be found and killed."""
-
-    def __init__(self, folder, flags, command):
-        self.folder = folder
-        self.log = folder / "launch.out"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
-                env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def text(self):
-        return self.log.read_text(errors="replace")
-
-    def until(self, pattern, *, limit=60):
-        """Waits for a line."""
-        deadline = time.monotonic() + limit
-        while not re.search(pattern, self.text):
-            assert self.process.poll() is None, self.text[-3000:]
-            assert time.monotonic() < deadline, f"no {pattern!r} in {limit} s\n{self.text[-3000:]}"
-            time.sleep(0.02)
-
-    def kill(self, task):
-        """Ends a task at once; returns when."""
-        (found,) = [child for child in psutil.Process(self.process.pid).children() if self._is(child, task)]
-        found.send_signal(signal.SIGKILL)
-        return time.monotonic()
-
-    def _is(self, process, task):
-        with contextlib.suppress(psutil.Error):
-            return process.environ().get("TOOLKIT_STATUS", "").startswith(f"{task}@")
-        return False
-
-    def wait(self, *, limit):
-        return self.process.wait(limit)
 
 
 @pytest.fixture
@@ -70,7 +24,7 @@ def job(tmp_path):
     def start(*flags, tasks=processes.SERVED, command=None, **options):
         options = {"epochs": 2, "steps": 60, **options}
         given = command or [str(SCRIPT), "out.json", json.dumps(options)]
-        started.append(Job(tmp_path, [*tasks, *flags], given))
+        started.append(processes.Job(tmp_path, [*tasks, *flags], given))
         return started[-1]
 
     yield start

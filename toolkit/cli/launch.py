@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--start_timeout", type=float, default=300.0, metavar="S", help="seconds to wait for one another [300]"
     )
     how.add_argument(
+        "--heartbeat_timeout",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="seconds after which a worker that isn't heard of counts as gone [15]",
+    )
+    how.add_argument(
         "--stall_timeout",
         type=float,
         default=1800.0,
@@ -120,6 +127,7 @@ def _request(given: argparse.Namespace) -> "Request":
         only=tuple(name for names in given.only for name in names.split(",")),
         as_is=given.as_is,
         start_timeout=given.start_timeout,
+        heartbeat_timeout=given.heartbeat_timeout,
         stall_timeout=given.stall_timeout,
         grace=given.grace,
         max_restarts=given.max_restarts,

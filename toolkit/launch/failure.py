@@ -18,11 +18,16 @@ _TAIL = 20  # Lines of a task's output in a message.
 def cause(running: Iterable[Running]) -> Running:
     """Returns whose failure came first; but a SIGKILL that isn't the launcher's own never follows from another.
 
+    Nor does a task follow that something has stopped: the others waited for it.
+
     A killed process closes its connections, and its peers fail, before the system lets its end be seen.
 
     Args:
         running: The job's tasks, one of which has failed, before the launcher has signalled any.
     """
+    held = [task for task in running if task.held]
+    if held:
+        return held[0]
     tasks = [task for task in running if task.failed_at is not None and not task.spared]
     killed = [task for task in tasks if task.code == -signal.SIGKILL]
     return min(killed or tasks, key=lambda task: task.failed_at or 0.0)

@@ -217,10 +217,12 @@ class Job:
 
     def _fail(self) -> None:
         self._settle(1.0)  # What the others report in the meantime may have come first.
+        for task in self.running:
+            task.held = task.stopped
         dying = [task for task in self.running if task.alive and failure.dying(task.process.pid)]
         self._settle(10.0, until=lambda: not any(task.alive for task in dying))
         first = failure.cause(self.running)
-        if first.alive:
+        if first.alive and not first.held:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
         self._end(signal.SIGTERM)
@@ -253,6 +255,8 @@ class Job:
         known = len(self._received)
         for task in self.running:
             task.dismissed = task.alive
+            if task.held:
+                task.kill()
             task.signal(number)
         self._settle(
             self.grace,

@@ -26,6 +26,7 @@ class Request:
         only: Tasks whose output is shown, such as ("worker:0",); () for all.
         as_is: Leave TensorFlow's own strategy to scripts that make one.
         start_timeout: Seconds that tasks wait for one another.
+        heartbeat_timeout: Seconds after which a worker that isn't heard of counts as gone.
         stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
         grace: Seconds between asking tasks to end and ending them.
         max_restarts: How often a job that failed is started again, or a worker beside parameter servers.
@@ -44,6 +45,7 @@ class Request:
     only: tuple[str, ...] = ()
     as_is: bool = False
     start_timeout: float = 300.0
+    heartbeat_timeout: float = 15.0
     stall_timeout: float = 1800.0
     grace: float = 15.0
     max_restarts: int = 0
@@ -74,6 +76,12 @@ class Request:
                     found="that is no length of time",
                     remedy="Give seconds, 0 or more",
                 )
+        if not 1 <= self.heartbeat_timeout <= 3600:
+            raise LaunchError(
+                asked=f"--heartbeat_timeout={self.heartbeat_timeout:g}",
+                found="workers call one another every second or so",
+                remedy="Give from 1 to 3600 seconds",
+            )
         if self.max_restarts < 0:
             raise LaunchError(
                 asked=f"--max_restarts={self.max_restarts}",

@@ -33,6 +33,7 @@ class Running:
         served: Whether it has reported that it serves a chief.
         spared: Whether the job goes on without it.
         dismissed: Whether the launcher has asked it to end.
+        held: Whether it was found stopped when another failed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Running:
         self.code: int | None = None
         self.failed_at: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
-        self.served = self.spared = self.dismissed = False
+        self.served = self.spared = self.dismissed = self.held = False
         self._stacks = stacks
         self._cpu = 0.0
         self._watched: Any = None
@@ -71,6 +72,15 @@ class Running:
     def alive(self) -> bool:
         """Whether it still runs, as far as `poll` has seen."""
         return self.code is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether SIGSTOP, SIGTSTP or a debugger holds it."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return self.alive and self._watch().status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
 
     def poll(self) -> bool:
         """Looks whether it has ended; returns True the first time that it has."""
@@ -155,6 +165,8 @@ class Running:
 
     def words(self) -> str:
         """How it ended, in words."""
+        if self.held:
+            return "was stopped by a signal, SIGSTOP or the like"
         if self.code is None:
             return "still runs"
         if self.code < 0:

@@ -120,6 +120,7 @@ def plan(
             status.BEGAN: began,
             guard.VARIABLE: mark,
             status.START_TIMEOUT: f"{request.start_timeout:g}",
+            status.HEARTBEAT_TIMEOUT: f"{request.heartbeat_timeout:g}",
         }
         command = ("-m", "toolkit.launch.child", _STACKS, str(int(request.as_is)), *request.command)
         planned.append(Planned(task=task, address=cluster.address(task), environment=environment, command=command))

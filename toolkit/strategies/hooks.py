@@ -1,4 +1,4 @@
-"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped.
+"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped, and one called.
 
 `tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
 """
@@ -8,17 +8,39 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute import cross_device_utils
+from tensorflow.python.distribute import cross_device_utils, multi_worker_util
+from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
+from tensorflow.python.eager import context
 
 from toolkit.wrapping import wrap
 
-__all__ = ["install"]
+__all__ = ["expect_heartbeats", "install"]
 
 
 def install() -> None:
     """Wraps both, for the whole process; calling it again changes nothing."""
     wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
     wrap(cross_device_utils.CollectiveReplicaLauncher, "_use_unique_instance_key", _unique_outside_loops)
+
+
+def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> None:
+    """Says after how many seconds without a heartbeat a worker counts as gone, before a strategy is made.
+
+    MultiWorkerMirroredStrategy configures TensorFlow's coordination service itself, with ten seconds, unless that has
+    been done; there is no public way to say another number.
+    """
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job))
+        for job in ("chief", "worker")
+        if job in cluster_spec.jobs
+    ]
+    if context.context().coordination_service is None:
+        context.context().configure_coordination_service(
+            service_type="standalone",
+            service_leader=multi_worker_util.coordination_leader(cluster_spec),
+            heartbeat_timeout_in_ms=max(1, round(1000 * seconds)),
+            coordinated_jobs=jobs,
+        )
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:

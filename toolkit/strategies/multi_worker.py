@@ -28,6 +28,7 @@ from toolkit.strategies.leaving import leave_together
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
 
 _LOG = logging.getLogger(__name__)
+_HEARD = 0.8  # Of the time in which a lost worker is to be noticed: its peers' errors have their way to go, too.
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -52,6 +53,7 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         resolver = cluster_resolver or _resolver()
         if resolver is not None:
             _meet(resolver, start_timeout)
+            hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARD * status.heartbeat_timeout())
         with _ends_in(start_timeout), _keeps_sigterm():
             try:
                 super().__init__(resolver, communication_options)
