@@ -241,6 +241,23 @@ def test_ranks_that_cannot_be_placed_are_refused(changes, message):
         discover({**MPI_TWO_HOSTS, **changes})
 
 
+def test_ranks_may_be_other_jobs():
+    found = discover({**SLURM, "TOOLKIT_TASKS": "chief:1,worker:1,ps:1"})
+    assert [str(task) for task in found.cluster.tasks] == ["chief:0", "worker:0", "ps:0"]
+    assert found.task == Task("ps", 0)
+    assert hosts(found) == ["n1", "n1", "n2"]
+    assert discover({**MPI, "TOOLKIT_TASKS": "chief:1,worker:2"}).task == Task("worker", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("boss:2", "no job and a number"), ("worker", "no job"), ("worker:x", "no job"), ("worker:1", "3 were started")],
+)
+def test_jobs_of_ranks_that_cannot_be(given, message):
+    with pytest.raises(ClusterError, match=message):
+        discover({**MPI, "TOOLKIT_TASKS": given})
+
+
 def test_a_pod_of_an_indexed_job_is_a_worker():
     found = discover(KUBERNETES)
     assert found.cluster == Cluster({"worker": ["cifar-0.cifar:2222", "cifar-1.cifar:2222"]})

@@ -12,6 +12,7 @@ check       everything wrong with a TF_CONFIG, in one go
 membership  a cluster, this process's task in it, and who said so
 variables   numbers that a launcher left in the environment
 ports       ports for tasks that a launcher gave none
+jobs        which job each rank has, where a launcher only numbers them
 hostlist    Slurm's compressed lists written out
 slurm       the membership of a process in an srun step
 open_mpi    the membership of a process that mpirun started

@@ -8,17 +8,17 @@ hosts, so for more than one host the user does, in TOOLKIT_HOSTS.
 import zlib
 from collections.abc import Mapping
 
-from toolkit.cluster import ports, variables
+from toolkit.cluster import jobs, ports, variables
 from toolkit.cluster.addresses import join
 from toolkit.cluster.membership import Membership
-from toolkit.cluster.spec import Cluster, Task
+from toolkit.cluster.spec import Cluster
 from toolkit.errors import ClusterError
 
 __all__ = ["membership"]
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
-    """Reads mpirun's variables: every rank is a worker.
+    """Reads mpirun's variables: every rank is a worker, unless TOOLKIT_TASKS says otherwise, as for Slurm.
 
     Returns:
         None where mpirun didn't start this process, or started it alone.
@@ -53,9 +53,9 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     # Each rank of a job has the same namespace, and other jobs on this host have others.
     job = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode(errors="replace"))
     addresses = [join(host, port) for host, port in zip(hosts, ports.choose(job=job, tasks=size), strict=True)]
-    return Membership(
-        cluster=Cluster({"worker": addresses}), task=Task("worker", rank), source=f"Open MPI, {size} ranks"
-    )
+    ranks = jobs.of_ranks(environ.get(jobs.VARIABLE), ranks=size)
+    cluster = Cluster(jobs.shared_out(ranks, addresses))
+    return Membership(cluster=cluster, task=ranks[rank], source=f"Open MPI, {size} ranks")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

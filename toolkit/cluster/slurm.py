@@ -7,18 +7,20 @@ allocation; only a step has one process for each task.
 
 from collections.abc import Mapping
 
-from toolkit.cluster import ports, variables
+from toolkit.cluster import jobs, ports, variables
 from toolkit.cluster.addresses import join
 from toolkit.cluster.hostlist import expand, expand_counts
 from toolkit.cluster.membership import Membership
-from toolkit.cluster.spec import Cluster, Task
+from toolkit.cluster.spec import Cluster
 from toolkit.errors import ClusterError
 
 __all__ = ["membership"]
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
-    """Reads srun's variables: every task of the step is a worker, in rank order.
+    """Reads srun's variables: every task of the step is a worker, in rank order, unless TOOLKIT_TASKS says otherwise.
+
+    TOOLKIT_TASKS="chief:1,worker:2,ps:1" makes rank 0 the chief, 1 and 2 workers, 3 a ps.
 
     Returns:
         None outside a step, in a step of one task, and where mpirun started the process: mpirun
@@ -46,9 +48,9 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     _check_own_place(environ, places, rank)
     chosen = ports.choose(job=job + step, tasks=tasks)
     addresses = [join(nodes[node], port) for (node, _), port in zip(places, chosen, strict=True)]
-    return Membership(
-        cluster=Cluster({"worker": addresses}), task=Task("worker", rank), source=f"Slurm step {job}.{step}"
-    )
+    ranks = jobs.of_ranks(environ.get(jobs.VARIABLE), ranks=tasks)
+    cluster = Cluster(jobs.shared_out(ranks, addresses))
+    return Membership(cluster=cluster, task=ranks[rank], source=f"Slurm step {job}.{step}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

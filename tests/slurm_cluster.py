@@ -1,0 +1,147 @@
+"""A real Slurm of two nodes on this machine: munge, a controller and two node daemons, all of this test's own."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+
+
+def lacking():
+    """Why there can be no Slurm here, or ""."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None and not pathlib.Path("/usr/sbin", name).exists()]
+    if missing:
+        return f"no {', '.join(missing)} on this machine: apt-get install slurm-wlm munge"
+    if os.geteuid() != 0:
+        return "Slurm's daemons start tasks as their users, and need to be root for it"
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return f"this machine's name, {socket.gethostname()}, can't be resolved"
+    if socket.gethostname() == "localhost":
+        return "both nodes need a name that can be resolved, and this machine has one only"
+    return ""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=10
+KillWait=10
+MinJobAge=300
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,requeue_delay=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobRequeue=1
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 State=UNKNOWN
+NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 State=UNKNOWN
+PartitionName=all Nodes={host},localhost Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """Attributes: environ, for Slurm's commands; nodes, their names; daemons, by node's name and "controller"."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.nodes = (socket.gethostname(), "localhost")
+        self.environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environ["PATH"] += os.pathsep + "/usr/sbin"
+        self.daemons = {}
+
+    def start(self):
+        for name in ("state", *(f"spool-{node}" for node in self.nodes)):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        ports = dict(zip(("controller", "first", "second"), (free_port() for _ in range(3)), strict=True))
+        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, host=self.nodes[0], **ports))
+        munge = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        names = ("munge.socket", "munge.key", "munge.pid", "munge.log", "munge.seed")
+        files = [f"--{flag}={self.folder / name}" for flag, name in zip(munge, names, strict=True)]
+        self._start("munge", "munged", "-F", "--force", *files)
+        self._until((self.folder / "munge.socket").exists, "munge's socket")
+        self._start("controller", "slurmctld", "-D", "-i")
+        for node in self.nodes:
+            self.start_node(node)
+        self._until(lambda: self.states() == {"idle"}, "idle nodes")
+
+    def start_node(self, node):
+        self._start(node, "slurmd", "-D", "-N", node)
+
+    def states(self):
+        done = self.run("sinfo", "-h", "-N", "-o", "%T", check=False)
+        return set(done.stdout.split())
+
+    def run(self, *command, limit=30, check=True, **more):
+        """A command of Slurm's."""
+        done = subprocess.run(
+            command, env={**self.environ, **more}, cwd=self.folder, capture_output=True, text=True, timeout=limit
+        )
+        assert not check or done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
+        return done
+
+    def _start(self, name, *command):
+        with (self.folder / f"{name}.out").open("ab") as out:
+            self.daemons[name] = subprocess.Popen(
+                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def _until(self, holds, what, limit=40):
+        deadline = time.monotonic() + limit
+        while not holds():
+            logs = [path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.out")]
+            assert time.monotonic() < deadline, f"no {what} in {limit} s: {logs}"
+            time.sleep(0.1)
+
+    def stop(self):
+        self.run("scancel", "--user=root", "--full", check=False)
+        self._until(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "empty queue", limit=30)
+        for daemon in reversed(self.daemons.values()):
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(10)
+            daemon.kill()
+            daemon.wait()
+
+
+@contextlib.contextmanager
+def slurm(folder):
+    """Starts one in an empty folder, with a path of at most 60 characters for munge's socket; ends all of it."""
+    made = Slurm(pathlib.Path(folder))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
