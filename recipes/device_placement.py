@@ -41,7 +41,7 @@ def missing(*_: str) -> None:
 
     before = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(True)
-    say(f"    soft: {toolkit.placement.observe(on_gpu_7, 1.0).moved[0].because}; it ran elsewhere")
+    say(f"    soft: {toolkit.placement.observe(on_gpu_7, tf.constant(1.0)).moved[0].because}; it ran elsewhere")
     tf.config.set_soft_device_placement(False)
     try:
         tf.function(on_gpu_7)(tf.constant(1.0))

@@ -9,6 +9,7 @@ no faster than one.
 
 import time
 
+import psutil
 from absl import flags
 
 import toolkit
@@ -28,6 +29,7 @@ def main() -> None:
     toolkit.devices.restart(FLAGS.visible_devices)
     toolkit.cli.check_chart(FLAGS.chart)
     asked = toolkit.cli.flags.devices()
+    check(asked["gpus"])
     devices = toolkit.devices.configure(**{**asked, "gpus": asked["gpus"] or 2})
     toolkit.cli.show_devices(devices)
     first, second = (devices.logical_devices * 2)[:2]
@@ -36,8 +38,9 @@ def main() -> None:
     import tensorflow as tf
 
     random = np.random.default_rng(FLAGS.seed)
-    # Entries such that the powers neither grow nor vanish: the largest eigenvalue is near 1.
-    a, b = (random.random((FLAGS.size, FLAGS.size), np.float32) * 2 / FLAGS.size for _ in range(2))
+    # Rows that sum up to 1, so that the powers neither grow nor vanish.
+    a, b = (random.random((FLAGS.size, FLAGS.size), np.float32) for _ in range(2))
+    a, b = (each / each.sum(axis=1, keepdims=True) for each in (a, b))
 
     def power(matrix: tf.Tensor) -> tf.Tensor:
         product = matrix
@@ -64,9 +67,11 @@ def main() -> None:
             return left + right
 
     expected = np.linalg.matrix_power(a, FLAGS.power) + np.linalg.matrix_power(b, FLAGS.power)
-    ways = {f"one device ({first})": on_one, f"two devices ({first}, {second})": on_two}
+    ways = {f"one device ({first})": on_one}
+    if len(devices.logical_devices) > 1:
+        ways[f"two devices ({first}, {second})"] = on_two
     given = {}
-    for name, where in zip(ways, ((first, first), (first, second)), strict=True):
+    for name, where in zip(ways, ((first, first), (first, second)), strict=False):
         with tf.device(where[0]):
             left = tf.constant(a)
         with tf.device(where[1]):
@@ -89,6 +94,22 @@ def main() -> None:
     )
     if not max(errors.values()) < TOLERANCE:
         raise toolkit.errors.ToolkitError(f"The sums are not NumPy's: {errors}")
+
+
+def check(gpus: int | None) -> None:
+    """Refuses what can't be, before the work."""
+    if (gpus or 2) > 2:
+        raise toolkit.errors.RequestError(
+            asked=f"--gpus={gpus}", found="the sum has two terms", remedy="Leave it out, or give 1 or 2"
+        )
+    # A, B, their powers so far, and the next ones, of four bytes each number.
+    needed, free = 8 * 4 * FLAGS.size**2, psutil.virtual_memory().available
+    if needed > free:
+        raise toolkit.errors.RequestError(
+            asked=f"--size={FLAGS.size}",
+            found=f"that takes {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} are free",
+            remedy=f"Give at most {int((free / 32) ** 0.5):,}",
+        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ Rooms, each importing only those above it:
     launch      starting and watching tasks
     scaling     how a recipe's speed grows with replicas, and what bounds it
     report      one HTML page about a run, or several compared
+    slurm       jobs under Slurm: batch script, submission, restarts
     kubernetes  manifests for Kubernetes
     doctor      what is wrong with this machine, and the command that mends it
     cli         flags and exit codes of a recipe; the `toolkit` command
@@ -48,6 +49,7 @@ __all__ = [
     "placement",
     "report",
     "scaling",
+    "slurm",
     "status",
     "strategies",
     "training",

@@ -66,7 +66,7 @@ REFUSED = {
     "no replicas": (["alexnet", "--device=5", "--replicas=0"], "--replicas=0"),
     "overlap": (["alexnet", "--device=5", "--overlap=2"], "overlap is from 0 to 1"),
     "a chart of another kind": (["alexnet", "--device=5", "--chart=plan.gif"], "PNG or SVG"),
-    "a chart nowhere": (["alexnet", "--device=5", "--chart=/absent/plan.png"], "can't be written"),
+    "a chart nowhere": (["alexnet", "--device=5", "--chart=/absent/plan.png"], "there is no such directory"),
     "no such option": (["alexnet", "--devices=5"], "--device"),
 }
 

@@ -1,12 +1,17 @@
 """Tasks that Slurm starts find their cluster in its environment, and train."""
 
+import contextlib
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 
 import processes
+import psutil
 import pytest
 from slurm_cluster import lacking, slurm
 
@@ -46,3 +51,119 @@ def test_chief_workers_and_ps_by_srun(cluster, tmp_path):
     done = cluster.run("srun", "--nodes=2", "--ntasks=4", "--label", *command, limit=150, **ENVIRONMENT, **tasks)
     assert summary(tmp_path / "run")["steps"] == 8, done.stdout[-2000:] + done.stderr[-2000:]
     assert set(summary(tmp_path / "run")["cluster"]) == {"chief", "worker", "ps"}
+
+
+STEPS = ("--data=shapes", "--epochs=2", "--steps_per_epoch=30", "--checkpoint_steps=5")
+
+
+class Launched:
+    """`toolkit launch --engine=slurm`, with what it has printed so far."""
+
+    def __init__(self, cluster, folder, *flags):
+        self.out = folder / "launch.out"
+        with self.out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "toolkit",
+                    "launch",
+                    "--engine=slurm",
+                    "--nodes=2",
+                    f"--log_dir={folder / 'logs'}",
+                    *flags,
+                ],
+                env={**cluster.environ, **ENVIRONMENT},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self):
+        return self.out.read_text(errors="replace")
+
+    @property
+    def job(self):
+        return re.search(r"launch: Slurm job (\d+),", self.text)[1]
+
+    def until(self, holds, limit=100):
+        deadline = time.monotonic() + limit
+        while not holds():
+            assert self.process.poll() is None, self.text[-3000:]
+            assert time.monotonic() < deadline, self.text[-3000:]
+            time.sleep(0.1)
+
+    def end(self, limit=200):
+        try:
+            return self.process.wait(limit)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    launched = Launched(cluster, folder, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={folder / 'run'}")
+    assert launched.end() == 0, launched.text[-3000:]
+    return folder, launched.text
+
+
+def test_a_job_is_submitted_followed_and_completed(undisturbed):
+    folder, text = undisturbed
+    assert re.search(r"^task 1 \| Done: ", text, re.MULTILINE)
+    assert re.search(r"is completed$", text)
+    assert summary(folder / "run")["steps"] == 60
+    assert "#SBATCH --signal=TERM@120" in (folder / "logs" / "job.sh").read_text()
+
+
+def test_ctrl_c_cancels_the_job(cluster, tmp_path):
+    launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
+    launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.end(60) == 130, launched.text[-2000:]
+    assert "cancelling Slurm job" in launched.text
+    assert "CANCELLED" in cluster.run("scontrol", "show", "job", launched.job).stdout
+
+
+def test_a_node_that_fails_has_the_job_queued_again_and_resumed_to_the_same_weights(cluster, tmp_path, undisturbed):
+    launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
+    launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
+    node = sorted(cluster.nodes)[1]  # The batch script runs on the first.
+    victims = [p for p in psutil.process_iter() if belongs(p, launched.job, node)]
+    cluster.daemons[node].kill()
+    cluster.daemons[node].wait()
+    for victim in victims:  # A node that fails takes its tasks along.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    launched.until(lambda: "queueing the job again: a node doesn't answer" in launched.text)
+    cluster.start_node(node)
+    assert launched.end() == 0, launched.text[-3000:]
+    assert "Resumed after step" in launched.text
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[0] / "run")["weights_sha256"]
+
+
+def belongs(process, job, node):
+    with contextlib.suppress(psutil.Error):
+        environ = process.environ()
+        return environ.get("SLURM_JOB_ID") == job and environ.get("SLURMD_NODENAME") == node
+    return False
+
+
+def test_a_job_whose_time_is_nearly_up_goes_on_in_the_next(cluster, tmp_path, undisturbed):
+    flags = (
+        "--time=1",
+        "--notice=45",
+        "-m",
+        "recipes.cifar_multi_worker",
+        *STEPS[:2],
+        "--steps_per_epoch=600",
+        STEPS[3],
+    )
+    launched = Launched(cluster, tmp_path, *flags, f"--run_dir={tmp_path / 'run'}")
+    launched.until(lambda: "queueing the job again: its time was nearly up" in launched.text)
+    launched.until(lambda: "Resumed after step" in launched.text)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end(60) == 143, launched.text[-2000:]

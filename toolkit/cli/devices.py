@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
         time.sleep(0.1)
         rich.get_console().print(_shown())
         return
+    if not rich.get_console().is_terminal:
+        while True:
+            rich.get_console().print(_shown())
+            sys.stdout.flush()
+            time.sleep(arguments.watch)
     with Live(_shown(), console=rich.get_console(), auto_refresh=False) as live:
         while True:
             time.sleep(arguments.watch)

@@ -3,6 +3,7 @@
 0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 interrupted and terminated.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -39,6 +40,12 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
         # Whoever read has enough, as `head` does. Python would try to write the rest once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _complain(f"the output can't be written: {error.strerror}", stopped=False)
+        return 1
     return result if isinstance(result, int) else 0
 
 

@@ -1,17 +1,21 @@
-"""Start a script in several processes of this machine, watch them, and end them together.
+"""Start a script in several processes, watch them, and end them together.
 
     toolkit launch --workers=2 train.py --epochs=5
     toolkit launch --workers=2 -m recipes.cifar_multi_worker
     toolkit launch --cluster=tf_configs/two_hosts.json --task=worker:1 train.py
+    toolkit launch --engine=slurm --nodes=2 --time=60 -m recipes.cifar_multi_worker
 
 Every task gets its TF_CONFIG, its share of GPUs and threads, and a log file; all their lines are
 shown here, and the first task that fails is named. The flags of launch come before the script.
 """
 
 import argparse
+import pathlib
+import time
 from typing import TYPE_CHECKING
 
 from toolkit.cli import log
+from toolkit.errors import LaunchError
 
 if TYPE_CHECKING:
     from toolkit.launch import Request
@@ -80,6 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start a job that failed again, from its last checkpoint, up to N times [0]",
     )
+    slurm = parser.add_argument_group("with --engine=slurm")
+    slurm.add_argument("--engine", default="local", metavar="NAME", help="local (this machine) or slurm [local]")
+    slurm.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes [1]")
+    slurm.add_argument("--tasks_per_node", type=int, metavar="N", help="tasks on each [as many as the jobs need]")
+    slurm.add_argument("--gpus_per_task", type=int, default=0, metavar="N", help="GPUs of each task [0]")
+    slurm.add_argument("--cpus_per_task", type=int, metavar="N", help="cores of each task [Slurm's default]")
+    slurm.add_argument("--time", metavar="TIME", help="limit, as sbatch has it, such as 60 or 1-12 [the partition's]")
+    slurm.add_argument(
+        "--notice", type=int, default=120, metavar="S", help="seconds before it in which tasks write a checkpoint [120]"
+    )
+    slurm.add_argument("--partition", metavar="NAME", help="[the default one]")
+    slurm.add_argument("--account", metavar="NAME", help="[the user's]")
+    slurm.add_argument("--job_name", default="toolkit", metavar="NAME", help="[toolkit]")
     what = parser.add_argument_group("what to start")
     what.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
@@ -97,6 +114,13 @@ def run(arguments: argparse.Namespace) -> None:
     """
     from toolkit import launch
 
+    if arguments.engine == "slurm":
+        _slurm(arguments)
+        return
+    if arguments.engine != "local":
+        raise LaunchError(
+            asked=f"--engine={arguments.engine}", found="there is no such engine", remedy="Choose local or slurm"
+        )
     request = _request(arguments)
     if arguments.dry_run:
         for line in launch.dry_run(request):
@@ -106,7 +130,12 @@ def run(arguments: argparse.Namespace) -> None:
     launch.start(request)
 
 
-def _request(given: argparse.Namespace) -> "Request":
+def _command(given: argparse.Namespace) -> tuple[str, ...]:
+    script = given.script[1:] if given.script[:1] == ["--"] else given.script
+    return ("-m", *given.module) if given.module is not None else tuple(script)
+
+
+def _counted(given: argparse.Namespace) -> tuple[tuple[str, int], ...]:
     from toolkit import launch
 
     jobs = (
@@ -115,10 +144,52 @@ def _request(given: argparse.Namespace) -> "Request":
         ("ps", given.ps),
         ("evaluator", int(given.evaluator)),
     )
-    script = given.script[1:] if given.script[:1] == ["--"] else given.script
+    return launch.counted(jobs)
+
+
+def _slurm(given: argparse.Namespace) -> None:
+    from toolkit import slurm
+
+    command = _command(given)
+    if not command or command == ("-m",):
+        raise LaunchError(
+            asked="--engine=slurm submits a script or a module",
+            found="none is named",
+            remedy="Name it after launch's own flags: -m recipes.cifar_multi_worker",
+        )
+    if given.cluster or given.task:
+        raise LaunchError(
+            asked="--engine=slurm starts tasks where Slurm has room",
+            found="--cluster or --task says where they are",
+            remedy="Leave one of the two out",
+        )
+    request = slurm.Request(
+        name=given.job_name,
+        nodes=given.nodes,
+        tasks_per_node=given.tasks_per_node,
+        jobs=_counted(given),
+        gpus_per_task=given.gpus_per_task,
+        cpus_per_task=given.cpus_per_task,
+        time=given.time,
+        notice=given.notice,
+        partition=given.partition,
+        account=given.account,
+        logs=pathlib.Path(given.log_dir or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"),
+        command=command,
+        max_restarts=given.max_restarts,
+    )
+    if given.dry_run:
+        print(slurm.script(request), end="")
+        return
+    slurm.submit(request, show=lambda line: print(line, flush=True))
+
+
+def _request(given: argparse.Namespace) -> "Request":
+    from toolkit import launch
+
     return launch.Request(
-        command=("-m", *given.module) if given.module is not None else tuple(script),
-        jobs=launch.counted(jobs),
+        command=_command(given),
+        jobs=_counted(given),
         cluster_file=given.cluster,
         task=given.task,
         host=given.host,

@@ -5,6 +5,8 @@ exit code or None. Its docstring is its help. It is imported when it is asked fo
 """
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: What follows the program's name; `sys.argv[1:]` unless given.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # Closed by whoever started this.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is open as long as the program runs.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal that can't show a letter shows its number.
     sys.exit(exit_code(lambda: _run(arguments), interrupted="Interrupted."))
 
 

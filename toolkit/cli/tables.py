@@ -26,11 +26,15 @@ def check_chart(path: str | None) -> None:
     """Makes sure, before any work, that a chart can be drawn into a file of that name.
 
     Raises:
-        RequestError: It is neither .png nor .svg.
+        RequestError: It is neither .png nor .svg, or in no directory that is there.
     """
     if path is not None and pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
         raise RequestError(
             asked=f"--chart={path}", found="charts are PNG or SVG", remedy="End its name in .png or .svg"
+        )
+    if path is not None and not pathlib.Path(path).absolute().parent.is_dir():
+        raise RequestError(
+            asked=f"--chart={path}", found="there is no such directory", remedy="Name a file in one that is there"
         )
 
 

@@ -12,6 +12,8 @@ from toolkit.errors import ClusterError
 
 __all__ = ["discover", "read", "require"]
 
+_LONGEST = 10_000_000  # Characters of a file: a hundred thousand tasks.
+
 
 def discover(
     environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
@@ -73,7 +75,7 @@ def read(file: str | os.PathLike[str]) -> str:
     """
     try:
         with open(file, encoding="utf-8-sig") as stream:
-            return stream.read()
+            text = stream.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
         found = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
         raise ClusterError(
@@ -81,6 +83,13 @@ def read(file: str | os.PathLike[str]) -> str:
             found=f"it can't be read: {found}",
             remedy="Name a file such as tf_configs/local_two_workers.json",
         ) from None
+    if len(text) > _LONGEST:
+        raise ClusterError(
+            asked=f"{str(file)!r} should describe a cluster",
+            found=f"it has more than {_LONGEST:,} characters",
+            remedy="Name a file such as tf_configs/local_two_workers.json",
+        )
+    return text
 
 
 def _from_file(file: str | os.PathLike[str], task: str | None, config: str) -> Membership:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from toolkit.doctor import data, environment, gpus, machine, network, versions
 from toolkit.doctor.finding import Finding
+from toolkit.doctor.finding import failure as _failure
 from toolkit.doctor.self_test import self_test
 from toolkit.doctor.situation import Situation
 
@@ -23,6 +24,14 @@ __all__ = ["Finding", "Situation", "examine", "self_test"]
 
 
 def examine(situation: Situation) -> Iterator[Finding]:
-    """Yields what each check found, one after another. No check changes anything or raises."""
+    """Yields what each check found, one after another. No check changes anything, or raises."""
     for room in (versions, environment, gpus, machine, network, data):
-        yield from room.look(situation)
+        try:
+            yield from room.look(situation)
+        except Exception as error:  # What it looks at can be broken in ways that nobody thought of.
+            name = room.__name__.rpartition(".")[2]
+            yield _failure(
+                name,
+                f"the check itself failed: {type(error).__name__}: {error}",
+                "python -X faulthandler -m toolkit doctor --json",
+            )

@@ -30,7 +30,7 @@ def look(situation: Situation) -> Iterator[Finding]:
 def _backend(situation: Situation) -> Iterator[Finding]:
     environ = situation.environ
     named = environ.get("KERAS_BACKEND")
-    if named is not None:
+    if named:
         if named != "tensorflow":
             yield failure(
                 "KERAS_BACKEND",
@@ -40,9 +40,17 @@ def _backend(situation: Situation) -> Iterator[Finding]:
         return
     file = pathlib.Path(environ.get("KERAS_HOME") or pathlib.Path(environ.get("HOME", "~")) / ".keras", "keras.json")
     try:
-        backend = json.loads(file.read_text(encoding="utf-8")).get("backend", "tensorflow")
-    except (OSError, ValueError, AttributeError):
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return
+    except (OSError, ValueError):
+        settings = None
+    if not isinstance(settings, dict):
+        yield failure(
+            "keras.json", f"{file} holds no JSON object, and `import keras` fails", f"mv '{file}' '{file}.bad'"
+        )
+        return
+    backend = settings.get("backend", "tensorflow")
     if backend != "tensorflow":
         yield failure(
             "keras.json",
@@ -98,7 +106,7 @@ def _threads(situation: Situation) -> Iterator[Finding]:
         value = situation.environ.get(name, "").strip()
         if not value:
             continue
-        if not value.isdigit() or int(value) == 0:
+        if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) == 0:
             yield warning(name, f"{name}={value} is no number of threads", f"unset {name}")
         elif int(value) < cores:
             yield warning(name, f"{name}={value}, and there are {cores} cores: some will idle", f"unset {name}")
@@ -131,7 +139,7 @@ def _proxies(situation: Situation) -> Iterator[Finding]:
 
 def _distribution(situation: Situation) -> Iterator[Finding]:
     try:
-        scripts = sorted(situation.here.glob("*.py"))[:_MOST_SCRIPTS]
+        scripts = sorted(path for path in situation.here.glob("*.py") if path.is_file())[:_MOST_SCRIPTS]
     except OSError:
         return
     for script in scripts:

@@ -50,7 +50,12 @@ def _files(_: Situation) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(min(hard, 65536))
-        yield warning("open files", f"a process may open {soft}", f"ulimit -n {most}")
+        cure = f"ulimit -n {most}"
+        if 0 <= hard < _FILES:
+            cure = (
+                f"Have the limit raised: `nofile` in /etc/security/limits.conf; a container's --ulimit nofile={_FILES}"
+            )
+        yield warning("open files", f"a process may open {soft}", cure)
 
 
 def _shared(situation: Situation) -> Iterator[Finding]:

@@ -50,10 +50,10 @@ def _task(task: str, address: str, own: set[str]) -> Finding:
     host, port = split(address)
     try:
         answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         return failure(
             task,
-            f"its host {host} can't be resolved ({(error.strerror or str(error)).lower()})",
+            f"its host {host} can't be resolved ({(getattr(error, 'strerror', None) or str(error)).lower()})",
             f"getent hosts {host}; add it to DNS or /etc/hosts, or write its address in the cluster",
         )
     if any(str(answer[4][0]) in own or str(answer[4][0]).startswith("127.") for answer in answers):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from toolkit.cluster import Cluster, parse, read
 from toolkit.devices import Inventory, take
+from toolkit.errors import RequestError
 
 __all__ = ["Situation"]
 
@@ -45,14 +46,17 @@ class Situation:
 
         Raises:
             ClusterError: The file can't be used.
+            RequestError: The current directory is gone.
         """
         cluster = None
         if cluster_file is not None:
             cluster = parse(read(cluster_file), source=cluster_file, task_required=False).sound
-        return cls(
-            environ=os.environ,
-            inventory=take(),
-            cluster=cluster,
-            here=pathlib.Path.cwd(),
-            temporary=pathlib.Path(tempfile.gettempdir()),
-        )
+        try:
+            here, temporary = pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise RequestError(
+                asked="the current directory is where scripts would be started",
+                found="it, or every directory for temporary files, is gone",
+                remedy="cd to one that is there; or set TMPDIR",
+            ) from error
+        return cls(environ=os.environ, inventory=take(), cluster=cluster, here=here, temporary=temporary)

@@ -113,4 +113,7 @@ def copied(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.Model
             remedy="Give the layer a get_config() that its constructor takes",
         ) from error
     copy.set_weights([keras.ops.convert_to_numpy(weight) for weight in model.weights])
+    for _, layer in leaves(copy):
+        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:
+            layer.finalize_state()  # It computes with what it makes of its weights here.
     return copy

@@ -21,9 +21,9 @@ def device(name: str) -> str:
     import tensorflow as tf
 
     there = [logical.name for logical in tf.config.list_logical_devices()]
-    local = _LOCAL.fullmatch(name)
+    local = _LOCAL.fullmatch(name) if isinstance(name, str) else None
     wanted = f"/device:{local['kind'].upper()}:{int(local['number'])}" if local else name
-    found = [full for full in there if full.endswith(wanted)]
+    found = [full for full in there if full == wanted or (local and full.endswith(wanted))]
     if not found:
         raise DeviceError(
             asked=f"device {name!r}",

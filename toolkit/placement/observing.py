@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from toolkit.placement.names import short
@@ -17,22 +18,24 @@ _SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 _EDGES = ("_Arg", "_Retval")  # The function's own arguments and results.
 
 
-def observe(function: Callable | keras.Model, *args: Any) -> Report:
+def observe(function: Callable | keras.Model, *args: Any, **kwargs: Any) -> Report:
     """Traces a function anew, runs it once, and returns where TensorFlow placed each operation.
 
     Args:
-        function: A Python function, a tf.function, or a Keras model, which is called with training=False.
-        args: Tensors, or what becomes one.
+        function: A Python function, a tf.function (traced anew, without its jit_compile or input_signature), or a Keras
+            model, which is called with training=False, and with a list of its inputs where there are several.
+        args: As the function takes them. NumPy's arrays become tensors, also within lists and dictionaries.
+        kwargs: The same.
 
     Returns:
         Operations by their names in the function; those that TensorFlow added for a loop, or in the place of others,
         are marked so. Bytes are known where shapes are known before running.
     """
     traced = _function(function)
-    given = [tf.convert_to_tensor(each) for each in args]
+    given, named = tf.nest.map_structure(_tensor, (args, kwargs))
     with recording() as recorded:
-        concrete = traced.get_concrete_function(*given)
-        concrete(*given)
+        concrete = traced.get_concrete_function(*given, **named)
+        traced(*given, **named)
     graphs = recorded[0].function_graphs
     before = [node for graph in graphs for node in graph.pre_optimization_graph.node if node.op not in _EDGES]
     after = [node for graph in graphs for part in graph.partition_graphs for node in part.node]
@@ -46,9 +49,15 @@ def observe(function: Callable | keras.Model, *args: Any) -> Report:
 
 def _function(function: Any) -> Any:
     if isinstance(function, keras.Model):
-        return tf.function(lambda *inputs: function(*inputs, training=False), autograph=False)
+        return tf.function(
+            lambda *inputs: function(inputs[0] if len(inputs) == 1 else list(inputs), training=False), autograph=False
+        )
     # One that has run already isn't placed again.
     return tf.function(getattr(function, "python_function", function))
+
+
+def _tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _operations(before: Iterable[Any], after: Iterable[Any]) -> Iterator[Operation]:
@@ -86,7 +95,8 @@ def _copies(nodes: Iterable[Any], sizes: dict[str, int | None]) -> Iterator[Copy
     for node in nodes:
         if node.op in _SENDS:
             source, target = (node.attr[name].s.decode() for name in ("send_device", "recv_device"))
-            waits = node.input[0].startswith(("^", "GroupCrossDeviceControlEdges"))  # No tensor, only an order.
+            # No tensor, only an order.
+            waits = node.input[0].startswith(("^", "GroupCrossDeviceControlEdges")) or "/ctrl/_" in node.input[0]
             if source != target and not waits:
                 tensor = node.input[0] if ":" in node.input[0] else f"{node.input[0]}:0"
                 yield Copy(tensor=tensor, source=source, target=target, bytes=sizes.get(tensor))

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import ModelError, StrategyError
-from toolkit.parallel.cost import is_graph
+from toolkit.parallel.apply import alike, copied
+from toolkit.parallel.cost import is_graph, leaves
 from toolkit.placement.names import device
 
 __all__ = ["place"]
@@ -48,36 +49,45 @@ def place(model: keras.Model, rule: Rule) -> keras.Model:
     devices = _devices(model, rule)
 
     def placed(layer: keras.layers.Layer) -> keras.layers.Layer:
-        where = devices.get(layer.name)
-        with tf.device(where):  # A model within makes its weights at once.
-            copy = layer.__class__.from_config(layer.get_config())
-        if where is not None:
-            _run_on(copy, where)
+        copy = alike(layer)
+        if id(layer) in devices:
+            _run_on(copy, devices[id(layer)])
         return copy
 
-    made = keras.models.clone_model(model, clone_function=placed)
-    made.set_weights(model.get_weights())
-    _keep_slots_beside(made)
+    made = copied(model, placed)
+    _compiles_as_placed(made)
     return made
 
 
-def _devices(model: keras.Model, rule: Rule) -> dict[str, str]:
-    """Layers by name, each with the full name of its device."""
+def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
+    """Layers by their ids, each with its device; those of a model within have the model's."""
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     if isinstance(rule, Mapping):
         names = [layer.name for layer in layers]
         for name in rule:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
+                near = difflib.get_close_matches(str(name), names, n=1)
                 raise ModelError(
                     asked=f"the rule places the layer {name!r}",
                     found=f"the layers of {model.name!r} are {', '.join(names[:30])}",
                     remedy=(f"Did you mean {near[0]!r}? " if near else "") + "Give one of those names",
                 )
-        given = {name: where for name, where in rule.items() if where}
+        given = {layer.name: rule.get(layer.name) for layer in layers}
+    elif callable(rule):
+        given = {layer.name: rule(layer) for layer in layers}
     else:
-        given = {layer.name: where for layer in layers if (where := rule(layer))}
-    return {name: device(where) for name, where in given.items()}
+        raise ModelError(
+            asked=f"the rule is {rule!r}",
+            found="it says of no layer where that is to be",
+            remedy='Give a mapping such as {"fc1": "GPU:1"}, or a function from a layer to a device',
+        )
+    found = {}
+    for layer in layers:
+        where = given[layer.name]
+        if where is not None:
+            inner = [leaf for _, leaf in leaves(layer)] if is_graph(layer) else [layer]
+            found.update(dict.fromkeys(map(id, inner), device(where)))
+    return found
 
 
 def _run_on(layer: Any, where: str) -> None:
@@ -94,20 +104,29 @@ def _run_on(layer: Any, where: str) -> None:
     layer.build, layer.call = there(layer.build), there(layer.call)
 
 
-def _keep_slots_beside(model: Any) -> None:
-    """Has the optimizer that the model is compiled with keep what belongs to a weight on the weight's device."""
+def _compiles_as_placed(model: Any) -> None:
+    """Has `compile` keep XLA away, which compiles for one device, and an optimizer's slots beside their weights."""
     compiled = model.compile
 
     @functools.wraps(compiled)
-    def compiling(*args: Any, **kwargs: Any) -> None:
-        compiled(*args, **kwargs)
-        add = model.optimizer.add_variable_from_reference
+    def compiling(*args: Any, jit_compile: Any = "auto", **kwargs: Any) -> None:
+        if jit_compile is True:
+            raise ModelError(
+                asked="compile(jit_compile=True)",
+                found="XLA compiles for one device, and this model's layers are placed on several",
+                remedy="Leave jit_compile out",
+            )
+        compiled(*args, jit_compile=False, **kwargs)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # LossScaleOptimizer has one.
+        if optimizer is None:
+            return
+        add = optimizer.add_variable_from_reference
 
         @functools.wraps(add)
         def beside(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
             with tf.device(reference_variable.value.device):
                 return add(reference_variable, *args, **kwargs)
 
-        model.optimizer.add_variable_from_reference = beside
+        optimizer.add_variable_from_reference = beside
 
     model.compile = compiling

@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.report.masking import masked
 from toolkit.report.pictures import draw
 from toolkit.report.reading import RunData
+from toolkit.report.trying import tried
 
 __all__ = ["render"]
 
@@ -57,20 +58,29 @@ def render(runs: Sequence[RunData]) -> str:
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), autoescape=True, trim_blocks=True
     )
     several = len(runs) > 1
-    return environment.get_template("page.html.j2").render(
-        title=f"{len(runs)} runs compared"
-        if several
-        else f"{runs[0].summary.get('recipe') or 'A run'}: {runs[0].name}",
+    title = f"{runs[0].summary.get('recipe') or 'A run'}: {runs[0].name}"
+    notes = [f"{run.name}: {note}" if several else note for run in runs for note in run.notes]
+    none: list[str] = []
+    no_tables: list[_Table] = []
+    sentences = [sentence for run in runs for sentence in tried(notes, none, _sentences, run, several=several)]
+    tables = [table for run in runs for table in tried(notes, no_tables, _tables, run, several=several)]
+    pictures = draw(runs, notes)
+    facts: list[tuple[str, list[str]]] = tried(notes, [], lambda: list(_facts(runs)))
+    commands = [tried(notes, "", _command, run) for run in runs]
+    versions = " ".join(sorted({tried(notes, "", _versions, run) for run in runs} - {""}))
+    page = environment.get_template("page.html.j2").render(
+        title=f"{len(runs)} runs compared" if several else title,
         written=f"Written {datetime.datetime.now():%Y-%m-%d %H:%M} from {', '.join(str(run.path) for run in runs)}",
         runs=runs,
-        sentences=[sentence for run in runs for sentence in _sentences(run, several=several)],
-        notes=[f"{run.name}: {note}" if several else note for run in runs for note in run.notes],
-        facts=list(_facts(runs)),
-        pictures=draw(runs),
-        tables=[table for run in runs for table in _tables(run, several=several)],
-        commands=[_command(run) for run in runs],
-        versions=" ".join(sorted({_versions(run) for run in runs if _versions(run)})),
+        sentences=sentences,
+        notes=list(dict.fromkeys(notes)),
+        facts=facts,
+        pictures=pictures,
+        tables=tables,
+        commands=commands,
+        versions=versions,
     )
+    return page.encode("utf-8", "replace").decode()  # A name of a file may hold what isn't text.
 
 
 def _sentences(run: RunData, *, several: bool) -> list[str]:

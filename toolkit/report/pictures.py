@@ -13,6 +13,7 @@ from typing import Any
 
 from toolkit.report.reading import RunData
 from toolkit.report.timeline import spans_of
+from toolkit.report.trying import tried
 
 __all__ = ["Picture", "draw"]
 
@@ -34,6 +35,7 @@ _SETTINGS: Any = {
     "legend.frameon": False,
     "hatch.color": _INK,
     "hatch.linewidth": 0.4,
+    "text.parse_math": False,
 }
 
 
@@ -50,8 +52,8 @@ class Picture:
         self.title, self.svg, self.words = title, svg, words
 
 
-def draw(runs: Sequence[RunData]) -> list[Picture]:
-    """Returns the charts for which the runs have data."""
+def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
+    """Returns the charts for which the runs have data; one that can't be drawn is noted."""
     makers: list[Callable[[Sequence[RunData]], Picture | None]] = [
         lambda runs: _curves(runs, "Loss", ("loss", "val_loss"), "loss"),
         lambda runs: _curves(runs, "Accuracy", ("accuracy", "val_accuracy"), "share of examples"),
@@ -61,7 +63,7 @@ def draw(runs: Sequence[RunData]) -> list[Picture]:
         _staleness,
         _plan,
     ]
-    return [picture for make in makers if (picture := make(runs)) is not None]
+    return [picture for make in makers if (picture := tried(notes, None, make, runs)) is not None]
 
 
 def _figure(height: float = 3.0) -> tuple[Any, Any]:
@@ -87,13 +89,10 @@ def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: flo
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{salt}-", svg)
     svg = svg.replace(_INK, "currentColor")
-    svg = re.sub(
-        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
-        rf'<svg viewBox="\1" role="img" aria-label="{html.escape(words)}" '
-        r'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">',
-        svg,
-        count=1,
-    )
+    box = re.search(r'viewBox="([^"]+)"', svg)
+    head = f'<svg viewBox="{box[1] if box else "0 0 400 200"}" role="img" aria-label="{html.escape(words)}" '
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    svg = head + spaces + svg[svg.index(">") + 1 :]
     return Picture(title, svg, words)
 
 
@@ -105,6 +104,7 @@ def _curves(runs: Sequence[RunData], title: str, columns: Sequence[str], unit: s
             if points:
                 kind = "" if len(columns) == 1 else ("test" if column.startswith("val_") else "training")
                 label = " ".join(filter(None, (run.name if len(runs) > 1 else "", kind))) or run.name
+                label = f" {label}" if label.startswith("_") else label  # Or matplotlib leaves it out.
                 lines.append((number, column.startswith("val_"), label, points))
     if not lines:
         return None
@@ -218,7 +218,7 @@ def _staleness(runs: Sequence[RunData]) -> Picture | None:
                 at,
                 list(histogram.values()),
                 width,
-                color=_COLOURS[number],
+                color=_COLOURS[number % len(_COLOURS)],
                 hatch=["", "///", "...", "xx"][number % 4],
                 label=name,
             )
@@ -245,7 +245,12 @@ def _plan(runs: Sequence[RunData]) -> Picture | None:
         for number, (name, hatch) in enumerate((("predicted", ""), ("measured", "///"))):
             at = [index + (number - 0.5) * 0.4 for index in range(len(rows))]
             axes.barh(
-                at, [row[f"{name}_seconds"] * 1e3 for row in rows], 0.4, color=_COLOURS[number], hatch=hatch, label=name
+                at,
+                [row[f"{name}_seconds"] * 1e3 for row in rows],
+                0.4,
+                color=_COLOURS[number % len(_COLOURS)],
+                hatch=hatch,
+                label=name,
             )
         axes.set_yticks(range(len(rows)), labels, fontsize=8)
         axes.invert_yaxis()

@@ -41,7 +41,7 @@ def read(path: str | pathlib.Path) -> RunData:
     Raises:
         RunDirectoryError: It isn't one.
     """
-    path = pathlib.Path(path).expanduser()
+    path = pathlib.Path(path)
     if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "summary.json", "history.csv")):
         raise RunDirectoryError(
             asked=f"{path} is a run directory",
@@ -50,7 +50,9 @@ def read(path: str | pathlib.Path) -> RunData:
         )
     notes: list[str] = []
     summary = _object(path / "summary.json", notes)
-    if summary is None:
+    if summary is None and (path / "summary.json").exists():
+        summary = {"status": "unknown"}
+    elif summary is None:
         identity = _object(path / "run.json", notes) or {}
         config = identity.get("config")
         summary = {
@@ -76,16 +78,21 @@ def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} can't be read ({type(error).__name__})")
         return None
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} holds no object")
     return value if isinstance(value, dict) else None
 
 
 def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            return [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+            rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+            if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
+                notes.append(f"{path.name} has numbers that are not finite: training diverged")
+            return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
     except FileNotFoundError:
         return []
     except (OSError, csv.Error) as error:
@@ -96,15 +103,16 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
 def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (OSError, ValueError):
         notes.append(f"The launcher's record {path} is gone")
         return []
     found = []
     for line in text.splitlines():
         try:
             event = json.loads(line)
-            found.append({**event, "at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])})
-        except (ValueError, KeyError, TypeError):  # Its last line may be half written.
+            known = {"at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])}
+            found.append({**event, **known, "pid": int(event["pid"])})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be half written.
             continue
     return found
 
@@ -114,4 +122,8 @@ def _number(value: Any) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         return None if value == "" else value
-    return number if math.isfinite(number) else None
+    return number
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

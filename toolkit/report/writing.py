@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import RequestError
 from toolkit.report.page import render
-from toolkit.report.reading import read
+from toolkit.report.reading import RunData, read
 from toolkit.training.directory import RunDirectory
 from toolkit.training.files import write_text
 
@@ -32,10 +32,14 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
         RequestError: The page can't be written there.
     """
     runs = [read(path) for path in directories]
-    file = pathlib.Path(out).expanduser() if out else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
+    file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
+    _check(file, runs)
     text = render(runs)
     try:
-        write_text(file, text)
+        if file.exists() and not file.is_file():  # A device or a pipe is written to, not replaced.
+            file.write_text(text, encoding="utf-8")
+        else:
+            write_text(file.resolve(), text)
     except OSError as error:
         raise RequestError(
             asked=f"the report is to be written to {file}",
@@ -43,6 +47,17 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
             remedy="Name a file in a directory that is there with --out",
         ) from error
     return file
+
+
+def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
+    """Refuses what would cost a run its own files, before the work."""
+    found = ""
+    if not file.name or file.is_dir():
+        found = "that is no name of a file"
+    elif file.suffix.lower() not in (".html", ".htm") and file.resolve().parent in {run.path.resolve() for run in runs}:
+        found = "there it could take the place of the run's own files"
+    if found:
+        raise RequestError(asked=f"--out={file}", found=found, remedy="Name a file that ends in .html")
 
 
 def after(run: "Run") -> None:

@@ -54,6 +54,12 @@ class Request:
             )
         if self.rounds < 1:
             raise RequestError(asked=f"--rounds={self.rounds}", found="it is less than 1", remedy="Give 1 or more")
+        if any(self.out.glob("replicas-*")):
+            raise RequestError(
+                asked=f"--out={self.out} is where runs go",
+                found="it holds runs of an earlier measurement",
+                remedy="Name another directory, or leave --out out",
+            )
         for flag in self.flags:
             name = flag.lstrip("-").partition("=")[0]
             if name in ("run_dir", "resume", *(["gpus"] if self.kind == "mirrored" else [])):

@@ -1,5 +1,6 @@
 """The recipe at one size, in a process of its own."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -7,17 +8,21 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.errors import RequestError, ToolkitError
+from toolkit.errors import JobStopped, RequestError, ToolkitError
 from toolkit.scaling.law import Size
 from toolkit.scaling.request import Request
 
 __all__ = ["measure"]
 
 _SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Of which ten warm up. What the user gives stands.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # prctl(2).
 _GRACE = 30  # Seconds to end in.
+_TICK = 0.05
 _TAIL = 15  # Lines of a failed run's log.
 
 
@@ -74,14 +79,16 @@ def _run(request: Request, replicas: int, number: int, batch: int | None) -> dic
         command = ["-m", "toolkit", "launch", f"--workers={replicas}", logs, "-m", request.module, *flags]
     log = directory.with_suffix(".log")
     with log.open("wb") as out:
-        code = _finished(subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+        code = _finished([sys.executable, *command], out)
     if code:
         raise _failure(request, replicas, code, log)
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ToolkitError(
-            f"{request.module} left no summary in {directory} ({error}): it is no recipe of this kind"
+        raise RequestError(
+            asked=f"{request.module} is to be measured",
+            found=f"it ended well, and left no summary.json in its --run_dir ({type(error).__name__})",
+            remedy="Name a recipe, such as recipes.cifar_mirrored, or a program that uses toolkit.training.Run",
         ) from error
     if not summary.get("images_per_second"):
         raise RequestError(
@@ -92,25 +99,45 @@ def _run(request: Request, replicas: int, number: int, batch: int | None) -> dic
     return summary
 
 
-def _finished(process: subprocess.Popen) -> int:
-    """Waits; a signal to this process is handed on, and waited for."""
-    before = signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+def _finished(command: list[str], out: Any) -> int:
+    """Runs a program; a signal to this process is handed on, and waited for."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        raise
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=_ends_with(os.getpid()),  # noqa: PLW1509 - nothing here starts threads before.
+        )
+        asked = 0.0
+        while process.poll() is None:
+            if received and not asked:
+                process.send_signal(signal.SIGTERM)
+                asked = time.monotonic()
+            elif asked and time.monotonic() - asked > _GRACE:
+                process.kill()
+            time.sleep(_TICK)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise JobStopped(received[0])
+    return process.returncode
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def _ends_with(parent: int) -> Callable[[], None]:
+    """Returns what a child does first: it asks Linux for a SIGTERM when its parent ends in whatever way."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
 
 
 def _failure(request: Request, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
@@ -122,6 +149,12 @@ def _failure(request: Request, replicas: int, code: int, log: pathlib.Path) -> T
             asked=f"{request.module} is to run with {replicas} replicas",
             found=f"it says: {said.rstrip('.')}",
             remedy=f"Its output is in {log}.{other}".rstrip("."),
+        )
+    if lines and "No module named" in lines[-1]:
+        raise RequestError(
+            asked=f"-m {request.module} names the recipe",
+            found=lines[-1].rpartition(": ")[2],
+            remedy="Name a module as `python -m` takes it, such as recipes.cifar_mirrored",
         )
     tail = os.linesep.join(lines[-_TAIL:])
     return ToolkitError(

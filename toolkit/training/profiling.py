@@ -83,6 +83,13 @@ class Profiling(keras.callbacks.Callback):
             self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:
+        if self._keep is not None and self._directory is None and not self._over:
+            _LOG.warning(
+                "No profile: %d steps were asked for, and an epoch of %d has too few after the first %d",
+                self._steps,
+                self._length,
+                _FIRST,
+            )
         self.close()
 
     def close(self) -> None:

@@ -1,0 +1,98 @@
+"""What the job is to be, checked before sbatch sees it."""
+
+import dataclasses
+import pathlib
+import re
+
+from toolkit.errors import LaunchError
+
+__all__ = ["Request"]
+
+_NAME = re.compile(r"[\w.+-]+")
+_TIME = re.compile(r"\d+(-\d+(:\d+(:\d+)?)?|:\d+(:\d+)?)?")  # As sbatch --time has it: minutes, h:m:s, days-hours ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job of Slurm's.
+
+    Attributes:
+        name: As squeue shows it.
+        nodes: How many.
+        tasks_per_node: Tasks on each; None for as many as the jobs need, spread evenly.
+        jobs: How many tasks of each job, in rank order; () for a worker in each task.
+        gpus_per_task: GPUs of each task.
+        cpus_per_task: Cores of each task; None for Slurm's default.
+        time: Limit, as sbatch has it; None for the partition's.
+        notice: Seconds before the limit at which tasks are asked to write a checkpoint and end.
+        partition: None for the default one.
+        account: None for the user's default.
+        logs: Directory for a log of each task, where all nodes see it.
+        command: Arguments of the Python interpreter.
+        max_restarts: How often a job that failed is queued again; the end of its time doesn't count.
+
+    Raises:
+        LaunchError: A value is none that sbatch takes.
+    """
+
+    name: str
+    nodes: int
+    tasks_per_node: int | None = None
+    jobs: tuple[tuple[str, int], ...] = ()
+    gpus_per_task: int = 0
+    cpus_per_task: int | None = None
+    time: str | None = None
+    notice: int = 120
+    partition: str | None = None
+    account: str | None = None
+    logs: pathlib.Path
+    command: tuple[str, ...]
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "tasks_per_node", "cpus_per_task", "notice"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LaunchError(asked=f"--{name}={value}", found="that is less than 1", remedy="Give 1 or more")
+        for name in ("gpus_per_task", "max_restarts"):
+            if getattr(self, name) < 0:
+                raise LaunchError(
+                    asked=f"--{name}={getattr(self, name)}", found="that is less than 0", remedy="Give 0 or more"
+                )
+        for name in ("name", "partition", "account"):
+            value = getattr(self, name)
+            if value is not None and not _NAME.fullmatch(value):
+                raise LaunchError(
+                    asked=f"--{name}={value!r}",
+                    found="Slurm's names have letters, digits, _ . + and -",
+                    remedy="Write it so",
+                )
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise LaunchError(
+                asked=f"--time={self.time!r}",
+                found="that is no length of time of Slurm's",
+                remedy="Write minutes, hours:minutes:seconds, or days-hours",
+            )
+        tasks = sum(number for _, number in self.jobs)
+        if tasks and self.tasks_per_node is not None and tasks != self.nodes * self.tasks_per_node:
+            raise LaunchError(
+                asked=f"--nodes={self.nodes} --tasks_per_node={self.tasks_per_node}",
+                found=f"the jobs have {tasks} tasks together",
+                remedy="Leave --tasks_per_node out, or count the tasks of all jobs",
+            )
+        if tasks and tasks < self.nodes:
+            raise LaunchError(
+                asked=f"--nodes={self.nodes}",
+                found=f"there are {tasks} tasks to run there",
+                remedy="Ask for fewer nodes",
+            )
+
+    @property
+    def tasks(self) -> int:
+        """Returns the number of tasks in all."""
+        return sum(number for _, number in self.jobs) or self.nodes * (self.tasks_per_node or 1)
+
+    @property
+    def counted(self) -> str:
+        """Returns the jobs as TOOLKIT_TASKS has them; "" where each task is a worker."""
+        return ",".join(f"{job}:{number}" for job, number in self.jobs)

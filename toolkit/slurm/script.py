@@ -1,0 +1,29 @@
+"""The batch script: options that sbatch reads, and one command."""
+
+import shlex
+import sys
+
+from toolkit.slurm.request import Request
+
+__all__ = ["script"]
+
+
+def script(request: Request) -> str:
+    """Returns the text of the batch script; what it runs is `toolkit.slurm.batch`."""
+    options = {
+        "job-name": request.name,
+        "nodes": request.nodes,
+        "ntasks": request.tasks,
+        "ntasks-per-node": request.tasks_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        "gpus-per-task": request.gpus_per_task or None,
+        "time": request.time,
+        "partition": request.partition,
+        "account": request.account,
+        "signal": f"TERM@{request.notice}",
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
+    own = [f"--max_restarts={request.max_restarts}", f"--tasks={request.counted}", f"--logs={request.logs.absolute()}"]
+    command = [sys.executable, "-m", "toolkit.slurm.batch", *own, "--", *request.command]
+    return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", f"exec {shlex.join(command)}", ""])
