@@ -5,9 +5,12 @@ import os
 import pathlib
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 
@@ -69,7 +72,7 @@ PartitionName=all Nodes={host},localhost Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """Attributes: environ, for Slurm's commands; nodes, their names; daemons, by node's name and "controller"."""
+    """Attributes: environ, for Slurm's commands; nodes, their names."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -97,7 +100,15 @@ class Slurm:
         self._until(lambda: self.states() == {"idle"}, "idle nodes")
 
     def start_node(self, node):
-        self._start(node, "slurmd", "-D", "-N", node)
+        """As a daemon, so that it is nobody's child: a test that starts it may end before."""
+        self.run("slurmd", "-N", node)
+
+    def end_node(self, node, number=signal.SIGTERM):
+        """Ends a node's daemon; what it has started goes on."""
+        with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+            daemon = psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))
+            daemon.send_signal(number)
+            daemon.wait(10)
 
     def states(self):
         done = self.run("sinfo", "-h", "-N", "-o", "%T", check=False)
@@ -127,6 +138,8 @@ class Slurm:
     def stop(self):
         self.run("scancel", "--user=root", "--full", check=False)
         self._until(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "empty queue", limit=30)
+        for node in self.nodes:
+            self.end_node(node)
         for daemon in reversed(self.daemons.values()):
             daemon.terminate()
         for daemon in self.daemons.values():

@@ -37,6 +37,27 @@ def test_json_says_the_same(tmp_path):
     assert {"check", "level", "found", "cure"} == set(said["findings"][0])
 
 
+def test_a_directory_that_is_gone_and_a_file_without_end(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, '-m', 'toolkit', 'doctor'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=gone,
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "is gone" in done.stderr
+    done = doctor(tmp_path, "--cluster=/dev/zero")
+    assert done.returncode == 2
+    assert "more than 10,000,000 characters" in done.stderr
+
+
 def test_a_cluster_file_that_is_none_ends_with_2(tmp_path):
     done = doctor(tmp_path, "--cluster=no.json")
     assert done.returncode == 2

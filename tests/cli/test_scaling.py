@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import processes
+import psutil
 import pytest
 
 FAKE = """
@@ -86,6 +89,49 @@ def test_mistakes_are_answered(tmp_path, arguments, said):
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [("nope", "No module named"), ("recipes.nope", "No module named"), ("os", "left no summary.json")],
+)
+def test_what_is_no_recipe_is_said(tmp_path, module, said):
+    done = scaling(tmp_path, "--replicas=1", "--out=out", "-m", module)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+
+
+def test_earlier_figures_are_not_taken_for_new_ones(tmp_path):
+    assert scaling(tmp_path, "--replicas=1", "--out=out", "-m", "fake").returncode == 0
+    before = (tmp_path / "out/scaling.json").read_text()
+    done = scaling(tmp_path, "--replicas=1", "--out=out", "-m", "os")
+    assert done.returncode == 2
+    assert "it holds runs of an earlier measurement" in done.stderr
+    assert (tmp_path / "out/scaling.json").read_text() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_whatever_ends_it_no_recipe_goes_on(tmp_path, number, code):
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolkit", "scaling", "--replicas=1", "-m", "slow"],
+        env={**os.environ, "PYTHONPATH": f"{processes.ROOT}{os.pathsep}{tmp_path}"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    recipe = psutil.Process(int((tmp_path / "pid").read_text()))
+    process.send_signal(number)
+    process.communicate(timeout=40)
+    assert process.returncode == code
+    psutil.wait_procs([recipe], timeout=10)
+    assert not recipe.is_running() or recipe.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_recipe_that_fails_ends_with_1_and_the_end_of_its_log(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import psutil
@@ -96,6 +97,31 @@ def test_what_is_wrong_with_the_environment_is_said(machine, capsys, monkeypatch
         "memory_mib": 30720,
         "computes": True,
     } or psutil.pid_exists(4242)
+
+
+def test_output_that_cannot_be_written_is_said():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "toolkit", "devices", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output can't be written: No space left on device\n"
+
+
+def test_watching_without_a_terminal_prints_each_look():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolkit", "devices", "--watch=0.1"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        seen = [process.stdout.readline() for _ in range(4)]
+    finally:
+        process.kill()
+        process.communicate()
+    assert sum("cores" in line for line in seen) >= 1
 
 
 def test_without_a_gpu_cores_and_memory_are_shown(machine, capsys):

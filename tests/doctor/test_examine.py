@@ -1,6 +1,7 @@
 """Faults planted one at a time, each found, named and given its cure; and nothing found where nothing is wrong."""
 
 import json
+import os
 import resource
 import shutil
 import socket
@@ -190,6 +191,14 @@ FAULTS = {
         "clock",
         "set-ntp",
     ),
+    "a keras.json that is none": (lambda plant: plant.file("home/.keras/keras.json", "[]"), "keras.json", "mv '"),
+    "a strange number of threads": (variable("OMP_NUM_THREADS", "\u00b2"), "OMP_NUM_THREADS", "unset OMP_NUM_THREADS"),
+    "a strange host": (lambda plant: plant.workers("a..b:4"), "worker:0", "getent hosts"),
+    "a check that fails": (
+        lambda plant: plant.patch.setattr(machine.shutil, "disk_usage", lambda _: 1 / 0),
+        "machine",
+        "toolkit doctor --json",
+    ),
     "no data directory": (variable("TFDS_DATA_DIR", "/no/such"), "data", "mkdir -p '/no/such'"),
     "a missing library": (missing_library, "CUDA libraries", "pip install 'tensorflow[and-cuda]=="),
     "an old driver": (lambda plant: plant.cards(recorded.A100, cuda=11080), "GPU driver", "Install a driver"),
@@ -238,6 +247,12 @@ def test_fewer_threads_than_cores_are_said(plant):
     plant.environ["OMP_NUM_THREADS"] = "1"
     cores = devices.cores()
     assert [finding.check for finding in plant.wrong()] == (["OMP_NUM_THREADS"] if cores > 1 else [])
+
+
+def test_an_empty_variable_chooses_no_backend(plant):
+    plant.environ["KERAS_BACKEND"] = ""
+    os.mkfifo(plant.folder / "work" / "pipe.py")
+    assert plant.wrong() == []
 
 
 def test_a_comment_about_keras_distribution_is_no_use_of_it(plant):

@@ -9,9 +9,11 @@ for data that the chief hands out, "backup" for a BackupAndRestore directory.
 import json
 import pathlib
 import sys
+import time
 
 import toolkit
 
+toolkit.cli.log.show()  # A worker's creation of the strategy doesn't return.
 out, given = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 strategy = toolkit.strategies.create(
     "auto", parameter_server=toolkit.parameter_servers.Options(**given.get("servers", {}))
@@ -21,7 +23,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-toolkit.cli.log.show()
 keras.utils.set_random_seed(3)
 EXAMPLES, BATCH = 320, 16
 random = np.random.default_rng(0)
@@ -39,6 +40,11 @@ class Notes(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch % 20 == 0:
             print(f"batch {batch}", flush=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # The last epoch waits for a file, if one is named.
+        while "wait" in given and epoch == given["epochs"] - 1 and not pathlib.Path(given["wait"]).exists():
+            time.sleep(0.05)
 
     def on_epoch_end(self, epoch, logs=None):
         self.rates.append(float(self.model.optimizer.learning_rate))

@@ -133,8 +133,7 @@ def test_a_node_that_fails_has_the_job_queued_again_and_resumed_to_the_same_weig
     launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
     node = sorted(cluster.nodes)[1]  # The batch script runs on the first.
     victims = [p for p in psutil.process_iter() if belongs(p, launched.job, node)]
-    cluster.daemons[node].kill()
-    cluster.daemons[node].wait()
+    cluster.end_node(node, signal.SIGKILL)
     for victim in victims:  # A node that fails takes its tasks along.
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()

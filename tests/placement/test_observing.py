@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import processes
 import pytest
 import tensorflow as tf
@@ -56,6 +57,25 @@ def test_an_operation_for_a_device_that_is_not_there_was_moved(four_devices):
     shown = str(report)
     assert "moved: Relu (Relu), asked for GPU:0, ran on CPU:0: there is no GPU:0" in shown
     assert "copied: MatMul:0 from CPU:3 to CPU:0, 1,600 bytes" in shown
+
+
+def test_arguments_are_what_the_function_takes(four_devices):
+    def total(pair, *, times):
+        (a, b), result = pair, 0.0
+        for _ in range(times):  # A Python number stays one: this is no loop of TensorFlow's.
+            result += a + tf.reduce_sum(b)
+        return result
+
+    kinds = [each.kind for each in observe(total, [np.float32(1), np.ones(3, np.float32)], times=2).operations]
+    assert kinds.count("Sum") == 2
+    assert not {"While", "StridedSlice", "Pack"} & set(kinds)
+
+
+def test_a_model_of_several_inputs(four_devices):
+    inputs = [keras.Input((2,)), keras.Input((3,))]
+    model = keras.Model(inputs, keras.layers.Concatenate()(inputs))
+    kinds = [each.kind for each in observe(model, tf.ones((1, 2)), tf.ones((1, 3))).operations]
+    assert "ConcatV2" in kinds
 
 
 def test_variables_and_what_reads_them(four_devices):

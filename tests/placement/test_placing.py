@@ -79,6 +79,46 @@ def test_models_that_cannot_be_taken_apart(four_devices):
         place(keras.Sequential([keras.layers.Dense(2)]), {})
 
 
+def test_what_was_adapted_stays_so(four_devices):
+    normalization = keras.layers.Normalization(name="n")
+    normalization.adapt(np.arange(12.0).reshape(4, 3))
+    plain = keras.Sequential([keras.Input((3,)), normalization, keras.layers.Dense(1, name="d")])
+    given = np.ones((2, 3), np.float32)
+    for rule in ({"d": "CPU:1"}, {"n": "CPU:2"}):
+        np.testing.assert_array_equal(place(plain, rule)(given), plain(given))
+
+
+def test_compile_keeps_xla_away_where_keras_would_choose_it(four_devices, monkeypatch):
+    placed = place(model(), {"second": "CPU:2"})
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [gpu])
+    placed.compile("adam", "mse")
+    assert not placed.jit_compile
+    with pytest.raises(ModelError, match="XLA compiles for one device"):
+        placed.compile("adam", "mse", jit_compile=True)
+    placed.compile(optimizer=None, loss="mse")
+
+
+def test_slots_lie_beside_their_weights_under_loss_scaling_too(four_devices):
+    placed = place(model(), {"second": "CPU:2"})
+    placed.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    placed.fit(X, X[:, :4], batch_size=16, verbose=0)
+    slots = [v.value.device[-5:] for v in placed.optimizer.inner_optimizer.variables if "kernel" in v.path]
+    assert sorted(slots) == ["CPU:0", "CPU:0", "CPU:2", "CPU:2"]
+
+
+@pytest.mark.parametrize("rule", ["CPU:1", None, 5])
+def test_rules_that_are_none(four_devices, rule):
+    with pytest.raises(ModelError, match="it says of no layer"):
+        place(model(), rule)
+
+
+@pytest.mark.parametrize("name", ["0", ":0", "CPU", 1, "GPU:0:1"])
+def test_devices_that_are_none(four_devices, name):
+    with pytest.raises(DeviceError, match="the logical devices of this process are"):
+        place(model(), {"second": name})
+
+
 def test_not_under_a_strategy(four_devices):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope(), pytest.raises(StrategyError, match="parallelize"):
         place(model(), {})

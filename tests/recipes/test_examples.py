@@ -38,7 +38,10 @@ def test_matmul_gives_numpys_sum_on_one_and_two_devices_and_a_chart(tmp_path):
     ("recipe", "flag", "said"),
     [
         ("matmul_devices", "--chart=it.txt", "charts are PNG or SVG"),
+        ("matmul_devices", "--chart=nowhere/it.png", "there is no such directory"),
         ("matmul_devices", "--power=0", "--power=0"),
+        ("matmul_devices", "--size=1000000", "are free"),
+        ("matmul_devices", "--gpus=3", "the sum has two terms"),
         ("device_placement", "--only=name", "there is no such example"),
     ],
 )

@@ -2,9 +2,11 @@
 
 import http.server
 import json
+import os
 import pathlib
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from browser import CHROMIUM, look
@@ -149,6 +151,80 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
         report.write([tmp_path])
     with pytest.raises(RequestError, match="Name a file in a directory that is there"):
         report.write([made(tmp_path)], tmp_path / "nowhere" / "it.html")
+
+
+def test_a_device_is_written_to_and_a_link_followed(tmp_path):
+    run = made(tmp_path)
+    os.mkfifo(tmp_path / "pipe.html")
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit((tmp_path / "pipe.html").read_text)
+        report.write([run], tmp_path / "pipe.html")
+        assert "</html>" in read.result(20)
+    assert (tmp_path / "pipe.html").is_fifo()
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    report.write([run], tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "history.csv", ""])
+def test_a_runs_own_files_are_not_written_over(tmp_path, name):
+    run = made(tmp_path)
+    with pytest.raises(RequestError, match="Name a file that ends in .html"):
+        report.write([run], run / name)
+    assert json.loads((run / "summary.json").read_text())["recipe"] == "cifar_mirrored"
+
+
+ODD = {
+    "step": [{"milliseconds": "x"}, {**STEP, "compute": None}, {**STEP, "compute": 1e308}, 5],
+    "parallelism": [5, [{}], [{"conv": 1, "predicted_seconds": 1e308, "measured_seconds": 2}]],
+    "parameter_servers": [{"steps_by_worker": [1]}, {"staleness": {"x": 1}}, {"staleness": {"1": "x"}}, []],
+    "train_accuracy": [10**400, "x", [1]],
+    "launch_logs": ["\0", "/dev/null", 5],
+    "command": [["\ud800"], [1, None], "x"],
+    "versions": [[1], {"x": [1]}],
+    "status": [None, {"a": 1}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in ODD.items() for value in values])
+@pytest.mark.filterwarnings("default")  # matplotlib's, of numbers that don't fit into a picture.
+def test_whatever_a_summary_holds_there_is_a_page(tmp_path, key, value):
+    text = report.write([made(tmp_path, **{key: value})]).read_text()
+    assert "</html>" in text
+    assert "81.25%" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", "[" * 100_000),
+        ("../logs/events.jsonl", '{"at": 1, "event": "started", "task": "a", "pid": [1]}\n' + "[" * 100_000),
+        ("../logs/events.jsonl", '{"at": 1' + "0" * 400 + ', "event": "started", "task": "a", "pid": 1}'),
+        ("history.csv", "epoch,loss\n1,1e308\n2,-1e308\n3,1e-320\n"),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_whatever_is_in_the_files_there_is_a_page(tmp_path, file, content):
+    path = made(tmp_path)
+    (path / file).write_text(content)
+    assert "</html>" in report.write([path]).read_text()
+
+
+def test_training_that_diverged_is_said(tmp_path):
+    path = made(tmp_path)
+    (path / "history.csv").write_text("epoch,loss\n1,2.0\n2,nan\n")
+    assert "training diverged" in report.write([path]).read_text()
+
+
+def test_many_runs_and_strange_names(tmp_path):
+    names = ["back\\slash", "_under", "a$b$c", *map(str, range(7))]
+    text = report.write([made(tmp_path, name) for name in names], tmp_path / "all.html").read_text()
+    titles = [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)]
+    assert titles == PICTURES
+    for name in names[:3]:
+        assert f"{name} training" in text
 
 
 def test_tasks_are_told_apart_by_how_they_ended(tmp_path):

@@ -110,6 +110,13 @@ def _facts(runs: Sequence[RunData]) -> Any:
 
 
 def _shown(key: str, value: Any) -> str:
+    try:
+        return _in_words(key, value)
+    except (OverflowError, ValueError):  # A number of four hundred digits.
+        return "?"
+
+
+def _in_words(key: str, value: Any) -> str:
     if value is None or value == []:
         return ""
     if key in _SHARES and isinstance(value, (int, float)):

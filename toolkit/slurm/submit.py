@@ -85,6 +85,10 @@ def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str]
         state, code = _state(job)
         if state != before:
             show(f"launch: Slurm job {job} is {state}")
+            if before and state == "PENDING":  # Slurm lets a job that is queued again wait for two minutes.
+                subprocess.run(
+                    ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False
+                )
             before = state
         for line in logs.lines():
             show(line)
