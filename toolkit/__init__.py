@@ -5,6 +5,7 @@ Rooms, each importing only those above it:
     errors      every exception
     digests     the SHA-256 of a file
     wrapping    a function of somebody else's, wrapped once
+    stops       signals that ask a program to stop, noted
     status      what a task tells the launcher that started it
     cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
@@ -51,6 +52,7 @@ __all__ = [
     "scaling",
     "slurm",
     "status",
+    "stops",
     "strategies",
     "training",
 ]

@@ -1,24 +1,19 @@
 """From a request to a job that runs."""
 
-import contextlib
 import itertools
 import os
 import pathlib
 import secrets
-import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 
-from toolkit import status
+from toolkit import status, stops
 from toolkit.errors import LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
 
 __all__ = ["dry_run", "start"]
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start(request: Request) -> None:
@@ -38,7 +33,7 @@ def start(request: Request) -> None:
 
     mark = secrets.token_hex(8)
     with (
-        _noting_signals() as received,
+        stops.noted() as received,
         HeldPorts() as held,
         tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
     ):
@@ -110,18 +105,6 @@ def _check_only(request: Request, mine: tuple) -> None:
                 found=f"the tasks started here are {', '.join(names[:12])}",
                 remedy="Name one of them",
             )
-
-
-@contextlib.contextmanager
-def _noting_signals() -> Iterator[list[int]]:
-    """Collects the signals that ask the launcher to stop, from before there is anything to clear away."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _logs(request: Request, names: list[str]) -> pathlib.Path:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from toolkit import stops
 from toolkit.errors import JobStopped, RequestError, ToolkitError
 from toolkit.scaling.law import Size
 from toolkit.scaling.request import Request
@@ -19,7 +20,6 @@ from toolkit.scaling.request import Request
 __all__ = ["measure"]
 
 _SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Of which ten warm up. What the user gives stands.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # prctl(2).
 _GRACE = 30  # Seconds to end in.
 _TICK = 0.05
@@ -101,9 +101,7 @@ def _run(request: Request, replicas: int, number: int, batch: int | None) -> dic
 
 def _finished(command: list[str], out: Any) -> int:
     """Runs a program; a signal to this process is handed on, and waited for."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
-    try:
+    with stops.noted() as received:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -119,9 +117,6 @@ def _finished(command: list[str], out: Any) -> int:
             elif asked and time.monotonic() - asked > _GRACE:
                 process.kill()
             time.sleep(_TICK)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if received:
         raise JobStopped(received[0])
     return process.returncode

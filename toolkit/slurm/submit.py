@@ -1,6 +1,5 @@
 """sbatch, the job's state, its logs, and its end."""
 
-import contextlib
 import pathlib
 import re
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+from toolkit import stops
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.slurm.request import Request
 from toolkit.slurm.script import script
@@ -16,7 +16,6 @@ from toolkit.slurm.script import script
 __all__ = ["submit"]
 
 _SECONDS = 1.0  # Between two questions to Slurm.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DONE = (
     "COMPLETED",
     "FAILED",
@@ -63,7 +62,7 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
     output = str((request.logs / "job.log").absolute()).replace("%", "%%")
     job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
     show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
-    with _noting_signals() as received:
+    with stops.noted() as received:
         followed = _Logs(request.logs)
         state = _followed(job, followed, received, show)
         for line in followed.lines():
@@ -145,14 +144,3 @@ class _Logs:
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
                 yield f"{name} | {line}"
-
-
-@contextlib.contextmanager
-def _noting_signals() -> Iterator[list[int]]:
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
