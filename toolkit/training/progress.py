@@ -22,14 +22,16 @@ class ProgressDisplay(keras.callbacks.Callback):
     Args:
         length: Of the whole training.
         throughput: Where images per second are measured.
+        bar: Whether a terminal gets a bar that moves. Of several processes on one terminal, as under mpirun, one has it.
     """
 
-    def __init__(self, *, length: Length, throughput: Throughput) -> None:
+    def __init__(self, *, length: Length, throughput: Throughput, bar: bool = True) -> None:
         super().__init__()
         self.epochs = length.epochs
         self.steps_per_epoch = length.steps_per_epoch
         self.throughput = throughput
         self._console = rich.get_console()
+        self._moves = bar and self._console.is_terminal
         self._bar: Progress | None = None
         self._task: Any = None
         self._epoch = 0
@@ -38,7 +40,7 @@ class ProgressDisplay(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
         self._began = self._shown = time.monotonic()
-        if self._console.is_terminal:
+        if self._moves:
             self._bar = Progress(
                 TextColumn(f"epoch {epoch + 1}/{self.epochs}"),
                 BarColumn(bar_width=None),

@@ -180,7 +180,9 @@ class Run:
             steps_per_epoch=self._length.steps_per_epoch,
             throughput=self._throughput,
         )
-        self._progress = ProgressDisplay(length=self._length, throughput=self._throughput)
+        self._progress = ProgressDisplay(
+            length=self._length, throughput=self._throughput, bar=isinstance(self.directory, RunDirectory)
+        )
         saving = Saving(
             store=self.store,
             stopping=Stopping(self._signals, self._strategy),
