@@ -22,7 +22,8 @@ class ProgressDisplay(keras.callbacks.Callback):
     Args:
         length: Of the whole training.
         throughput: Where images per second are measured.
-        bar: Whether a terminal gets a bar that moves. Of several processes on one terminal, as under mpirun, one has it.
+        bar: Whether a terminal gets a bar that moves. Of several processes on one terminal, as under mpirun, one has
+            it.
     """
 
     def __init__(self, *, length: Length, throughput: Throughput, bar: bool = True) -> None:
