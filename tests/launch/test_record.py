@@ -1,6 +1,7 @@
 """The launcher's record: when each task started and ended, and at whose wish."""
 
 import json
+import socket
 
 
 def test_starts_and_ends_are_recorded_and_tasks_know_where(launcher):
@@ -20,4 +21,7 @@ time.sleep(60)
     assert (ends["worker:1"]["code"], ends["worker:1"]["dismissed"]) == (3, False)
     assert ends["worker:0"]["code"] != 0
     assert ends["worker:0"]["dismissed"]
+    failure = json.loads((launcher.logs() / "failure.json").read_text())
+    assert (failure["task"], failure["exit_code"], failure["signal"]) == ("worker:1", 3, None)
+    assert failure["host"] == socket.gethostname()
     assert sorted(each["at"] for each in events) == [each["at"] for each in events]

@@ -82,7 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="start a job that failed again, from its last checkpoint, up to N times [0]",
+        help="start a job that failed again, from its last checkpoint, up to N times within the window [0]",
+    )
+    how.add_argument(
+        "--restart_window",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="seconds after which a failure is forgiven [3600]",
     )
     slurm = parser.add_argument_group("with --engine=slurm")
     slurm.add_argument("--engine", default="local", metavar="NAME", help="local (this machine) or slurm [local]")
@@ -202,4 +209,5 @@ def _request(given: argparse.Namespace) -> "Request":
         stall_timeout=given.stall_timeout,
         grace=given.grace,
         max_restarts=given.max_restarts,
+        restart_window=given.restart_window,
     )

@@ -226,6 +226,8 @@ class Job:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
         self._end(signal.SIGTERM)
+        lines = [line.decode(errors="replace")[:500] for line in first.output.last]
+        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines[-20:])
         raise failure.told(first, self.running)
 
     def _look_for_stall(self) -> None:

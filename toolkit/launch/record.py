@@ -1,14 +1,17 @@
-"""What became of a job's tasks, when: a line of JSON for each start and each end, beside their logs."""
+"""What became of a job's tasks, and when: a line of JSON for each start and end; and the first failure."""
 
 import contextlib
 import json
 import pathlib
+import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["FILE", "Record"]
+__all__ = ["FAILURE", "FILE", "Record"]
 
 FILE = "events.jsonl"
+FAILURE = "failure.json"
 
 
 class Record:
@@ -20,6 +23,7 @@ class Record:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._path = directory / FILE
+        self._failure = directory / FAILURE
 
     def note(self, event: str, task: object, **facts: Any) -> None:
         """Writes a line: at (seconds since 1970), event, task, and more.
@@ -32,3 +36,24 @@ class Record:
         line = json.dumps({"at": round(time.time(), 3), "event": event, "task": str(task), **facts})
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
+        """Writes failure.json: the task whose failure was the cause, and its last lines; a later failure replaces it.
+
+        Args:
+            task: Which.
+            code: Its exit code; below 0 the number of the signal that ended it; None where it still ran.
+            words: How it ended.
+            lines: The last ones that it wrote.
+        """
+        found = {
+            "task": str(task),
+            "host": socket.gethostname(),
+            "at": round(time.time(), 3),
+            "exit_code": code if code is None or code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "words": words,
+            "last_lines": list(lines),
+        }
+        with contextlib.suppress(OSError):
+            self._failure.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -29,7 +29,9 @@ class Request:
         heartbeat_timeout: Seconds after which a worker that isn't heard of counts as gone.
         stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
         grace: Seconds between asking tasks to end and ending them.
-        max_restarts: How often a job that failed is started again, or a worker beside parameter servers.
+        max_restarts: How often a job that failed is started again, or a worker beside parameter servers, within
+            `restart_window` seconds.
+        restart_window: Failures longer ago than so many seconds don't count.
 
     Raises:
         LaunchError: Something can't be meant so.
@@ -49,6 +51,7 @@ class Request:
     stall_timeout: float = 1800.0
     grace: float = 15.0
     max_restarts: int = 0
+    restart_window: float = 3600.0
 
     def __post_init__(self) -> None:
         if not self.command or self.command == ("-m",):
@@ -69,7 +72,7 @@ class Request:
                 found="no --cluster describes one",
                 remedy="Add --cluster=FILE, or leave --task out",
             )
-        for name in ("start_timeout", "stall_timeout", "grace"):
+        for name in ("start_timeout", "stall_timeout", "grace", "restart_window"):
             if not getattr(self, name) >= 0:
                 raise LaunchError(
                     asked=f"--{name}={getattr(self, name)}",

@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from toolkit import status, stops
-from toolkit.errors import LaunchError, RequestError, TaskFailed
+from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
 
 __all__ = ["dry_run", "start"]
@@ -49,7 +49,7 @@ def start(request: Request) -> None:
             display = Display(mine, tee=request.tee, only=request.only)
             others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
             display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
-            budget = Budget(request.max_restarts)
+            budget = Budget(request.max_restarts, window=request.restart_window)
             try:
                 for attempt in itertools.count(1):
                     job = Job(
@@ -73,9 +73,20 @@ def start(request: Request) -> None:
                         # What the user asked for can't be done the second time either.
                         if error.exit_code == RequestError.exit_code or not budget.take():
                             raise
-                        display.say(f"{error}\nlaunch: starting the job again, {budget.words}")
+                        later = f" in {budget.delay:.0f} s" if budget.delay else ""
+                        display.say(f"{error}\nlaunch: starting the job again{later}, {budget.words}")
+                        _sleep(budget.delay, received)
             finally:
                 display.close()
+
+
+def _sleep(seconds: float, received: list[int]) -> None:
+    """Waits, or less where this program is told to stop; raises then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not received:
+        time.sleep(0.05)
+    if received:
+        raise JobStopped(received[0])
 
 
 def dry_run(request: Request) -> list[str]:
