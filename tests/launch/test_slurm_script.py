@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from toolkit import slurm
 from toolkit.cli.main import main
+from toolkit.errors import LaunchError
 
 
 def printed(capsys, *arguments):
@@ -45,6 +46,8 @@ def test_the_script_is_printed(capsys, tmp_path):
     [
         (["--nodes=0", "train.py"], "--nodes=0"),
         (["--time=soon", "train.py"], "no length of time of Slurm's"),
+        (["--time=2", "train.py"], "as soon as they begin"),
+        (["--time=0-0:1:30", "--notice=90", "train.py"], "as soon as they begin"),
         (["--partition=a b", "train.py"], "Slurm's names"),
         (["--job_name=x\n#SBATCH --exclusive", "train.py"], "Slurm's names"),
         (["--nodes=2", "--tasks_per_node=2", "--workers=3", "train.py"], "the jobs have 3 tasks"),
@@ -57,6 +60,17 @@ def test_what_cannot_be_is_said(capsys, flags, said):
     code, _, err = printed(capsys, *flags)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("60", 3600), ("2:30", 150), ("1:02:03", 3723), ("2-3", 183600), ("1-0:30", 88200), ("1-2:03:04", 93784)],
+)
+def test_a_time_is_as_long_as_slurm_has_it(time, seconds):
+    given = {"name": "a", "nodes": 1, "logs": pathlib.Path("l"), "command": ("x",), "time": time}
+    slurm.Request(**given, notice=seconds - 1)
+    with pytest.raises(LaunchError, match="again and again"):
+        slurm.Request(**given, notice=seconds)
 
 
 def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):

@@ -64,7 +64,8 @@ def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:
         status.LOGS: str(given.logs),
         **({VARIABLE: given.tasks} if given.tasks else {}),
     }
-    logs = ["--output", str(given.logs / "task-%t.log"), "--open-mode=append"]
+    # Slurm replaces %t by the task's rank, and %% by one %.
+    logs = ["--output", str(given.logs).replace("%", "%%") + "/task-%t.log", "--open-mode=append"]
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     # A task that fails takes the others with it: they would wait for it.
     return subprocess.run(

@@ -73,6 +73,12 @@ class Request:
                 found="that is no length of time of Slurm's",
                 remedy="Write minutes, hours:minutes:seconds, or days-hours",
             )
+        if self.time is not None and self.notice >= _seconds(self.time):
+            raise LaunchError(
+                asked=f"--time={self.time} with {self.notice} s of notice",
+                found="tasks would be asked to end as soon as they begin, again and again",
+                remedy="Give more time, or less notice with --notice",
+            )
         tasks = sum(number for _, number in self.jobs)
         if tasks and self.tasks_per_node is not None and tasks != self.nodes * self.tasks_per_node:
             raise LaunchError(
@@ -96,3 +102,16 @@ class Request:
     def counted(self) -> str:
         """Returns the jobs as TOOLKIT_TASKS has them; "" where each task is a worker."""
         return ",".join(f"{job}:{number}" for job, number in self.jobs)
+
+
+def _seconds(time: str) -> int:
+    """Returns the length of a time of Slurm's: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
