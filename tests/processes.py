@@ -144,6 +144,7 @@ class Job:
 
 
 SERVED = ("--chief", "--workers=2", "--ps=2")
+FEW = ("--chief", "--workers=1", "--ps=1")  # Each task takes seconds of a core to import TensorFlow.
 
 
 def launch(folder, *arguments, tasks=("--workers=2",), limit=200):

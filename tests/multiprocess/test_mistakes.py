@@ -136,7 +136,12 @@ print("SEEN", json.dumps([len(history.epoch)]))
 
 
 def test_one_that_ends_early_is_named(tmp_path):
-    body = "if me == 1: sys.exit(0)\nmodel.fit(x, y, batch_size=4, epochs=50, verbose=0)"
+    body = """
+import toolkit.strategies.leaving
+toolkit.strategies.leaving._SECONDS = 8.0  # That it waits at its exit for the others.
+if me == 1: sys.exit(0)
+model.fit(x, y, batch_size=4, epochs=50, verbose=0)
+"""
     done = launch(tmp_path, body)
     assert done.returncode != 0
     assert "worker:1 had come to the end of the script before" in done.stderr

@@ -122,7 +122,7 @@ def test_a_killed_ps_is_named_within_30_seconds(job):
 @pytest.mark.parametrize("task", ["ps:0", "chief:0"])
 def test_with_restarts_the_job_comes_back_from_its_last_checkpoint(job, tmp_path, task):
     flags = ["--epochs=3", "--steps_per_epoch=30", "--checkpoint_steps=10", "--run_dir=it's", "--data=shapes"]
-    run = job("--max_restarts=1", command=["-m", "recipes.cifar_parameter_server", *flags])
+    run = job("--max_restarts=1", tasks=processes.FEW, command=["-m", "recipes.cifar_parameter_server", *flags])
     run.until(r"epoch 1/3: ", limit=120)
     killed = run.kill(task)
     run.until(r"Resumed after step \d+", limit=60)
@@ -139,9 +139,10 @@ def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
     flags = ["--epochs=2", "--steps_per_epoch=25", "--data=shapes", "--max_staleness=0", "--variables=sharded"]
     flags.append("--checkpoint_steps=10")
     recipe = ["-m", "recipes.cifar_parameter_server", *flags]
-    whole = job(command=[*recipe, "--run_dir=whole"])
+    tasks = ("--chief", "--workers=1", "--ps=2")
+    whole = job(tasks=tasks, command=[*recipe, "--run_dir=whole"])
     assert whole.wait(limit=120) == 0, whole.text[-3000:]
-    halved = job(command=[*recipe, "--run_dir=halved"])
+    halved = job(tasks=tasks, command=[*recipe, "--run_dir=halved"])
     halved.until(r"epoch 1/2: ", limit=60)
     deadline = time.monotonic() + 30
     while not list((tmp_path / "halved" / "checkpoints").glob("step-000000[34]0")):
@@ -149,7 +150,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
         time.sleep(0.01)
     halved.kill("chief:0")
     assert halved.wait(limit=60) == 128 + signal.SIGKILL
-    again = job(command=[*recipe, "--run_dir=halved", "--resume"])
+    again = job(tasks=tasks, command=[*recipe, "--run_dir=halved", "--resume"])
     assert again.wait(limit=120) == 0, again.text[-3000:]
     first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "halved"))
     assert second["resumed_from_step"] in (30, 40)
@@ -183,7 +184,7 @@ def test_every_way_of_calling_fit_gives_the_numbers_of_one_process(kinds):
             np.testing.assert_allclose(a, b, atol=1e-6, err_msg=kind)
 
 
-def launched(folder, *arguments, tasks=processes.SERVED):
+def launched(folder, *arguments, tasks=processes.FEW):
     ended = processes.launch(folder, *arguments, tasks=tasks, limit=90)
     return ended.returncode, ended.stdout + ended.stderr
 
@@ -195,9 +196,9 @@ RECIPE = ("-m", "recipes.cifar_parameter_server", "--data=shapes")
     ("tasks", "flags", "said"),
     [
         (("--workers=2",), (), "the cluster has no ps"),
-        (processes.SERVED, ("--max_staleness=-1",), "max_staleness=-1, but it must be a whole number of at least 0"),
-        (processes.SERVED, ("--max_staleness=1.5",), "--max_staleness"),
-        (processes.SERVED, ("--synchronous", "--max_staleness=1"), "Leave one of the two out"),
+        (processes.FEW, ("--max_staleness=-1",), "max_staleness=-1, but it must be a whole number of at least 0"),
+        (processes.FEW, ("--max_staleness=1.5",), "--max_staleness"),
+        (processes.FEW, ("--synchronous", "--max_staleness=1"), "Leave one of the two out"),
         (("--chief", "--ps=1"), (), "nobody trains"),
         (("--workers=1", "--ps=1"), (), "there is no chief"),
     ],
@@ -252,7 +253,7 @@ def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
 
 def test_an_evaluator_follows_the_checkpoints_to_the_last(tmp_path):
     flags = ("--epochs=2", "--steps_per_epoch=10", "--run_dir=it")
-    code, text = launched(tmp_path, *RECIPE, *flags, tasks=(*processes.SERVED, "--evaluator"))
+    code, text = launched(tmp_path, *RECIPE, *flags, tasks=(*processes.FEW, "--evaluator"))
     assert code == 0, text[-2000:]
     rows = (tmp_path / "it" / "evaluation.csv").read_text().splitlines()
     history = (tmp_path / "it" / "history.csv").read_text().splitlines()
