@@ -65,6 +65,7 @@ def one_device():
     return tf.distribute.get_strategy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas):
@@ -84,6 +85,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{}, PAIR], ids=["replicated", "split"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts):
@@ -93,6 +95,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
     same(trained(mirrored, make, **parts), trained(one_device(), make))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
