@@ -9,6 +9,7 @@ comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
+jobs       how many tasks of each job
 explain    a cluster in words and a table
 launch     `toolkit launch`: its command line
 report     `toolkit report`

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from toolkit.cli import log
+from toolkit.cli.jobs import counted
 from toolkit.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -142,18 +143,6 @@ def _command(given: argparse.Namespace) -> tuple[str, ...]:
     return ("-m", *given.module) if given.module is not None else tuple(script)
 
 
-def _counted(given: argparse.Namespace) -> tuple[tuple[str, int], ...]:
-    from toolkit import launch
-
-    jobs = (
-        ("chief", int(given.chief)),
-        ("worker", given.workers),
-        ("ps", given.ps),
-        ("evaluator", int(given.evaluator)),
-    )
-    return launch.counted(jobs)
-
-
 def _slurm(given: argparse.Namespace) -> None:
     from toolkit import slurm
 
@@ -174,7 +163,7 @@ def _slurm(given: argparse.Namespace) -> None:
         name=given.job_name,
         nodes=given.nodes,
         tasks_per_node=given.tasks_per_node,
-        jobs=_counted(given),
+        jobs=counted(given),
         gpus_per_task=given.gpus_per_task,
         cpus_per_task=given.cpus_per_task,
         time=given.time,
@@ -196,7 +185,7 @@ def _request(given: argparse.Namespace) -> "Request":
 
     return launch.Request(
         command=_command(given),
-        jobs=_counted(given),
+        jobs=counted(given),
         cluster_file=given.cluster,
         task=given.task,
         host=given.host,

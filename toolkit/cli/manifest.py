@@ -10,6 +10,7 @@ a volume.
 import argparse
 import sys
 
+from toolkit.cli.jobs import counted
 from toolkit.errors import RequestError
 
 __all__ = ["add_arguments", "run"]
@@ -55,11 +56,9 @@ def run(arguments: argparse.Namespace) -> None:
 def _kubernetes(given: argparse.Namespace) -> None:
     import yaml
 
-    from toolkit import kubernetes, launch
+    from toolkit import kubernetes
 
-    jobs = launch.counted(
-        (("chief", int(given.chief)), ("worker", given.workers), ("ps", given.ps), ("evaluator", int(given.evaluator)))
-    )
+    jobs = counted(given)
     if not jobs:
         raise RequestError(
             asked="`toolkit manifest kubernetes`",

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from toolkit.cluster.rules import JOBS
 from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
 __all__ = ["VARIABLE", "of_ranks", "shared_out"]
 
 VARIABLE = "TOOLKIT_TASKS"  # "chief:1,worker:2,ps:1".
-_JOBS = ("chief", "worker", "ps", "evaluator")
 
 
 def of_ranks(given: str | None, *, ranks: int) -> tuple[Task, ...]:
@@ -26,7 +26,7 @@ def of_ranks(given: str | None, *, ranks: int) -> tuple[Task, ...]:
     tasks: list[Task] = []
     for entry in given.split(","):
         job, _, number = entry.strip().partition(":")
-        if job not in _JOBS or not (number.isascii() and number.isdigit()) or len(number) > 5:
+        if job not in JOBS or not (number.isascii() and number.isdigit()) or len(number) > 5:
             raise ClusterError(
                 asked=f"{VARIABLE}={given[:60]!r} says what each rank is",
                 found=f"{entry[:60]!r} is no job and a number",

@@ -5,13 +5,12 @@ import errno
 import socket
 from collections.abc import Iterator
 
-import psutil
-
 from toolkit.cluster import check, split
 from toolkit.doctor.finding import Finding, failure, ok, warning
 from toolkit.doctor.situation import Situation
 from toolkit.errors import ClusterError
 from toolkit.launch.ports import HeldPorts
+from toolkit.launch.tasks import own_addresses
 
 __all__ = ["look"]
 
@@ -26,7 +25,7 @@ def look(situation: Situation) -> Iterator[Finding]:
         cluster = check(situation.environ["TF_CONFIG"]).cluster
     if cluster is None:
         return
-    own = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}
+    own = own_addresses()
     if len({split(cluster.address(task))[0] for task in cluster.tasks}) > 1 and not _clock_is_kept():
         yield warning(
             "clock",
@@ -34,7 +33,7 @@ def look(situation: Situation) -> Iterator[Finding]:
             "timedatectl set-ntp true",
         )
     for task in cluster.tasks:
-        yield _task(str(task), cluster.address(task), own | {"127.0.0.1", "::1"})
+        yield _task(str(task), cluster.address(task), own)
 
 
 def _clock_is_kept() -> bool:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from toolkit.errors import LaunchError
 
-__all__ = ["JOBS", "KINDS", "Request", "Volume"]
+__all__ = ["KINDS", "Request", "Volume"]
 
-JOBS = ("chief", "worker", "ps", "evaluator")
 KINDS = ("job", "jobset", "tfjob")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which services ask for.
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
@@ -46,7 +45,7 @@ class Request:
     Attributes:
         name: Of all its objects.
         kind: "job" (an Indexed Job), "jobset" or "tfjob".
-        jobs: How many tasks of each job, in the order of JOBS, none of them 0.
+        jobs: How many tasks of each job, none of them 0.
         image: Of the container.
         command: What it runs after the interpreter: ("-m", "recipes.cifar_multi_worker", ...).
         namespace: None for kubectl's own.

@@ -14,7 +14,7 @@ from toolkit.errors import LaunchError
 from toolkit.launch import guard, ports
 from toolkit.launch.request import Request
 
-__all__ = ["Planned", "describe", "plan"]
+__all__ = ["Planned", "describe", "own_addresses", "plan"]
 
 _STACKS = "{stacks}"  # Stands for a file that is made when the task is started.
 
@@ -53,7 +53,7 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
         LaunchError: No task of the cluster belongs to this machine.
     """
     if request.cluster_file is None:
-        if not _is_here(join(request.host, 1), _own_addresses()):
+        if not _is_here(join(request.host, 1), own_addresses()):
             raise LaunchError(
                 asked=f"--host={request.host} is where this machine's tasks reach one another",
                 found="that is no address of this machine",
@@ -68,7 +68,7 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
     if request.task:
         mine: Sequence[Task] = [Task.parse(request.task)]
     else:
-        here = _own_addresses()
+        here = own_addresses()
         mine = [task for task in cluster.tasks if _is_here(cluster.address(task), here)]
     if not mine:
         raise LaunchError(
@@ -155,7 +155,8 @@ def _gpus(task: Task, training: Sequence[Task], inventory: "devices.Inventory", 
     return {**order, "CUDA_VISIBLE_DEVICES": ",".join(every[number * share : (number + 1) * share])}
 
 
-def _own_addresses() -> set[str]:
+def own_addresses() -> set[str]:
+    """Returns the addresses of this machine's interfaces, and of loopback."""
     import psutil
 
     found = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}
