@@ -103,13 +103,16 @@ def group(command, arguments, folder, *, cluster=True, ports=None, **environment
 class Job:
     """A launched job whose tasks can be found and killed."""
 
-    def __init__(self, folder, flags, command):
+    LIMIT = 60  # Seconds to wait for something, unless said.
+
+    def __init__(self, folder, flags, command, *, environ=None):
+        given = environ or {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         self.folder = folder
         self.log = folder / "launch.out"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env=given,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -120,10 +123,12 @@ class Job:
     def text(self):
         return self.log.read_text(errors="replace")
 
-    def until(self, pattern, *, limit=60):
-        """Waits for a line."""
+    def until(self, pattern, *, limit=None):
+        """Waits for a line, or for something that holds."""
+        limit = limit or self.LIMIT
+        holds = pattern if callable(pattern) else lambda: re.search(pattern, self.text)
         deadline = time.monotonic() + limit
-        while not re.search(pattern, self.text):
+        while not holds():
             assert self.process.poll() is None, self.text[-3000:]
             assert time.monotonic() < deadline, f"no {pattern!r} in {limit} s\n{self.text[-3000:]}"
             time.sleep(0.02)

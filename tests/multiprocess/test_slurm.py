@@ -5,10 +5,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 
 import processes
 import psutil
@@ -56,44 +54,17 @@ def test_chief_workers_and_ps_by_srun(cluster, tmp_path):
 STEPS = ("--data=shapes", "--epochs=2", "--steps_per_epoch=30", "--checkpoint_steps=5")
 
 
-class Launched:
+class Launched(processes.Job):
     """`toolkit launch --engine=slurm`, with what it has printed so far."""
 
-    def __init__(self, cluster, folder, *flags):
-        self.out = folder / "launch.out"
-        with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "toolkit",
-                    "launch",
-                    "--engine=slurm",
-                    "--nodes=2",
-                    f"--log_dir={folder / 'logs'}",
-                    *flags,
-                ],
-                env={**cluster.environ, **ENVIRONMENT},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+    LIMIT = 100
 
-    @property
-    def text(self):
-        return self.out.read_text(errors="replace")
+    def __init__(self, cluster, folder, *flags):
+        super().__init__(folder, ["--engine=slurm", "--nodes=2"], flags, environ={**cluster.environ, **ENVIRONMENT})
 
     @property
     def job(self):
         return re.search(r"launch: Slurm job (\d+),", self.text)[1]
-
-    def until(self, holds, limit=100):
-        deadline = time.monotonic() + limit
-        while not holds():
-            assert self.process.poll() is None, self.text[-3000:]
-            assert time.monotonic() < deadline, self.text[-3000:]
-            time.sleep(0.1)
 
     def end(self, limit=200):
         try:
