@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="ADDRESS", help="where they reach one another [127.0.0.1]"
     )
     cluster.add_argument("--cluster", metavar="FILE", help="start this machine's tasks of a tf_configs/ file")
-    cluster.add_argument("--task", metavar="worker:0", help="start just this one")
+    cluster.add_argument(
+        "--task", action="append", default=[], metavar="worker:0", help="start just this one; may be repeated"
+    )
+    cluster.add_argument(
+        "--open_network", action="store_true", help="public addresses are meant: a firewall guards their ports"
+    )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--log_dir", metavar="DIR", help="a log file per task [runs/launch-TIME]")
     shown.add_argument(
@@ -187,7 +192,8 @@ def _request(given: argparse.Namespace) -> "Request":
         command=_command(given),
         jobs=counted(given),
         cluster_file=given.cluster,
-        task=given.task,
+        tasks=tuple(given.task),
+        open_network=given.open_network,
         host=given.host,
         log_dir=given.log_dir,
         tee=given.tee,

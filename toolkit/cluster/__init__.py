@@ -8,6 +8,7 @@ document    JSON text as an object, or where it stops being one
 rules       everything that can be wrong with the jobs of a cluster
 spec        Task and Cluster, which become TF_CONFIG
 proxies     web proxies in the way of the tasks
+exposure    addresses that the whole internet may reach
 check       everything wrong with a TF_CONFIG, in one go
 membership  a cluster, this process's task in it, and who said so
 variables   numbers that a launcher left in the environment
@@ -26,6 +27,7 @@ meeting     waiting for the other tasks, before TensorFlow does
 from toolkit.cluster.addresses import split
 from toolkit.cluster.check import Checked, check, parse
 from toolkit.cluster.discovery import discover, read, require
+from toolkit.cluster.exposure import is_public, refuse_public
 from toolkit.cluster.meeting import meet
 from toolkit.cluster.membership import Membership
 from toolkit.cluster.problems import Problem
@@ -43,9 +45,11 @@ __all__ = [
     "check_proxies",
     "describe",
     "discover",
+    "is_public",
     "meet",
     "parse",
     "read",
+    "refuse_public",
     "require",
     "split",
     "without_proxies",

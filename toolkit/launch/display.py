@@ -5,19 +5,25 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.cluster import Task
-from toolkit.launch.running import Running
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Display"]
+__all__ = ["Display", "Shown"]
 
 _SECONDS = 0.5  # Between two states of the table.
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MOST_ROWS = 12
+
+
+class Shown(Protocol):
+    """What has a line in the table."""
+
+    def row(self) -> tuple[str, ...]:
+        """Task, state, pid, step, images a second, CPU, memory."""
 
 
 class Display:
@@ -71,7 +77,7 @@ class Display:
 
             self._print(Text(message))
 
-    def draw(self, running: Sequence[Running]) -> None:
+    def draw(self, running: Sequence[Shown]) -> None:
         """Brings the table up to date, at most twice a second."""
         now = time.monotonic()
         if self._live is None or self._gone or now - self._drawn < _SECONDS:
@@ -107,8 +113,7 @@ class Display:
                 self._gone = True
 
 
-def _table(running: Sequence[Running]) -> "Table":
-    import psutil
+def _table(running: Sequence[Shown]) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -118,20 +123,7 @@ def _table(running: Sequence[Running]) -> "Table":
     for heading in ("pid", "step", "images/s", "CPU", "memory"):
         table.add_column(heading, justify="right")
     for task in running[:_MOST_ROWS]:
-        rate, step = task.facts.get("images_per_second"), task.facts.get("step")
-        cpu = memory = ""
-        if task.alive:
-            with contextlib.suppress(psutil.Error):
-                cpu, memory = task.load()
-        table.add_row(
-            str(task.task),
-            str(task.facts["state"]) if task.alive else task.words(),
-            str(task.process.pid),
-            "" if step is None else str(step),
-            f"{rate:,.0f}" if rate else "",
-            cpu,
-            memory,
-        )
+        table.add_row(*task.row())
     if len(running) > _MOST_ROWS:
         table.add_row(f"{len(running) - _MOST_ROWS} more", *[""] * 6)
     return table

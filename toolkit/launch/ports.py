@@ -21,6 +21,11 @@ class HeldPorts:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
+    @property
+    def numbers(self) -> set[int]:
+        """Those that are held."""
+        return {held.getsockname()[1] for held in self._sockets}
+
     def __enter__(self) -> "HeldPorts":
         return self
 
@@ -35,7 +40,7 @@ class HeldPorts:
         return held.getsockname()[1]
 
     def given(self, port: int, *, task: str) -> None:
-        """Holds a port that the cluster names.
+        """Holds a port that the cluster names; one that is held already stays so.
 
         Args:
             port: From 1 to 65535.
@@ -44,6 +49,8 @@ class HeldPorts:
         Raises:
             ClusterError: Somebody uses it.
         """
+        if port in self.numbers:
+            return
         held = _socket()
         try:
             with socket.socket() as probe:  # Without sharing: another job's held ports count as taken.

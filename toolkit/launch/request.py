@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 
 __all__ = ["Request", "counted"]
@@ -19,7 +20,8 @@ class Request:
         command: ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
         jobs: How many tasks of each job to start here, such as {"worker": 2}; {} with a cluster file.
         cluster_file: A file that describes the cluster, or None.
-        task: With a cluster file, the only task to start here; None for all of this host.
+        cluster: The cluster itself, or None.
+        tasks: With a cluster, the only tasks to start here, such as ("worker:1",); () for all of this host.
         host: The address at which tasks that are counted, not described, reach one another.
         log_dir: Where the tasks' output goes; None for a new directory under ./runs.
         tee: Show the tasks' output here too.
@@ -32,6 +34,9 @@ class Request:
         max_restarts: How often a job that failed is started again, or a worker beside parameter servers, within
             `restart_window` seconds.
         restart_window: Failures longer ago than so many seconds don't count.
+        attempt: The how many-th start of the job this is, where another launcher counts them.
+        began: What the job's files are named by; None for the time and a few random letters.
+        open_network: Whether the cluster may have public addresses.
 
     Raises:
         LaunchError: Something can't be meant so.
@@ -40,7 +45,8 @@ class Request:
     command: tuple[str, ...]
     jobs: tuple[tuple[str, int], ...] = ()
     cluster_file: str | None = None
-    task: str | None = None
+    cluster: Cluster | None = None
+    tasks: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     log_dir: str | None = None
     tee: bool = True
@@ -52,6 +58,9 @@ class Request:
     grace: float = 15.0
     max_restarts: int = 0
     restart_window: float = 3600.0
+    attempt: int = 1
+    began: str | None = None
+    open_network: bool = False
 
     def __post_init__(self) -> None:
         if not self.command or self.command == ("-m",):
@@ -60,15 +69,16 @@ class Request:
                 found="none is named",
                 remedy="Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
             )
-        if bool(self.jobs) == (self.cluster_file is not None):
+        described = self.cluster_file is not None or self.cluster is not None
+        if bool(self.jobs) == described:
             raise LaunchError(
                 asked="launch needs to know how many tasks to start",
                 found="both counts and --cluster are given" if self.jobs else "nothing says so",
                 remedy="Give --workers=2 (and --ps, --chief, --evaluator), or --cluster=FILE",
             )
-        if self.task and not self.cluster_file:
+        if self.tasks and not described:
             raise LaunchError(
-                asked=f"--task={self.task} starts one task of a cluster",
+                asked=f"--task={self.tasks[0]} starts one task of a cluster",
                 found="no --cluster describes one",
                 remedy="Add --cluster=FILE, or leave --task out",
             )

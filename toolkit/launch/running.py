@@ -123,6 +123,25 @@ class Running:
                 self._cpu = used
                 self.progressed = time.monotonic()
 
+    def row(self) -> tuple[str, ...]:
+        """Returns what the table shows: task, state, pid, step, images a second, CPU, memory."""
+        import psutil
+
+        rate, step = self.facts.get("images_per_second"), self.facts.get("step")
+        cpu = memory = ""
+        if self.alive:
+            with contextlib.suppress(psutil.Error):
+                cpu, memory = self.load()
+        return (
+            str(self.task),
+            str(self.facts["state"]) if self.alive else self.words(),
+            str(self.process.pid),
+            "" if step is None else str(step),
+            f"{rate:,.0f}" if rate else "",
+            cpu,
+            memory,
+        )
+
     def load(self) -> tuple[str, str]:
         """Returns its use of CPU, of one core, and memory, in words; raises psutil.Error where it is gone."""
         watched = self._watch()

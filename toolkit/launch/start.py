@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+from typing import Any
 
 from toolkit import status, stops
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
@@ -16,8 +17,13 @@ from toolkit.launch.request import Request
 __all__ = ["dry_run", "start"]
 
 
-def start(request: Request) -> None:
+def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
     """Starts the tasks, shows what they do, and returns when all are done.
+
+    Args:
+        request: What to do.
+        display: Shows what the tasks do, as `display.Display`; None for this program's standard output.
+        ports: A HeldPorts with those that are this job's already; None for none.
 
     Raises:
         RequestError: What was asked can't be done; nothing was started.
@@ -34,24 +40,25 @@ def start(request: Request) -> None:
     mark = secrets.token_hex(8)
     with (
         stops.noted() as received,
-        HeldPorts() as held,
+        ports or HeldPorts() as held,
         tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
     ):
         cluster, mine = tasks.describe(request, held)
         _check_only(request, mine)
         address = os.path.join(scratch, "status")
-        began = f"{time.strftime('%Y%m%d-%H%M%S')}-{mark[:4]}"
+        began = request.began or f"{time.strftime('%Y%m%d-%H%M%S')}-{mark[:4]}"
         planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, began=began, environ=os.environ)
         logs = _logs(request, [task.file_name for task in planned])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(address)
             listening.setblocking(False)
-            display = Display(mine, tee=request.tee, only=request.only)
-            others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
-            display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
+            if display is None:
+                display = Display(mine, tee=request.tee, only=request.only)
+                others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
+                display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
             budget = Budget(request.max_restarts, window=request.restart_window)
             try:
-                for attempt in itertools.count(1):
+                for attempt in itertools.count(request.attempt):
                     job = Job(
                         planned,
                         mark=mark,

@@ -52,7 +52,7 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
         ClusterError: The file can't be used, or a port is taken.
         LaunchError: No task of the cluster belongs to this machine.
     """
-    if request.cluster_file is None:
+    if request.cluster is None and request.cluster_file is None:
         if not _is_here(join(request.host, 1), own_addresses()):
             raise LaunchError(
                 asked=f"--host={request.host} is where this machine's tasks reach one another",
@@ -63,10 +63,11 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
         jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in request.jobs}
         cluster = Cluster(jobs)
         return cluster, cluster.tasks
-    found = _cluster.parse(_cluster.read(request.cluster_file), source=request.cluster_file, task_required=False)
-    cluster = found.sound
-    if request.task:
-        mine: Sequence[Task] = [Task.parse(request.task)]
+    cluster = request.cluster or _read(request.cluster_file or "")
+    if not request.open_network:
+        _cluster.refuse_public(cluster)
+    if request.tasks:
+        mine: Sequence[Task] = [Task.parse(name) for name in request.tasks]
     else:
         here = own_addresses()
         mine = [task for task in cluster.tasks if _is_here(cluster.address(task), here)]
@@ -79,6 +80,10 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
     for task in mine:
         held.given(_cluster.split(cluster.address(task))[1], task=str(task))
     return cluster, tuple(mine)
+
+
+def _read(file: str) -> Cluster:
+    return _cluster.parse(_cluster.read(file), source=file, task_required=False).sound
 
 
 def plan(
