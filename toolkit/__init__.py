@@ -20,6 +20,7 @@ Rooms, each importing only those above it:
     scaling     how a recipe's speed grows with replicas, and what bounds it
     report      one HTML page about a run, or several compared
     slurm       jobs under Slurm: batch script, submission, restarts
+    ssh         one job on several hosts by ssh
     kubernetes  manifests for Kubernetes
     doctor      what is wrong with this machine, and the command that mends it
     cli         flags and exit codes of a recipe; the `toolkit` command
@@ -51,6 +52,7 @@ __all__ = [
     "report",
     "scaling",
     "slurm",
+    "ssh",
     "status",
     "stops",
     "strategies",

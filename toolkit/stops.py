@@ -2,9 +2,12 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
-__all__ = ["SIGNALS", "noted"]
+from toolkit.errors import JobStopped
+
+__all__ = ["SIGNALS", "noted", "sleep"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -19,3 +22,20 @@ def noted() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def sleep(seconds: float, received: Sequence[int]) -> None:
+    """Waits, or less where such a signal comes.
+
+    Args:
+        seconds: How long.
+        received: What `noted` yields.
+
+    Raises:
+        JobStopped: A signal has come.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not received:
+        time.sleep(0.05)
+    if received:
+        raise JobStopped(received[0])

@@ -77,7 +77,7 @@ def test_all_is_complete(room):
     public = {
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith("toolkit")
+        if not name.startswith("_") and f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}.")
     }
     assert public <= set(module.__all__), "public names missing from __all__"
     assert all(hasattr(module, name) for name in module.__all__)

@@ -53,7 +53,7 @@ def test_the_script_is_printed(capsys, tmp_path):
         (["--nodes=2", "--tasks_per_node=2", "--workers=3", "train.py"], "the jobs have 3 tasks"),
         (["--nodes=4", "--workers=2", "train.py"], "2 tasks to run there"),
         (["--nodes=2"], "none is named"),
-        (["--cluster=x.json", "train.py"], "Leave one of the two out"),
+        (["--cluster=x.json", "train.py"], "--cluster, but it means nothing with --engine=slurm"),
     ],
 )
 def test_what_cannot_be_is_said(capsys, flags, said):

@@ -11,6 +11,7 @@ devices    `toolkit devices`
 doctor     `toolkit doctor`
 jobs       how many tasks of each job
 explain    a cluster in words and a table
+launch_flags  the flags of `toolkit launch`
 launch     `toolkit launch`: its command line
 report     `toolkit report`
 scaling    `toolkit scaling`

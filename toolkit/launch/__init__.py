@@ -11,13 +11,18 @@ tasks     a task as it will be started: command and environment
 budget    how often what has failed is started again
 running   a task that has been started
 failure   which failure is the cause of the others, and the message about it
+logs      the directory that the tasks' logs are in
 record    what became of the tasks, when
 display   the tasks' lines, and a table on a terminal
 job       starting the tasks, watching them, ending all with the first that fails
 start     from a request to a job that runs
 """
 
+from toolkit.launch.budget import Budget
+from toolkit.launch.display import Display
+from toolkit.launch.logs import log_directory
+from toolkit.launch.record import Record
 from toolkit.launch.request import Request, counted
 from toolkit.launch.start import dry_run, start
 
-__all__ = ["Request", "counted", "dry_run", "start"]
+__all__ = ["Budget", "Display", "Record", "Request", "counted", "dry_run", "log_directory", "start"]

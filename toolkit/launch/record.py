@@ -5,7 +5,7 @@ import json
 import pathlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["FAILURE", "FILE", "Record"]
@@ -33,7 +33,11 @@ class Record:
             task: Which.
             facts: Values that JSON can hold.
         """
-        line = json.dumps({"at": round(time.time(), 3), "event": event, "task": str(task), **facts})
+        self.add({"at": round(time.time(), 3), "event": event, "task": str(task), **facts})
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Writes a line that another launcher has made."""
+        line = json.dumps(event)
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -55,5 +59,9 @@ class Record:
             "words": words,
             "last_lines": list(lines),
         }
+        self.keep(found)
+
+    def keep(self, found: Mapping[str, Any]) -> None:
+        """Writes failure.json as another launcher has made it."""
         with contextlib.suppress(OSError):
             self._failure.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -35,6 +35,7 @@ class Request:
             `restart_window` seconds.
         restart_window: Failures longer ago than so many seconds don't count.
         attempt: The how many-th start of the job this is, where another launcher counts them.
+        environment: Added to the tasks' environment.
         began: What the job's files are named by; None for the time and a few random letters.
         open_network: Whether the cluster may have public addresses.
 
@@ -59,6 +60,7 @@ class Request:
     max_restarts: int = 0
     restart_window: float = 3600.0
     attempt: int = 1
+    environment: tuple[tuple[str, str], ...] = ()
     began: str | None = None
     open_network: bool = False
 

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from toolkit import status, stops
-from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
+from toolkit.errors import LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
 
 __all__ = ["dry_run", "start"]
@@ -35,6 +35,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
     from toolkit.launch.budget import Budget
     from toolkit.launch.display import Display
     from toolkit.launch.job import Job
+    from toolkit.launch.logs import log_directory
     from toolkit.launch.ports import HeldPorts
 
     mark = secrets.token_hex(8)
@@ -47,8 +48,9 @@ def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
         _check_only(request, mine)
         address = os.path.join(scratch, "status")
         began = request.began or f"{time.strftime('%Y%m%d-%H%M%S')}-{mark[:4]}"
-        planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, began=began, environ=os.environ)
-        logs = _logs(request, [task.file_name for task in planned])
+        environ = {**os.environ, **dict(request.environment)}
+        planned = tasks.plan(request, cluster, mine, mark=mark, status_path=address, began=began, environ=environ)
+        logs = log_directory(request.log_dir, [task.file_name for task in planned])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(address)
             listening.setblocking(False)
@@ -62,7 +64,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
                     job = Job(
                         planned,
                         mark=mark,
-                        environ={**os.environ, status.ATTEMPT: str(attempt), status.LOGS: str(logs.absolute())},
+                        environ={**environ, status.ATTEMPT: str(attempt), status.LOGS: str(logs.absolute())},
                         listening=listening,
                         logs=logs,
                         scratch=pathlib.Path(scratch),
@@ -82,18 +84,9 @@ def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
                             raise
                         later = f" in {budget.delay:.0f} s" if budget.delay else ""
                         display.say(f"{error}\nlaunch: starting the job again{later}, {budget.words}")
-                        _sleep(budget.delay, received)
+                        stops.sleep(budget.delay, received)
             finally:
                 display.close()
-
-
-def _sleep(seconds: float, received: list[int]) -> None:
-    """Waits, or less where this program is told to stop; raises then."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not received:
-        time.sleep(0.05)
-    if received:
-        raise JobStopped(received[0])
 
 
 def dry_run(request: Request) -> list[str]:
@@ -123,35 +116,6 @@ def _check_only(request: Request, mine: tuple) -> None:
                 found=f"the tasks started here are {', '.join(names[:12])}",
                 remedy="Name one of them",
             )
-
-
-def _logs(request: Request, names: list[str]) -> pathlib.Path:
-    """Makes the directory for logs."""
-    try:
-        if request.log_dir is not None:
-            logs = pathlib.Path(request.log_dir).expanduser()
-            logs.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                with open(logs / f"{name}.log", "ab"):
-                    pass
-            return logs
-        stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in range(1000):
-            logs = pathlib.Path("runs", f"{stem}-{number}" if number else stem)
-            try:
-                logs.mkdir(parents=True)
-            except FileExistsError:
-                if logs.parent.is_dir():
-                    continue
-                raise
-            return logs
-        raise FileExistsError(f"{stem} is taken a thousand times")
-    except OSError as error:
-        raise LaunchError(
-            asked=f"the tasks' logs are to go to {request.log_dir or 'a new directory under ./runs'}",
-            found=f"it can't be written ({(error.strerror or str(error)).lower()})",
-            remedy="Name a directory that can be written with --log_dir",
-        ) from error
 
 
 def _short() -> str | None:

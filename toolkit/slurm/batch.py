@@ -21,7 +21,7 @@ from toolkit.errors import RequestError
 
 __all__: list[str] = []
 
-_CHILD = ("-m", "toolkit.launch.child", os.devnull, "0")  # As tasks are started locally.
+_CHILD = ("-m", "toolkit.launch.child", os.devnull)  # As tasks are started locally.
 _ANSWER = 20  # Seconds.
 _FAILURES = "failures"  # A file in the logs' directory: how often the job failed, over all its starts.
 
@@ -31,6 +31,9 @@ def _main() -> int:
     parser.add_argument("--max_restarts", type=int, required=True)
     parser.add_argument("--tasks", required=True)
     parser.add_argument("--logs", type=pathlib.Path, required=True)
+    parser.add_argument("--start_timeout", required=True)
+    parser.add_argument("--heartbeat_timeout", required=True)
+    parser.add_argument("--as_is", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     job, restarts = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -62,6 +65,8 @@ def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:
         status.BEGAN: f"slurm-{job}",  # Run directories keep their name over restarts.
         status.ATTEMPT: str(restarts + 1),
         status.LOGS: str(given.logs),
+        status.START_TIMEOUT: given.start_timeout,
+        status.HEARTBEAT_TIMEOUT: given.heartbeat_timeout,
         **({VARIABLE: given.tasks} if given.tasks else {}),
     }
     # Slurm replaces %t by the task's rank, and %% by one %.
@@ -69,7 +74,9 @@ def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     # A task that fails takes the others with it: they would wait for it.
     return subprocess.run(
-        ["srun", "--kill-on-bad-exit=1", *logs, sys.executable, *_CHILD, *command], env=environ, check=False
+        ["srun", "--kill-on-bad-exit=1", *logs, sys.executable, *_CHILD, str(int(given.as_is)), *command],
+        env=environ,
+        check=False,
     ).returncode
 
 

@@ -29,6 +29,9 @@ class Request:
         account: None for the user's default.
         logs: Directory for a log of each task, where all nodes see it.
         command: Arguments of the Python interpreter.
+        start_timeout: Seconds that tasks wait for one another.
+        heartbeat_timeout: Seconds after which a worker that isn't heard of counts as gone.
+        as_is: Leave TensorFlow's own strategy to scripts that make one.
         max_restarts: How often a job that failed is queued again; the end of its time doesn't count.
 
     Raises:
@@ -48,17 +51,26 @@ class Request:
     logs: pathlib.Path
     command: tuple[str, ...]
     max_restarts: int = 0
+    start_timeout: float = 300.0
+    heartbeat_timeout: float = 15.0
+    as_is: bool = False
 
     def __post_init__(self) -> None:
         for name in ("nodes", "tasks_per_node", "cpus_per_task", "notice"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LaunchError(asked=f"--{name}={value}", found="that is less than 1", remedy="Give 1 or more")
-        for name in ("gpus_per_task", "max_restarts"):
+        for name in ("start_timeout", "gpus_per_task", "max_restarts"):
             if getattr(self, name) < 0:
                 raise LaunchError(
                     asked=f"--{name}={getattr(self, name)}", found="that is less than 0", remedy="Give 0 or more"
                 )
+        if not 1 <= self.heartbeat_timeout <= 3600:
+            raise LaunchError(
+                asked=f"--heartbeat_timeout={self.heartbeat_timeout:g}",
+                found="workers call one another every second or so",
+                remedy="Give from 1 to 3600 seconds",
+            )
         for name in ("name", "partition", "account"):
             value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):

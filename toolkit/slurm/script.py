@@ -25,5 +25,7 @@ def script(request: Request) -> str:
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
     own = [f"--max_restarts={request.max_restarts}", f"--tasks={request.counted}", f"--logs={request.logs.absolute()}"]
+    own += [f"--start_timeout={request.start_timeout:g}", f"--heartbeat_timeout={request.heartbeat_timeout:g}"]
+    own += ["--as_is"] if request.as_is else []
     command = [sys.executable, "-m", "toolkit.slurm.batch", *own, "--", *request.command]
     return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", f"exec {shlex.join(command)}", ""])
