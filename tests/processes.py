@@ -105,13 +105,13 @@ class Job:
 
     LIMIT = 60  # Seconds to wait for something, unless said.
 
-    def __init__(self, folder, flags, command, *, environ=None):
+    def __init__(self, folder, flags, command, *, environ=None, before=()):
         given = environ or {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         self.folder = folder
         self.log = folder / "launch.out"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
+                [*before, sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
                 env=given,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,

@@ -7,34 +7,21 @@ import re
 import subprocess
 import sys
 
+import namespaces
 import processes
 import pytest
 
-HOSTS = ("10.177.0.1", "10.177.0.2")
-
-
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=True)
+HOSTS = namespaces.ADDRESSES
 
 
 @pytest.fixture
 def hosts():
     """Names of two namespaces that reach each other."""
-    names = [f"tk{os.getpid()}{letter}" for letter in "ab"]
     with contextlib.ExitStack() as stack:
         try:
-            for name in names:
-                ip("netns", "add", name)
-                stack.callback(ip, "netns", "del", name)
-            ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
-            for name, address in zip(names, HOSTS, strict=True):
-                ip("link", "set", name, "netns", name)
-                ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
-                ip("-n", name, "link", "set", name, "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"network namespaces can't be made here: {getattr(error, 'stderr', '') or error}")
-        yield names
+            yield stack.enter_context(namespaces.two_hosts())
+        except namespaces.Impossible as error:
+            pytest.skip(str(error))
 
 
 def start(name, folder, *command):

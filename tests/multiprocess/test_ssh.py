@@ -1,0 +1,230 @@
+"""toolkit launch --hosts: real ssh servers, in two network namespaces."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+
+import namespaces
+import psutil
+import pytest
+from processes import ROOT, Job
+from ssh_hosts import lacking, two_ssh_hosts
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+
+ODD = ["it's", "$(touch ran)", "`touch ran`", "a\nb", "--leading", "a b;c&d", "ünïcode €", '"', "%s%t", "*", "~", "\\"]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(two_ssh_hosts(tmp_path_factory.mktemp("ssh") / "keys and the like"))
+        except namespaces.Impossible as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """A directory whose name a shell would read otherwise."""
+    folder = tmp_path / "it's a $(touch ran) directory"
+    folder.mkdir()
+    return folder
+
+
+class ByHosts(Job):
+    """A launch that runs on the first host."""
+
+    def __init__(self, hosts, folder, flags, command):
+        super().__init__(
+            folder,
+            [f"--ssh_config={hosts.config}", "--hosts=a,b", "--env=TF_CPP_MIN_LOG_LEVEL=3", *flags],
+            command,
+            before=hosts.on_a(),
+            environ={
+                **{name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+                "PYTHONPATH": str(ROOT),
+            },
+        )
+
+    def tasks(self):
+        """The processes of tasks, by their names; they are descendants of ssh's servers, not of the launcher."""
+        found = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                name = process.environ().get("TOOLKIT_STATUS", "").partition("@")[0]
+                if name:
+                    found.setdefault(name, process)
+        return found
+
+    def close(self):
+        """Ends the launcher; agents and ssh's own processes follow."""
+        self.process.kill()
+        self.process.wait()
+        deadline = time.monotonic() + 40
+        while _sessions() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _sessions():
+    """Whatever has come of connections: all but the two servers themselves."""
+    mine = psutil.Process()
+    found = [process for server in mine.children() for process in server.children(recursive=True)]
+    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextlib.contextmanager
+def launched(*arguments):
+    job = ByHosts(*arguments)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def gone(job, seconds):
+    deadline = time.monotonic() + seconds
+    while job.tasks() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not job.tasks()
+
+
+def waiting_script(folder):
+    """A task that says that it runs, ignores no signal, and waits."""
+    script = folder / "wait.py"
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(300)\n")
+    return [str(script)]
+
+
+RECIPE = ["-m", "recipes.cifar_multi_worker", "--data=shapes", "--seed=3", "--run_dir=run"]
+
+
+def test_arguments_variables_and_paths_arrive_as_they_are(hosts, odd):
+    script = odd / "tell it's.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "json.dump([sys.argv[1:], os.environ['ODD'], os.getcwd()], open(f'told{task}.json', 'w'))\n"
+    )
+    copy = odd / "copied"
+    flags = [f"--copy_to={copy}", f"--env=ODD={''.join(ODD)}"]
+    with launched(hosts, odd, flags, ["tell it's.py", *ODD]) as job:
+        assert job.wait(limit=60) == 0, job.text
+    told = [json.loads((copy / f"told{number}.json").read_text()) for number in (0, 1)]
+    assert told == [[ODD, "".join(ODD), str(copy)]] * 2
+    assert not list(odd.rglob("ran"))
+    assert "a firewall should let in nobody but these hosts (a, b)" in job.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--hosts=a,nobody"], r"nobody is to run 1 of the tasks, but its answer is: .*(No route|timed out)"),
+        (["--python=/no/python"], r"a is to run 1 of the tasks, but its answer is: .*No such file"),
+        (["--directory=/no/such"], r"its answer is: /no/such there: no such file or directory"),
+        (["--ssh_config=/no/such"], r"ssh is to reach a, but it says: Can't open user config file"),
+        (["--hosts=localhost,a"], r"localhost means another machine there"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_said(hosts, tmp_path, flags, said):
+    with launched(hosts, tmp_path, flags, waiting_script(tmp_path)) as job:
+        assert job.wait(limit=60) == 2
+        assert re.search(said, job.text), job.text
+        assert "Traceback" not in job.text
+        assert gone(job, 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_is_left_of_a_launcher_that_ends(hosts, tmp_path, number):
+    with launched(hosts, tmp_path, ["--grace=2"], waiting_script(tmp_path)) as job:
+        job.until(lambda: job.text.count("here") == 2)
+        job.process.send_signal(number)
+        assert job.wait(limit=30) in (-number, 128 + number)
+        assert gone(job, 20)
+
+
+def test_a_host_that_is_cut_off_is_named_and_its_tasks_end_by_themselves(hosts, tmp_path):
+    with launched(hosts, tmp_path, ["--grace=2", "--heartbeat_timeout=5"], waiting_script(tmp_path)) as job:
+        job.until(lambda: job.text.count("here") == 2)
+        try:
+            hosts.cut()
+            assert job.wait(limit=40) == 1
+            assert re.search(r"b is gone: nothing was heard of it for 5 s. Its tasks were worker:1", job.text)
+            assert gone(job, 20)
+        finally:
+            hosts.mend()
+
+
+TASK = """
+import json, os, signal, sys, time
+from toolkit import status
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+print(f"start {status.attempt()} of {workers} workers", flush=True)
+step = 0
+while not os.path.exists("finish"):
+    step += 1
+    status.report(state="training", step=step)
+    time.sleep(0.1)
+"""
+
+
+def test_a_killed_worker_ends_the_job_which_starts_again(hosts, tmp_path):
+    script = tmp_path / "task.py"
+    script.write_text(TASK)
+    with launched(hosts, tmp_path, ["--max_restarts=1"], [str(script)]) as job:
+        job.until(lambda: job.text.count("start 1 of 2 workers") == 2)
+        job.tasks()["worker:1"].kill()
+        job.until(r"On b: worker:1 failed first: it was ended by SIGKILL")
+        failure = json.loads((tmp_path / "logs" / "failure.json").read_text())
+        assert (failure["task"], failure["signal"], failure["host"]) == ("worker:1", 9, "b")
+        job.until(lambda: job.text.count("start 2 of 2 workers") == 2)
+        (tmp_path / "finish").touch()
+        assert job.wait(limit=60) == 0, job.text[-3000:]
+    events = [json.loads(line) for line in (tmp_path / "logs" / "events.jsonl").read_text().splitlines()]
+    assert [e["code"] for e in events if e["event"] == "ended" and e["host"] == "b"] == [-9, 0]
+
+
+def test_a_host_that_is_gone_is_done_without_and_taken_in_again(hosts, tmp_path):
+    script = tmp_path / "task.py"
+    script.write_text(TASK)
+    flags = ["--min_workers=1", "--max_restarts=3", "--heartbeat_timeout=5"]
+    with launched(hosts, tmp_path, flags, [str(script)]) as job:
+        job.until(lambda: job.text.count("start 1 of 2 workers") == 2)
+        try:
+            hosts.cut()
+            job.until(r"start 2 of 1 workers", limit=90)
+        finally:
+            hosts.mend()
+        job.until(r"b is back; the tasks write a checkpoint and start again with it", limit=90)
+        job.until(lambda: job.text.count("start 3 of 2 workers") == 2)
+        (tmp_path / "finish").touch()
+        assert job.wait(limit=60) == 0, job.text[-3000:]
+    assert re.findall(r"launch: (\d) tasks on", job.text) == ["2", "1", "2"]
+
+
+def test_a_host_that_is_gone_for_good_is_said(hosts, tmp_path):
+    script = tmp_path / "task.py"
+    script.write_text(TASK)
+    flags = ["--max_restarts=3", "--heartbeat_timeout=5", "--start_timeout=6"]
+    with launched(hosts, tmp_path, flags, [str(script)]) as job:
+        job.until(lambda: job.text.count("start 1 of 2 workers") == 2)
+        try:
+            hosts.cut()
+            assert job.wait(limit=90) == 1
+        finally:
+            hosts.mend()
+    assert re.search(r"b didn't answer for \d+ s; the last checkpoint is kept", job.text)
+
+
+def test_the_recipe_trains_on_both(hosts, tmp_path):
+    with launched(hosts, tmp_path, [], [*RECIPE, "--epochs=1", "--steps_per_epoch=3"]) as job:
+        assert job.wait(limit=150) == 0, job.text[-3000:]
+    hashes = re.findall(r"Done: .*weights (\w+)", job.text)
+    assert len(hashes) == 2
+    assert hashes[0] == hashes[1]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["replicas"] == 2
