@@ -115,7 +115,15 @@ def test_a_task_that_is_killed_is_named_with_the_signal(launcher):
 
 def test_a_peer_that_notices_a_killed_task_before_its_end_is_seen_is_not_the_cause(launcher):
     # A large process that is killed closes its connections first and is freed, and waited for, a while later.
-    body = "if me == 0: raise ValueError('connection reset')\ntime.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL)"
+    body = """
+import pathlib
+if me == 0:
+    pathlib.Path("failing").touch()
+    raise ValueError("connection reset")
+while not os.path.exists("failing"): time.sleep(0.01)
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
     code, _, err, _ = launcher.run("--workers=2", body=body)
     assert code == 137
     assert "worker:1 failed first: it was ended by SIGKILL" in err

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.cli import log
 from toolkit.cli.jobs import counted
 from toolkit.cli.launch_flags import add_arguments, refuse_unused
-from toolkit.errors import LaunchError
+from toolkit.errors import LaunchError, TaskFailed
 
 if TYPE_CHECKING:
     from toolkit.launch import Request
@@ -57,7 +57,31 @@ def run(arguments: argparse.Namespace) -> None:
             print(line)
         return
     log.show()
-    launch.start(request)
+    isolated, where = _isolate(arguments, request)
+    try:
+        launch.start(request, where=where)
+    except TaskFailed as error:
+        if not isolated or not launch.wanted_out(str(error)):
+            raise
+        hint = "The tasks had no way out of this machine: launch with --isolate=never if that is what they miss."
+        raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
+
+
+def _isolate(given: argparse.Namespace, request: "Request") -> tuple[bool, str]:
+    """Where the tasks reach one another by loopback, nobody else needs to; returns whether nobody can, and words."""
+    from toolkit import launch
+    from toolkit.cluster.addresses import is_loopback
+
+    inside = bool(request.jobs) and is_loopback(request.host)
+    if given.isolate == "always" and not inside:
+        raise LaunchError(
+            asked="--isolate=always gives the tasks a network of their own",
+            found="they are to be reached from other machines",
+            remedy="Leave it out, and close their ports to all but the hosts of the job",
+        )
+    if not inside and given.isolate in launch.MODES:
+        return False, ""
+    return launch.enter(given.isolate, command=request.command)
 
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ _HERE = ("host", "cluster", "task")
 # Those that would be ignored without a word:
 _UNUSED = {
     "this machine": (*_SLURM, *_SSH),
-    "--hosts": (*_SLURM, *_HERE),
+    "--hosts": (*_SLURM, *_HERE, "isolate"),
     "--engine=slurm": (
         *_SSH,
         *_HERE,
-        *("env", "open_network", "tee", "only", "stall_timeout", "grace", "restart_window"),
+        *("env", "isolate", "open_network", "tee", "only", "stall_timeout", "grace", "restart_window"),
     ),
 }
 
@@ -89,6 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=15.0,
         metavar="S",
         help="seconds between asking tasks to end and ending them [15]",
+    )
+    how.add_argument(
+        "--isolate",
+        default="auto",
+        metavar="auto|always|never",
+        help="give this machine's tasks a network of their own, closed to everybody else [auto]",
     )
     how.add_argument(
         "--max_restarts",

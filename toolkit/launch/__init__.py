@@ -1,6 +1,7 @@
 """Starting and watching tasks; the launcher never imports TensorFlow.
 
 request   what a launch is to do, checked
+isolation  a network namespace for the tasks of this machine
 guard     a program of its own that ends what a killed launcher leaves behind
 ports     ports that stay this job's from their choice to its end
 adoption  TensorFlow's name for its strategy, given to ours in the user's script
@@ -10,6 +11,7 @@ stacks    where tasks stand that make no progress
 tasks     a task as it will be started: command and environment
 budget    how often what has failed is started again
 running   a task that has been started
+listening  what the tasks' servers are open to
 failure   which failure is the cause of the others, and the message about it
 logs      the directory that the tasks' logs are in
 record    what became of the tasks, when
@@ -20,9 +22,22 @@ start     from a request to a job that runs
 
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
+from toolkit.launch.isolation import MODES, enter, wanted_out
 from toolkit.launch.logs import log_directory
 from toolkit.launch.record import Record
 from toolkit.launch.request import Request, counted
 from toolkit.launch.start import dry_run, start
 
-__all__ = ["Budget", "Display", "Record", "Request", "counted", "dry_run", "log_directory", "start"]
+__all__ = [
+    "MODES",
+    "Budget",
+    "Display",
+    "Record",
+    "Request",
+    "counted",
+    "dry_run",
+    "enter",
+    "log_directory",
+    "start",
+    "wanted_out",
+]

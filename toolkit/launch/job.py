@@ -15,7 +15,7 @@ from typing import Any
 
 from toolkit import status
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import failure, guard, stacks
+from toolkit.launch import failure, guard, listening, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
 from toolkit.launch.record import Record
@@ -81,6 +81,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
         self._partial: dict[Running, float] = {}
+        self._looked = False
 
     def run(self) -> None:
         """Runs the job to its end; nothing of it is left when this returns or raises.
@@ -127,6 +128,7 @@ class Job:
             if any(not self._goes_on_without(task) for task in failed):
                 self._fail()
             self._look_for_stall()
+            self._say_what_is_open()
         self._say_if_alone()
         # Servers wait for ever; the chief's end is theirs.
         self._end(signal.SIGTERM)
@@ -166,6 +168,14 @@ class Job:
                 "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
                 "each ran by itself"
             )
+
+    def _say_what_is_open(self) -> None:
+        """Looks once, when the servers listen."""
+        if not self._looked and any("strategy" in task.facts or task.served for task in self.running):
+            self._looked = True
+            open_to = listening.exposed(task for task in self.running if task.alive)
+            if open_to:
+                self.display.say(open_to)
 
     def _turn(self, seconds: float = _TICK) -> None:
         """Takes what has come: output, reports, ends."""

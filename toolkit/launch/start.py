@@ -17,12 +17,13 @@ from toolkit.launch.request import Request
 __all__ = ["dry_run", "start"]
 
 
-def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
+def start(request: Request, *, display: Any = None, ports: Any = None, where: str = "") -> None:
     """Starts the tasks, shows what they do, and returns when all are done.
 
     Args:
         request: What to do.
         display: Shows what the tasks do, as `display.Display`; None for this program's standard output.
+        where: Where the tasks are, to be said: "in a network of their own".
         ports: A HeldPorts with those that are this job's already; None for none.
 
     Raises:
@@ -57,7 +58,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None) -> None:
             if display is None:
                 display = Display(mine, tee=request.tee, only=request.only)
                 others = f", {len(cluster.tasks) - len(mine)} elsewhere" if len(mine) < len(cluster.tasks) else ""
-                display.say(f"launch: {len(mine)} tasks here{others}; logs in {logs}")
+                display.say(f"launch: {len(mine)} tasks here{others}{' ' * bool(where)}{where}; logs in {logs}")
             budget = Budget(request.max_restarts, window=request.restart_window)
             try:
                 for attempt in itertools.count(request.attempt):
