@@ -50,6 +50,7 @@ setuptools.setup(
         "test": [
             "hypothesis>=6.100,<7",
             # Kubernetes's published schemas, for the manifests.
+            "jsonschema>=4,<5",
             "kubernetes-validate>=1.31,<2",
             "mypy>=1.15,<3",
             "pytest>=8,<10",

@@ -4,7 +4,9 @@ import json
 import re
 import string
 
+import jsonschema
 import kubernetes_validate
+import own_fields
 import pytest
 import yaml
 from hypothesis import given
@@ -65,7 +67,9 @@ def test_what_is_written_is_valid_by_the_published_schemas(kind, jobs):
     )
     for each in made.values():
         assert each["metadata"]["namespace"] == "team"
-        if each["kind"] not in ("JobSet", "TFJob"):  # Their own schemas aren't Kubernetes's; what they hold is.
+        if each["kind"] in own_fields.SCHEMAS:  # What they hold is Kubernetes's, see below.
+            jsonschema.validate(each, own_fields.SCHEMAS[each["kind"]])
+        else:
             check(each)
     if kind == "jobset":
         for job in made["JobSet"]["spec"]["replicatedJobs"]:
@@ -73,6 +77,14 @@ def test_what_is_written_is_valid_by_the_published_schemas(kind, jobs):
     if kind == "tfjob":
         for _, template, _ in pods(made):
             check(as_job("x", {"template": {**template, "spec": {"restartPolicy": "Never", **template["spec"]}}}))
+
+
+@pytest.mark.parametrize("kind", own_fields.SCHEMAS)
+def test_a_misspelt_field_of_their_own_would_be_noticed(kind):
+    made = objects(kind=kind.lower())[kind]
+    made["spec"]["tlsSecondsAfterFinished"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="tlsSecondsAfterFinished"):
+        jsonschema.validate(made, own_fields.SCHEMAS[kind])
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
@@ -115,7 +127,10 @@ def test_what_cannot_be_done_is_not_tried_again():
     assert (give_up["action"], give_up["onExitCodes"]["values"]) == ("FailJob", [2])
     assert drained["action"] == "Ignore"
     assert objects(max_restarts=2)["Job"]["spec"]["backoffLimit"] == 4
-    assert objects(kind="jobset", max_restarts=2)["JobSet"]["spec"]["failurePolicy"] == {"maxRestarts": 2}
+    assert objects(kind="jobset", max_restarts=2)["JobSet"]["spec"]["failurePolicy"] == {
+        "maxRestarts": 2,
+        "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
     assert objects(kind="tfjob")["TFJob"]["spec"]["tfReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
 
 

@@ -89,7 +89,11 @@ def _jobset(request: Request) -> dict[str, Any]:
     leads = "chief" if any(job == "chief" for job, _ in request.jobs) else "worker"
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": request.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": request.max_restarts},
+        "failurePolicy": {
+            "maxRestarts": request.max_restarts,
+            # What the pods' own policy has given up for good, exit code 2, isn't restarted.
+            "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+        },
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [leads]},
         "replicatedJobs": jobs,
     }
