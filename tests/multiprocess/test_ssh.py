@@ -182,11 +182,20 @@ def test_a_killed_worker_ends_the_job_which_starts_again(hosts, tmp_path):
         job.until(r"On b: worker:1 failed first: it was ended by SIGKILL")
         failure = json.loads((tmp_path / "logs" / "failure.json").read_text())
         assert (failure["task"], failure["signal"], failure["host"]) == ("worker:1", 9, "b")
+        assert f"Its last lines, from {tmp_path / 'logs' / 'worker-1.log'}" in job.text
         job.until(lambda: job.text.count("start 2 of 2 workers") == 2)
         (tmp_path / "finish").touch()
         assert job.wait(limit=60) == 0, job.text[-3000:]
     events = [json.loads(line) for line in (tmp_path / "logs" / "events.jsonl").read_text().splitlines()]
     assert [e["code"] for e in events if e["event"] == "ended" and e["host"] == "b"] == [-9, 0]
+
+
+def test_tasks_that_make_no_progress_are_named_and_their_stacks_are_in_the_logs_here(hosts, tmp_path):
+    with launched(hosts, tmp_path, ["--stall_timeout=4", "--grace=1"], waiting_script(tmp_path)) as job:
+        assert job.wait(limit=60) == 1
+    assert re.search(r"On [ab]: No task made progress for 4 s.*wait.py, line 3", job.text), job.text
+    assert f"at the end of its log in {tmp_path / 'logs'}" in job.text
+    assert any("wait.py" in log.read_text() for log in (tmp_path / "logs").glob("worker-*.log"))
 
 
 def test_a_host_that_is_gone_is_done_without_and_taken_in_again(hosts, tmp_path):

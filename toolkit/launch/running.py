@@ -13,7 +13,9 @@ from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
 from toolkit.launch.tasks import Planned
 
-__all__ = ["Running"]
+__all__ = ["STACKS", "Running"]
+
+STACKS = "--- Python stacks, asked for by the launcher ---"  # A line of a log, before them.
 
 
 class Running:
@@ -179,7 +181,7 @@ class Running:
         except OSError:
             return None
         if text:
-            self.output.write(b"\n--- Python stacks, asked for by the launcher ---\n" + text.encode() + b"\n")
+            self.output.write(f"\n{STACKS}\n{text}\n".encode())
         return place(text)
 
     def words(self) -> str:

@@ -89,6 +89,7 @@ def _run(given: dict[str, Any], held: Any, output: "_Output") -> int:
             output.send("end", how="stopped", text=str(error), code=error.exit_code, **_record(logs))
             return error.exit_code
         except TaskFailed as error:
+            _send_stacks(logs, output)
             output.send("end", how="failed", text=str(error), code=error.exit_code, **_record(logs))
             return error.exit_code
         except RequestError as error:
@@ -105,12 +106,24 @@ def _record(logs: str) -> dict[str, Any]:
     """Returns what this host's launcher has written down."""
     from toolkit.launch.record import FAILURE, FILE
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"logs": logs}
     with contextlib.suppress(OSError, ValueError):
         found["events"] = [json.loads(text) for text in pathlib.Path(logs, FILE).read_text("utf-8").splitlines()]
     with contextlib.suppress(OSError, ValueError):
         found["failure"] = json.loads(pathlib.Path(logs, FAILURE).read_text("utf-8"))
     return found
+
+
+def _send_stacks(logs: str, output: "_Output") -> None:
+    """Sends what a launcher puts into logs only: where tasks stood that made no progress."""
+    from toolkit.launch.running import STACKS
+
+    for log in sorted(pathlib.Path(logs).glob("*.log")):
+        with contextlib.suppress(OSError):
+            _, mark, text = log.read_text("utf-8", errors="replace").partition(f"\n{STACKS}\n")
+            if mark:
+                job, _, index = log.stem.rpartition("-")
+                output.send("lines", task=f"{job}:{index}", lines=[STACKS, *text.splitlines()])
 
 
 def _mark(name: str) -> pathlib.Path:

@@ -111,9 +111,9 @@ class Attempt:
     def _turn(self) -> None:
         for key, _ in self._selector.select(_TICK):
             part = next(part for part in self.parts if part.connection.descriptor == key.fd)
+            gone = part.connection.gone
             part.take()
-            if part.connection.gone:
-                part.take()
+            if gone:
                 self._selector.unregister(key.fd)
         for part in self.parts:
             part.connection.beat()
@@ -132,9 +132,8 @@ class Attempt:
         self._stop(signal.SIGTERM)
         if lost is not None:
             raise TaskFailed(f"{lost[0]} is gone: {lost[1]}. Its tasks were {', '.join(lost[2])}.", code=1)
-        told = failed.ended if failed and failed.ended else {}
-        name = failed.name if failed else ""
-        raise TaskFailed(f"On {name}: {told.get('text')}", code=int(told.get("code") or 1))
+        if failed is not None and failed.ended is not None:
+            raise TaskFailed(f"On {failed.name}: {failed.last_word}", code=int(failed.ended.get("code") or 1))
 
     def _lost(self) -> tuple[str, str, list[str]] | None:
         for part in self.parts:

@@ -50,6 +50,13 @@ class Part:
         return self.connection.ended
 
     @property
+    def last_word(self) -> str:
+        """What the agent said last, for a person: the logs are here, not where they were there."""
+        told = self.ended or {}
+        text, there = str(told.get("text", "")), str(told.get("logs", ""))
+        return text.replace(there, str(self._logs)) if there else text
+
+    @property
     def trains(self) -> bool:
         """Whether a task here ends by itself, as parameter servers don't."""
         return any(task.job != "ps" for task in self.tasks.values())
@@ -60,10 +67,14 @@ class Part:
         return max((int(row.cells[3]) for row in self.rows if row.cells[3].isdecimal()), default=0)
 
     def take(self) -> None:
-        """Takes what has come."""
-        for message in self.connection.read():
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # Another version's, which says more.
-                self._take(message)
+        """Takes what has come; of a connection that is gone, all that is left."""
+        gone = self.connection.gone
+        while messages := self.connection.read():
+            for message in messages:
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # Another version's, which says more.
+                    self._take(message)
+            if not gone:
+                break
 
     def _take(self, message: Mapping[str, Any]) -> None:
         kind = message["toolkit"]
