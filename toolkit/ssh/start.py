@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from toolkit import __version__, stops
+from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
 from toolkit.launch import Budget, Display, Record, log_directory
 from toolkit.ssh.attempt import Attempt
@@ -95,7 +96,7 @@ class _Launch:
         missing = [host for host in self.request.hosts if host not in connections]
         without = f", without {', '.join(host.name for host in missing)}" if missing else ""
         self.display.say(f"launch: {len(cluster.tasks)} tasks on {len(ports)} hosts{without}; logs in {self.logs}")
-        if number == 1:
+        if number == 1 and not all(is_loopback(address) for address in self.addresses.values()):
             self._name_ports()
         record = Record(self.logs)
         parts = [
