@@ -8,6 +8,8 @@ import subprocess
 import time
 
 import namespaces
+import psutil
+from processes import ROOT, Job
 
 PROGRAMS = ("ssh", "sshd", "ssh-keygen", "rsync")
 
@@ -113,3 +115,53 @@ def _until_answering(hosts, folder):
             logs = "\n".join(file.read_text() for file in folder.glob("sshd-*.log"))
             assert time.monotonic() < deadline, f"{host} doesn't answer\n{logs}"
             time.sleep(0.1)
+
+
+class ByHosts(Job):
+    """A launch by ssh, from the first host to both."""
+
+    def __init__(self, hosts, folder, flags, command):
+        super().__init__(
+            folder,
+            [f"--ssh_config={hosts.config}", "--hosts=a,b", "--env=TF_CPP_MIN_LOG_LEVEL=3", *flags],
+            command,
+            before=hosts.on_a(),
+            environ={
+                **{name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+                "PYTHONPATH": str(ROOT),
+            },
+        )
+
+    def tasks(self):
+        """The processes of tasks, by their names; they are descendants of ssh's servers, not of the launcher."""
+        found = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                name = process.environ().get("TOOLKIT_STATUS", "").partition("@")[0]
+                if name:
+                    found.setdefault(name, process)
+        return found
+
+    def close(self):
+        """Ends the launcher; agents and ssh's own processes follow."""
+        self.process.kill()
+        self.process.wait()
+        deadline = time.monotonic() + 40
+        while _sessions() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _sessions():
+    """Whatever has come of connections: all but the two servers themselves."""
+    mine = psutil.Process()
+    found = [process for server in mine.children() for process in server.children(recursive=True)]
+    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextlib.contextmanager
+def launched(*arguments):
+    job = ByHosts(*arguments)
+    try:
+        yield job
+    finally:
+        job.close()

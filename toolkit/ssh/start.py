@@ -22,6 +22,7 @@ from toolkit.ssh.request import Request
 __all__ = ["dry_run", "start"]
 
 _AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
+_PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.
 
 
 def start(request: Request) -> None:
@@ -183,7 +184,7 @@ class _Launch:
             self._look(calls)
             ready = [host for host in hosts if host in calls and calls[host].ready]
             waited = now - began
-            if len(ready) == len(hosts) or (waited > self.request.heartbeat_timeout and self._enough(ready)):
+            if len(ready) == len(hosts) or (waited > _PATIENCE and self._enough(ready)):
                 break
             if waited > self.request.start_timeout:
                 gone = ", ".join(host.name for host in hosts if host not in ready)
