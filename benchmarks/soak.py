@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import random
-import signal
 import statistics
 import subprocess
 import sys
