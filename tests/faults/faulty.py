@@ -34,7 +34,7 @@ class Outcome:
         down: Seconds until all tasks had.
         again: Seconds until the job that was started again began to write a checkpoint: up to 5 steps after its first.
             Not a number where the next fault came before.
-        kept: Step of the newest checkpoint at the fault.
+        kept: Step of the newest checkpoint when all tasks had ended.
         resumed: Step after which the job went on.
         said: What the launcher said about it.
     """
@@ -145,8 +145,10 @@ class Faulty(processes.Job):
         tasks = {event["task"] for event in started}
         failures = self.text.count("failed first")
         os.kill(self.pid(task), number)
-        at, kept, before = time.time(), self.newest(), self.checkpoints()
+        at = time.time()
         self.until(lambda: {event["task"] for event in self.events("ended", since=at)} >= tasks)
+        # Only now: a chief that outlives the task for a moment finishes what it was writing.
+        kept, before = self.newest(), self.checkpoints()
         ended = self.events("ended", since=at)
         self.until(lambda: len(self.events("started")) >= len(started) + len(tasks))
         return {

@@ -33,8 +33,7 @@ def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
     assert found.down < 15
     assert not math.isnan(found.again)
     assert found.again < 30
-    # A checkpoint that was nearly written may have been finished by a chief that outlived the task for a moment.
-    assert found.kept <= found.resumed <= found.kept + 5
+    assert found.resumed == found.kept
 
 
 def test_the_weights_are_those_of_an_undisturbed_run(killed, undisturbed, measured):

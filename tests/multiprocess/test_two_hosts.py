@@ -1,70 +1,17 @@
-"""Two network namespaces as two hosts: each its own addresses, no loopback between them."""
+"""The recipe on two hosts, which are network namespaces."""
 
-import contextlib
-import json
-import os
 import re
-import subprocess
-import sys
 
-import processes
 import pytest
-
-HOSTS = ("10.177.0.1", "10.177.0.2")
-
-
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=True)
+import two_hosts
+from two_hosts import cluster_in, finish, start
 
 
 @pytest.fixture
 def hosts():
     """Names of two namespaces that reach each other."""
-    names = [f"tk{os.getpid()}{letter}" for letter in "ab"]
-    with contextlib.ExitStack() as stack:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-                stack.callback(ip, "netns", "del", name)
-            ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
-            for name, address in zip(names, HOSTS, strict=True):
-                ip("link", "set", name, "netns", name)
-                ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
-                ip("-n", name, "link", "set", name, "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"network namespaces can't be made here: {getattr(error, 'stderr', '') or error}")
+    with two_hosts.made() as names:
         yield names
-
-
-def start(name, folder, *command):
-    return subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, "-m", *command],
-        env={
-            **{key: value for key, value in os.environ.items() if "proxy" not in key.lower()},
-            "PYTHONPATH": str(processes.ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-    )
-
-
-def finish(running, limit):
-    try:
-        return [process.communicate(timeout=limit)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def cluster_in(folder):
-    file = folder / "two_hosts.json"
-    file.write_text(json.dumps({"cluster": {"worker": [f"{host}:2222" for host in HOSTS]}}))
-    return f"--cluster={file}"
 
 
 FLAGS = ("--data=shapes", "--epochs=1", "--steps_per_epoch=5")

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=15.0,
         metavar="S",
-        help="seconds between asking tasks to end and ending them [15]",
+        help="seconds between asking tasks to end and ending them [15], after a failure at most 5",
     )
     how.add_argument(
         "--max_restarts",

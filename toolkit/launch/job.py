@@ -26,6 +26,7 @@ __all__ = ["Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
+_STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
 
 
@@ -41,7 +42,7 @@ class Job:
         scratch: Directory for what goes with the job.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
-        grace: Seconds between asking tasks to end and ending them.
+        grace: Seconds between asking tasks to end and ending them; at most 5 where another has failed.
         stall_timeout: Seconds without progress, 0 for any number.
         budget: Of restarts.
         whole: Whether all tasks of the cluster are started here.
@@ -225,7 +226,7 @@ class Job:
         if first.alive and not first.held:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
-        self._end(signal.SIGTERM)
+        self._end(signal.SIGTERM, within=_STRANDED)
         lines = [line.decode(errors="replace")[:500] for line in first.output.last]
         self.record.failed(first.task, code=first.code, words=first.words(), lines=lines[-20:])
         raise failure.told(first, self.running)
@@ -239,7 +240,7 @@ class Job:
             task.ask_for_stacks()
         self._settle(_ANSWER)
         where = stacks.culprits({str(task.task): task.stacks() for task in alive})
-        self._end(signal.SIGTERM)
+        self._end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
             f"No task made progress for {self.stall_timeout:g} s, so the job was stopped. {where}\n"
             f"Each task's Python stacks are at the end of its log in {self.logs}",
@@ -252,7 +253,7 @@ class Job:
         while time.monotonic() < deadline and not (until and until()):
             self._turn(min(_TICK, seconds))
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, *, within: float = float("inf")) -> None:
         """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
         known = len(self._received)
         for task in self.running:
@@ -261,7 +262,7 @@ class Job:
                 task.kill()
             task.signal(number)
         self._settle(
-            self.grace,
+            min(self.grace, within),
             until=lambda: not any(task.alive for task in self.running) or len(self._received) > known,
         )
         for task in self.running:
