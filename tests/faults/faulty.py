@@ -203,6 +203,11 @@ def faulty(*arguments, **how):
         job.close()
 
 
+def within(seconds):
+    """A limit, longer on a machine with more to do than two processes for each core: it is shared then."""
+    return seconds * max(1.0, os.getloadavg()[0] / (2 * len(os.sched_getaffinity(0))))
+
+
 def weights(run: pathlib.Path):
     found = json.loads((run / "summary.json").read_text())
     assert (found["status"], found["steps"]) == ("completed", 60)

@@ -4,10 +4,11 @@ import re
 import signal
 import time
 
+import faulty
 import processes
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = """
 import json, os, time
@@ -50,7 +51,7 @@ def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
         done.stderr,
     ), done.stderr[-2000:]
     assert "most recent call first" in (tmp_path / "logs" / "worker-0.log").read_text()
-    assert seconds < STALL + 15
+    assert seconds < STALL + faulty.within(15)
 
 
 @pytest.mark.parametrize("heartbeat", [4, 15])
@@ -67,4 +68,4 @@ def test_a_worker_that_is_stopped_is_named_within_the_heartbeats_timeout(tmp_pat
     seconds = time.monotonic() - stopped
     measured(f"SIGSTOP of worker:1, --heartbeat_timeout={heartbeat}", seconds_to_group_down=seconds)
     assert "worker:1 failed first: it was stopped by a signal, SIGSTOP or the like" in job.text
-    assert seconds < heartbeat + 10
+    assert seconds < heartbeat + faulty.within(10)

@@ -5,7 +5,7 @@ import math
 import faulty
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILLED = {"worker:1": "workers", "worker:0": "workers", "ps:0": "served", "evaluator:0": "served"}
 
@@ -30,9 +30,9 @@ def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
         seconds_to_steps_again=found.again,
     )
     assert f"{task} failed first: it was ended by SIGKILL" in found.said
-    assert found.down < 15
+    assert found.down < faulty.within(15)
     assert not math.isnan(found.again)
-    assert found.again < 30
+    assert found.again < faulty.within(30)
     assert found.resumed == found.kept
 
 

@@ -6,7 +6,7 @@ import time
 import faulty
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def killed(tmp_path_factory):
 @pytest.mark.parametrize("moment", faulty.MOMENTS)
 def test_a_killed_launcher_leaves_no_process(killed, moment, measured):
     measured(f"SIGKILL of the launcher {moment}", seconds_to_group_down=killed[0][moment])
-    assert killed[0][moment] < 10
+    assert killed[0][moment] < faulty.within(10)
 
 
 def test_the_run_goes_on_to_the_weights_of_an_undisturbed_one(killed, undisturbed, measured):
@@ -46,10 +46,10 @@ def test_a_launcher_that_is_told_to_stop_ends_its_tasks_with_a_checkpoint(tmp_pa
         before = job.newest()
         job.process.send_signal(number)
         began = time.monotonic()
-        assert job.wait(limit=30) == 128 + number
+        assert job.wait(limit=90) == 128 + number
         seconds = time.monotonic() - began
         measured(f"{number.name} to the launcher", seconds_to_group_down=seconds)
         assert job.left() == []
         assert job.newest() >= before
         assert job.text.count("checkpoint written") >= 2, job.text[-2000:]
-        assert seconds < 15
+        assert seconds < faulty.within(15)

@@ -3,10 +3,11 @@
 import re
 import time
 
+import faulty
 import pytest
 import two_hosts
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HEARTBEAT = 15
 FLAGS = ("--data=shapes", "--epochs=1", "--steps_per_epoch=100000", "--checkpoint_steps=5", "--global_batch_size=32")
@@ -94,4 +95,4 @@ def test_a_long_one_ends_the_job_on_both_sides_and_is_named(pair, measured):
     for text in texts:
         assert re.search(r"worker:\d failed first", text), text[-2500:]
         assert re.search(r"(?i)heartbeat|unavailable|deadline|gone|can't be reached", text), text[-2500:]
-    assert max(ends.values()) < HEARTBEAT + 15
+    assert max(ends.values()) < HEARTBEAT + faulty.within(15)

@@ -8,7 +8,7 @@ import faulty
 import processes
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = processes.ROOT / "tests" / "multiprocess" / "served.py"
 EPOCHS, STEPS, BATCH = 2, 600, 16
@@ -57,8 +57,8 @@ def test_a_killed_worker_is_done_without_and_the_chief_ends_by_itself(job, tmp_p
         seconds_to_end_after_training=seconds,
     )
     assert "worker:0 was ended by SIGKILL; the job goes on without it" in run.text
-    assert again < 30
-    assert seconds < 10
+    assert again < faulty.within(30)
+    assert seconds < faulty.within(10)
 
 
 def test_all_workers_are_lost_and_one_comes_back(job, tmp_path, measured):
@@ -76,8 +76,8 @@ def test_all_workers_are_lost_and_one_comes_back(job, tmp_path, measured):
     )
     assert "restart 1 of 1" in run.text
     assert "the job goes on without it" in run.text
-    assert again < 30
-    assert seconds < 10
+    assert again < faulty.within(30)
+    assert seconds < faulty.within(10)
 
 
 def test_all_workers_are_lost_for_good(job, measured):
@@ -90,7 +90,7 @@ def test_all_workers_are_lost_for_good(job, measured):
     measured("SIGKILL of both workers beside ps, none restarted", seconds_to_group_down=seconds)
     assert "No worker is left" in run.text
     assert re.search(r"worker:\d failed first: it was ended by SIGKILL", run.text)
-    assert seconds < 15
+    assert seconds < faulty.within(15)
 
 
 def test_a_killed_chief_has_the_job_started_again(tmp_path, measured):
@@ -104,5 +104,5 @@ def test_a_killed_chief_has_the_job_started_again(tmp_path, measured):
         )
         assert "chief:0 failed first: it was ended by SIGKILL" in found.said
         assert found.resumed == found.kept > 0
-        assert found.down < 15
-        assert found.again < 30
+        assert found.down < faulty.within(15)
+        assert found.again < faulty.within(30)
