@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=15.0,
         metavar="S",
-        help="seconds after which a worker that isn't heard of counts as gone [15]",
+        help="seconds after which a worker that isn't heard of, or a task that is stopped, counts as gone [15]",
     )
     how.add_argument(
         "--stall_timeout",

@@ -125,7 +125,7 @@ class Job:
             failed = [task for task in self.running if not task.alive and task.code != 0 and not task.spared]
             if self._received:
                 self._stop_as_told()
-            if any(not self._goes_on_without(task) for task in failed):
+            if any(not self._goes_on_without(task) for task in failed) or any(map(self._waits_for, self.running)):
                 self._fail()
             self._look_for_stall()
         self._say_if_alone()
@@ -158,6 +158,17 @@ class Job:
             return False
         self.display.say(f"{task.task} {task.words()}; the job goes on without it")
         return True
+
+    def _waits_for(self, task: Running) -> bool:
+        """Says whether the job waits for a task that is stopped; a worker that serves is killed, and done without."""
+        if not task.frozen():
+            return False
+        task.held = not (self._has_servers and task.task.job == "worker" and task.served)
+        if not task.held:
+            self.display.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
+            task.kill()
+            self._settle(1.0, until=lambda: not task.alive)
+        return task.held
 
     def _say_if_alone(self) -> None:
         """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
@@ -219,7 +230,7 @@ class Job:
     def _fail(self) -> None:
         self._settle(1.0)  # What the others report in the meantime may have come first.
         for task in self.running:
-            task.held = task.stopped
+            task.held = task.held or task.stopped
         dying = [task for task in self.running if task.alive and failure.dying(task.process.pid)]
         self._settle(10.0, until=lambda: not any(task.alive for task in dying))
         first = failure.cause(self.running)
