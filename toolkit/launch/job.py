@@ -109,10 +109,8 @@ class Job:
             self.running.append(self._started(planned))
 
     def _started(self, planned: Planned) -> Running:
-        name = planned.file_name
-        task = Running(
-            planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
-        )
+        log, stacks_ = self.logs / f"{planned.file_name}.log", self.scratch / f"{planned.file_name}.stacks"
+        task = Running(planned, environ=self.environ, log=log, stacks=stacks_)
         self._guard.stdin.write(f"{task.process.pid}\n".encode())
         self._guard.stdin.flush()
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
@@ -146,25 +144,27 @@ class Job:
         """Says whether the job goes on, with the task started again or without it: a worker that served its chief."""
         if not (self._has_servers and task.task.job == "worker" and task.served and (task.code or 0) < 0):
             return False
-        task.spared = True
+        others = [other for other in self.running if other.task.job == "worker" and other is not task]
         if self.budget.take():
             self.display.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
-            self._replaced.append(task)
-            self.running[self.running.index(task)] = self._started(task.planned)
+            # TensorFlow takes one back only when all are there: those that were done without start again, too.
+            for lost in (task, *(other for other in others if other.spared)):
+                lost.spared = True
+                self._replaced.append(lost)
+                self.running[self.running.index(lost)] = self._started(lost.planned)
             return True
-        if self.whole and not any(other.alive for other in self.running if other.task.job == "worker"):
+        if self.whole and not any(other.alive and other.served for other in others):
             self.display.say("No worker is left")
-            task.spared = False
             return False
+        task.spared = True
         self.display.say(f"{task.task} {task.words()}; the job goes on without it")
         return True
 
     def _waits_for(self, task: Running) -> bool:
         """Says whether the job waits for a task that is stopped; a worker that serves is killed, and done without."""
-        if not task.frozen():
-            return False
-        task.held = not (self._has_servers and task.task.job == "worker" and task.served)
-        if not task.held:
+        served = self._has_servers and task.task.job == "worker" and task.served
+        task.held = task.held or (task.frozen() and not served)
+        if served and task.frozen():
             self.display.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
             task.kill()
             self._settle(1.0, until=lambda: not task.alive)
@@ -238,8 +238,8 @@ class Job:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
         self._end(signal.SIGTERM, within=_STRANDED)
-        lines = [line.decode(errors="replace")[:500] for line in first.output.last]
-        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines[-20:])
+        lines = [line.decode(errors="replace")[:500] for line in first.output.last][-20:]
+        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines)
         raise failure.told(first, self.running)
 
     def _look_for_stall(self) -> None:

@@ -92,7 +92,7 @@ class Running:
         if now - self._looked > 1:
             self._looked = now
             self._stopped_since = (self._stopped_since or now) if self.stopped else None
-        return self._stopped_since is not None and now - self._stopped_since > self._patience
+        return self.alive and self._stopped_since is not None and now - self._stopped_since > self._patience
 
     def poll(self) -> bool:
         """Looks whether it has ended; returns True the first time that it has."""
