@@ -106,8 +106,12 @@ class Faulty(processes.Job):
             if moment == "at the start":
                 here = log.exists() and log.read_text(errors="replace").count("logical devices") >= starts
             else:
-                parts = {"in its first checkpoint": ".writing", "in a step": "step-", "between epochs": "-end"}
-                here = any(parts[moment] in name for name in new)
+                names = {
+                    "in its first checkpoint": r"\.writing-",
+                    "in a step": "step-",
+                    "between epochs": r"step-\d+-end",
+                }
+                here = any(re.match(names[moment], name) for name in new)
             if here:
                 break
             assert self.process.poll() is None, self.text[-3000:]
