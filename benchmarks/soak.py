@@ -53,8 +53,8 @@ class Fault:
         at: Seconds since the start.
         kind: One of KINDS.
         task: Such as "worker:0".
-        seconds_to_progress: Until the first checkpoint beyond those that there were; None if none came.
-        beyond: Step of the last checkpoint when it was done.
+        seconds_to_progress: Until the first checkpoint of a job that was started again, or went on; None if none came.
+        beyond: Step of the last checkpoint before.
     """
 
     at: float
@@ -79,6 +79,7 @@ class Soak:
         self.samples: list[dict[str, Any]] = []
         self._chance = random.Random(seed)
         self._kinds: list[str] = []
+        self._disturbed: set[psutil.Process] = set()
         self._mark = uuid.uuid4().hex
         self._began = time.monotonic()
         # The time between two restarts grows while they are in the window: a fault a minute ago is forgiven.
@@ -111,7 +112,7 @@ class Soak:
                 raise TimeoutError(f"still running after {self.seconds:.0f} s: {self.folder / 'launch.out'}")
             tasks = self.tasks()
             self._sample(tasks)
-            self._look_for_progress()
+            self._look_for_progress(tasks)
             if self.seconds >= due and self.seconds < 60 * minutes and len(tasks) == 2 and self._step():
                 due = self.seconds + between
                 self._do(self._next_kind(), tasks)
@@ -159,6 +160,7 @@ class Soak:
                 time.sleep(0.0005)
         fault = Fault(at=round(self.seconds, 1), kind=kind, task=name, beyond=self._step())
         self.faults.append(fault)
+        self._disturbed = set(tasks.values())
         print(f"{fault.at:7.1f} s: {kind} {name}", flush=True)
         with contextlib.suppress(psutil.Error):
             if kind == "terminate":
@@ -176,8 +178,10 @@ class Soak:
         names = [path.name for path in (self.folder / "run" / "checkpoints").glob("step-*")]
         return max((int(name.split("-")[1]) for name in names), default=0)
 
-    def _look_for_progress(self) -> None:
-        if self.faults and self.faults[-1].seconds_to_progress is None and self._step() > self.faults[-1].beyond:
+    def _look_for_progress(self, tasks: dict[str, psutil.Process]) -> None:
+        if self._disturbed & set(tasks.values()) and self.faults[-1].kind != "pause":
+            self.faults[-1].beyond = self._step()  # A chief that outlives the other finishes what it was writing.
+        elif self.faults and self.faults[-1].seconds_to_progress is None and self._step() > self.faults[-1].beyond:
             self.faults[-1].seconds_to_progress = round(self.seconds - self.faults[-1].at, 1)
 
     def _sample(self, tasks: dict[str, psutil.Process]) -> None:
