@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import time
 
-import namespaces
 import psutil
+import two_hosts
 from processes import ROOT, Job
 
 PROGRAMS = ("ssh", "sshd", "ssh-keygen", "rsync")
@@ -74,11 +74,11 @@ class Hosts:
 
     def cut(self):
         """Takes the second host off the network."""
-        namespaces.ip("-n", self.names[1], "link", "set", self.names[1], "down")
+        two_hosts.ip("-n", self.names[1], "link", "set", self.names[1], "down")
 
     def mend(self):
         """Puts it back."""
-        namespaces.ip("-n", self.names[1], "link", "set", self.names[1], "up")
+        two_hosts.ip("-n", self.names[1], "link", "set", self.names[1], "up")
 
 
 @contextlib.contextmanager
@@ -89,9 +89,9 @@ def two_ssh_hosts(folder: pathlib.Path):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True, timeout=30)
     pathlib.Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, and Debian makes it with the service.
     config = folder / "config"
-    config.write_text(_USER.format(*namespaces.ADDRESSES, folder=folder))
-    with namespaces.two_hosts() as names, contextlib.ExitStack() as stack:
-        for name, address in zip(names, namespaces.ADDRESSES, strict=True):
+    config.write_text(_USER.format(*two_hosts.ADDRESSES, folder=folder))
+    with two_hosts.made() as names, contextlib.ExitStack() as stack:
+        for name, address in zip(names, two_hosts.ADDRESSES, strict=True):
             own = folder / f"sshd-{name}.conf"
             own.write_text(_SERVER.format(address=address, folder=folder))
             log = str(folder / f"sshd-{name}.log")

@@ -1,14 +1,13 @@
 """Whom the servers of a launched job are open to."""
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import textwrap
 
-import namespaces
 import pytest
+import two_hosts
 from processes import ROOT, launch
 
 from toolkit.launch import isolation
@@ -134,11 +133,7 @@ with socket.socket() as server:
 
 
 def test_open_ports_are_named_from_the_sockets_themselves(tmp_path):
-    with contextlib.ExitStack() as stack:
-        try:
-            names = stack.enter_context(namespaces.two_hosts())
-        except namespaces.Impossible as error:
-            pytest.skip(str(error))
+    with two_hosts.made() as names:
         flags = ["--isolate=never", "--workers=1", script(tmp_path, SERVER)]
         done = subprocess.run(
             ["ip", "netns", "exec", names[0], sys.executable, "-m", "toolkit", "launch", *flags],

@@ -101,39 +101,6 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     assert seen["steps_by_worker"]["worker:1"] > 50
 
 
-def test_a_killed_worker_is_done_without_and_the_chief_ends_by_itself(job, tmp_path):
-    run = job(epochs=2, steps=300, width=512)
-    run.until(r"batch 60\n")
-    run.kill("worker:0")
-    assert run.wait(limit=120) == 0, run.text[-3000:]
-    assert "worker:0 was ended by SIGKILL; the job goes on without it" in run.text
-    counted(result(tmp_path), epochs=2, steps=300)
-
-
-def test_a_killed_ps_is_named_within_30_seconds(job):
-    run = job(epochs=2, steps=3000, width=512)
-    run.until(r"batch 60\n")
-    killed = run.kill("ps:1")
-    assert run.wait(limit=60) != 0
-    assert time.monotonic() - killed < 30
-    assert "ps:1 failed first: it was ended by SIGKILL" in run.text
-
-
-@pytest.mark.parametrize("task", ["ps:0", "chief:0"])
-def test_with_restarts_the_job_comes_back_from_its_last_checkpoint(job, tmp_path, task):
-    flags = ["--epochs=3", "--steps_per_epoch=30", "--checkpoint_steps=10", "--run_dir=it's", "--data=shapes"]
-    run = job("--max_restarts=1", tasks=processes.FEW, command=["-m", "recipes.cifar_parameter_server", *flags])
-    run.until(r"epoch 1/3: ", limit=120)
-    killed = run.kill(task)
-    run.until(r"Resumed after step \d+", limit=60)
-    assert time.monotonic() - killed < 45
-    assert run.wait(limit=200) == 0, run.text[-3000:]
-    assert "starting the job again, restart 1 of 1" in run.text
-    summary = json.loads((tmp_path / "it's" / "summary.json").read_text())
-    assert (summary["steps"], summary["epochs"], summary["status"]) == (90, 3, "completed")
-    assert summary["resumed_from_step"] >= 30
-
-
 def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
     """In turn, so that nothing depends on who was faster."""
     flags = ["--epochs=2", "--steps_per_epoch=25", "--data=shapes", "--max_staleness=0", "--variables=sharded"]

@@ -1,57 +1,17 @@
-"""Two network namespaces as two hosts: each its own addresses, no loopback between them."""
+"""The recipe on two hosts, which are network namespaces."""
 
-import contextlib
-import json
-import os
 import re
-import subprocess
-import sys
 
-import namespaces
-import processes
 import pytest
-
-HOSTS = namespaces.ADDRESSES
+import two_hosts
+from two_hosts import cluster_in, finish, start
 
 
 @pytest.fixture
 def hosts():
     """Names of two namespaces that reach each other."""
-    with contextlib.ExitStack() as stack:
-        try:
-            yield stack.enter_context(namespaces.two_hosts())
-        except namespaces.Impossible as error:
-            pytest.skip(str(error))
-
-
-def start(name, folder, *command):
-    return subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, "-m", *command],
-        env={
-            **{key: value for key, value in os.environ.items() if "proxy" not in key.lower()},
-            "PYTHONPATH": str(processes.ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-    )
-
-
-def finish(running, limit):
-    try:
-        return [process.communicate(timeout=limit)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def cluster_in(folder):
-    file = folder / "two_hosts.json"
-    file.write_text(json.dumps({"cluster": {"worker": [f"{host}:2222" for host in HOSTS]}}))
-    return f"--cluster={file}"
+    with two_hosts.made() as names:
+        yield names
 
 
 FLAGS = ("--data=shapes", "--epochs=1", "--steps_per_epoch=5")

@@ -112,3 +112,18 @@ def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
     with pytest.raises(TaskLost, match="All 3 workers"):
         dispatcher.settle()
     release.set()
+
+
+def test_workers_that_come_back_one_by_one_are_not_waited_for_for_ever(dispatcher, monkeypatch):
+    """TensorFlow takes none of them back before all are there."""
+    workers = [str(task) for task in dispatcher.cluster.tasks if task.job == "worker"]
+    gone = set(workers)
+    monkeypatch.setattr(dispatch, "answers", lambda _, task: str(task) not in gone)
+    monkeypatch.setattr(dispatch, "_QUIET", 0.1)
+    monkeypatch.setattr(dispatch, "_NO_WORKER", 1)
+    release = threading.Event()
+    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
+    threading.Timer(0.5, gone.discard, [workers[0]]).start()
+    with pytest.raises(TaskLost, match="All 3 workers were lost"):
+        dispatcher.settle()
+    release.set()

@@ -108,39 +108,6 @@ def test_workers_need_not_see_the_chiefs_disk(undisturbed, tmp_path):
     assert summary(tmp_path / "chief")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
 
 
-def test_a_worker_that_is_killed_is_the_root_cause(tmp_path):
-    process = launched(tmp_path, *FLAGS, "--run_dir=run", "--steps_per_epoch=500")
-    kill_after_a_checkpoint(tmp_path, "worker-1")
-    (log,) = tmp_path.glob("runs/launch-*/worker-1.log")
-    began = time.monotonic()
-    code, _, err = finish(process, limit=60)
-    assert code == 137
-    assert "worker:1 failed first: it was ended by SIGKILL" in err
-    assert time.monotonic() - began < 40
-    assert log.exists()
-
-
-def kill_after_a_checkpoint(folder, task):
-    deadline = time.monotonic() + 100
-    while not list((folder / "run").glob("checkpoints/step-*5")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    victims = subprocess.run(["pgrep", "-f", f"child .*{task}.stacks"], capture_output=True, text=True, timeout=10)
-    (mine,) = [int(p) for p in victims.stdout.split() if os.readlink(f"/proc/{p}/cwd") == str(folder)]
-    os.kill(mine, signal.SIGKILL)
-
-
-def test_with_restarts_the_job_goes_on_from_its_checkpoint_to_the_same_weights(undisturbed, tmp_path):
-    """Its chief killed; a killed worker-1 was tried too, and takes the same way."""
-    process = launched(tmp_path, *FLAGS, "--run_dir=run", start=("--max_restarts=1",))
-    kill_after_a_checkpoint(tmp_path, "worker-0")
-    code, out, err = finish(process)
-    assert code == 0, out[-3000:] + err
-    assert "starting the job again, restart 1 of 1" in out
-    assert len(re.findall(r"worker:\d \| Resumed after step", out)) == 2
-    assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
-
-
 def test_pods_of_a_manifest_train_and_go_on_when_they_are_started_again(undisturbed, tmp_path):
     """As Kubernetes starts them, all at once, and once more with the same command."""
     with HeldPorts() as held:

@@ -13,7 +13,7 @@ def earlier(tmp_path):
     """A run directory with a run in it."""
     directory = RunDirectory(tmp_path / "run", recipe="mine")
     directory.settle({"model": "small_cnn", "seed": 1})
-    directory.checkpoints.mkdir()
+    (directory.checkpoints / "step-00000010").mkdir(parents=True)
     directory.close()
     return directory.path
 
@@ -87,6 +87,13 @@ def test_an_earlier_run_is_not_overwritten(earlier):
         RunDirectory(earlier, recipe="mine")
 
 
+def test_a_run_killed_in_its_first_checkpoint_starts_anew_and_has_nothing_to_resume(earlier):
+    (earlier / "checkpoints" / "step-00000010").rename(earlier / "checkpoints" / ".writing-step-00000010")
+    with pytest.raises(CheckpointError, match="it holds no checkpoint"):
+        RunDirectory(earlier, recipe="mine", resume=True)
+    RunDirectory(earlier, recipe="mine").close()
+
+
 def test_resume_with_what_it_was_started_with(earlier):
     directory = RunDirectory(earlier, recipe="mine", resume=True)
     directory.settle({"model": "small_cnn"})
@@ -124,7 +131,7 @@ def test_a_second_process_is_told_who_holds_it(tmp_path):
 
 def test_resume_without_a_name_takes_the_newest(tmp_path):
     for name in ("mine-20260101-000000", "mine-20260102-000000", "other-20260103-000000"):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "checkpoints" / "step-00000010").mkdir(parents=True)
     (tmp_path / "mine-20260104-000000").mkdir()
     assert choose("mine", resume=True, under=tmp_path).name == "mine-20260102-000000"
     with pytest.raises(CheckpointError, match="no run of third"):

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=15.0,
         metavar="S",
-        help="seconds after which a worker that isn't heard of counts as gone [15]",
+        help="seconds after which a worker that isn't heard of, or a task that is stopped, counts as gone [15]",
     )
     how.add_argument(
         "--stall_timeout",
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=15.0,
         metavar="S",
-        help="seconds between asking tasks to end and ending them [15]",
+        help="seconds between asking tasks to end and ending them [15], after a failure at most 5",
     )
     how.add_argument(
         "--isolate",

@@ -26,6 +26,7 @@ __all__ = ["Job"]
 
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
+_STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
 
 
@@ -41,7 +42,7 @@ class Job:
         scratch: Directory for what goes with the job.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
-        grace: Seconds between asking tasks to end and ending them.
+        grace: Seconds between asking tasks to end and ending them; at most 5 where another has failed.
         stall_timeout: Seconds without progress, 0 for any number.
         budget: Of restarts.
         whole: Whether all tasks of the cluster are started here.
@@ -109,10 +110,8 @@ class Job:
             self.running.append(self._started(planned))
 
     def _started(self, planned: Planned) -> Running:
-        name = planned.file_name
-        task = Running(
-            planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
-        )
+        log, stacks_ = self.logs / f"{planned.file_name}.log", self.scratch / f"{planned.file_name}.stacks"
+        task = Running(planned, environ=self.environ, log=log, stacks=stacks_)
         self._guard.stdin.write(f"{task.process.pid}\n".encode())
         self._guard.stdin.flush()
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
@@ -125,7 +124,7 @@ class Job:
             failed = [task for task in self.running if not task.alive and task.code != 0 and not task.spared]
             if self._received:
                 self._stop_as_told()
-            if any(not self._goes_on_without(task) for task in failed):
+            if any(not self._goes_on_without(task) for task in failed) or any(map(self._waits_for, self.running)):
                 self._fail()
             self._look_for_stall()
             self._say_what_is_open()
@@ -147,18 +146,31 @@ class Job:
         """Says whether the job goes on, with the task started again or without it: a worker that served its chief."""
         if not (self._has_servers and task.task.job == "worker" and task.served and (task.code or 0) < 0):
             return False
-        task.spared = True
+        others = [other for other in self.running if other.task.job == "worker" and other is not task]
         if self.budget.take():
             self.display.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
-            self._replaced.append(task)
-            self.running[self.running.index(task)] = self._started(task.planned)
+            # TensorFlow takes one back only when all are there: those that were done without start again, too.
+            for lost in (task, *(other for other in others if other.spared)):
+                lost.spared = True
+                self._replaced.append(lost)
+                self.running[self.running.index(lost)] = self._started(lost.planned)
             return True
-        if self.whole and not any(other.alive for other in self.running if other.task.job == "worker"):
+        if self.whole and not any(other.alive and other.served for other in others):
             self.display.say("No worker is left")
-            task.spared = False
             return False
+        task.spared = True
         self.display.say(f"{task.task} {task.words()}; the job goes on without it")
         return True
+
+    def _waits_for(self, task: Running) -> bool:
+        """Says whether the job waits for a task that is stopped; a worker that serves is killed, and done without."""
+        served = self._has_servers and task.task.job == "worker" and task.served
+        task.held = task.held or (task.frozen() and not served)
+        if served and task.frozen():
+            self.display.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
+            task.kill()
+            self._settle(1.0, until=lambda: not task.alive)
+        return task.held
 
     def _say_if_alone(self) -> None:
         """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
@@ -228,16 +240,16 @@ class Job:
     def _fail(self) -> None:
         self._settle(1.0)  # What the others report in the meantime may have come first.
         for task in self.running:
-            task.held = task.stopped
+            task.held = task.held or task.stopped
         dying = [task for task in self.running if task.alive and failure.dying(task.process.pid)]
         self._settle(10.0, until=lambda: not any(task.alive for task in dying))
         first = failure.cause(self.running)
         if first.alive and not first.held:
             self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
-        self._end(signal.SIGTERM)
-        lines = [line.decode(errors="replace")[:500] for line in first.output.last]
-        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines[-20:])
+        self._end(signal.SIGTERM, within=_STRANDED)
+        lines = [line.decode(errors="replace")[:500] for line in first.output.last][-20:]
+        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines)
         raise failure.told(first, self.running)
 
     def _look_for_stall(self) -> None:
@@ -249,7 +261,7 @@ class Job:
             task.ask_for_stacks()
         self._settle(_ANSWER)
         where = stacks.culprits({str(task.task): task.stacks() for task in alive})
-        self._end(signal.SIGTERM)
+        self._end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
             f"No task made progress for {self.stall_timeout:g} s, so the job was stopped. {where}\n"
             f"Each task's Python stacks are at the end of its log in {self.logs}",
@@ -262,7 +274,7 @@ class Job:
         while time.monotonic() < deadline and not (until and until()):
             self._turn(min(_TICK, seconds))
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, *, within: float = float("inf")) -> None:
         """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
         known = len(self._received)
         for task in self.running:
@@ -271,7 +283,7 @@ class Job:
                 task.kill()
             task.signal(number)
         self._settle(
-            self.grace,
+            min(self.grace, within),
             until=lambda: not any(task.alive for task in self.running) or len(self._received) > known,
         )
         for task in self.running:

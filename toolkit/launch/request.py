@@ -28,9 +28,9 @@ class Request:
         only: Tasks whose output is shown, such as ("worker:0",); () for all.
         as_is: Leave TensorFlow's own strategy to scripts that make one.
         start_timeout: Seconds that tasks wait for one another.
-        heartbeat_timeout: Seconds after which a worker that isn't heard of counts as gone.
+        heartbeat_timeout: Seconds after which a worker that isn't heard of, or a task that is stopped, counts as gone.
         stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
-        grace: Seconds between asking tasks to end and ending them.
+        grace: Seconds between asking tasks to end and ending them; at most 5 where another has failed.
         max_restarts: How often a job that failed is started again, or a worker beside parameter servers, within
             `restart_window` seconds.
         restart_window: Failures longer ago than so many seconds don't count.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit import status
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
 from toolkit.launch.tasks import Planned
@@ -51,6 +52,9 @@ class Running:
         self.served = self.spared = self.dismissed = self.held = False
         self._stacks = stacks
         self._cpu = 0.0
+        self._patience = float(planned.environment.get(status.HEARTBEAT_TIMEOUT, "15"))
+        self._looked = 0.0
+        self._stopped_since: float | None = None
         self._watched: Any = None
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
@@ -83,6 +87,14 @@ class Running:
         with contextlib.suppress(psutil.Error):
             return self.alive and self._watch().status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
+
+    def frozen(self) -> bool:
+        """Looks, once a second, whether it has been stopped for longer than its heartbeat may be missing."""
+        now = time.monotonic()
+        if now - self._looked > 1:
+            self._looked = now
+            self._stopped_since = (self._stopped_since or now) if self.stopped else None
+        return self.alive and self._stopped_since is not None and now - self._stopped_since > self._patience
 
     def poll(self) -> bool:
         """Looks whether it has ended; returns True the first time that it has."""

@@ -18,7 +18,7 @@ __all__ = ["Dispatcher", "Work", "answers"]
 
 _LOG = logging.getLogger(__name__)
 _QUIET = 2.0  # Seconds without a result after which the tasks are looked at.
-_NO_WORKER = 120.0  # Seconds that training waits for a worker to come back where none is left.
+_NO_WORKER = 60.0  # Seconds that training waits for all workers to come back where none is left.
 
 
 class Work:
@@ -62,6 +62,7 @@ class Dispatcher:
         self._progress = time.monotonic()
         self._trouble: BaseException | None = None
         self._gone: set[Task] = set()
+        self._lost: tuple[float, set[Task]] = (0.0, set())  # When there was progress last, and who was seen gone since.
 
     @property
     def steps_under_way(self) -> int:
@@ -168,9 +169,13 @@ class Dispatcher:
                 f"{', '.join(lost)} is gone, and with it the variables that it held. "
                 "Start the job again from its last checkpoint (--resume), as toolkit launch --max_restarts=1 does."
             )
-        if len(gone) >= self.workers and time.monotonic() - self._progress > _NO_WORKER:
+        progress = self._progress
+        self._lost = (progress, gone | self._lost[1] if self._lost[0] == progress else gone)
+        if len(self._lost[1]) >= self.workers and time.monotonic() - progress > _NO_WORKER:
+            # TensorFlow takes one back only when all are there.
             raise TaskLost(
-                f"All {self.workers} workers have been gone for {_NO_WORKER:.0f} s. Start the job again, and resume."
+                f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
+                "Start the job again, and resume."
             )
 
 

@@ -37,7 +37,7 @@ def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "run
     under = pathlib.Path(under)
     if not resume:
         return under / f"{recipe}-{status.began() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
-    earlier = sorted(path for path in under.glob(f"{recipe}-*") if (path / "checkpoints").is_dir())
+    earlier = sorted(path for path in under.glob(f"{recipe}-*") if _held(path / "checkpoints"))
     if not earlier:
         raise CheckpointError(
             asked="resume without a run_dir goes on with the newest run",
@@ -45,6 +45,11 @@ def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "run
             remedy="Name its directory with run_dir, or leave resume out",
         )
     return earlier[-1]
+
+
+def _held(checkpoints: pathlib.Path) -> bool:
+    """Whether there is a checkpoint, damaged ones included, but not what a killed process had only begun to write."""
+    return checkpoints.is_dir() and any(not entry.name.startswith(".") for entry in checkpoints.iterdir())
 
 
 class RunDirectory:
@@ -71,7 +76,7 @@ class RunDirectory:
         self._recipe = recipe
         self._resume = resume
         self._lock: int | None = None
-        if resume and not self.checkpoints.exists():
+        if resume and not _held(self.checkpoints):
             raise CheckpointError(
                 asked=f"resume asks to go on with the run in {self.path}",
                 found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
@@ -169,7 +174,7 @@ class RunDirectory:
             )
         if self._resume:
             return before["config"]
-        if self.checkpoints.exists() or self.summary.exists():
+        if _held(self.checkpoints) or self.summary.exists():
             raise RunDirectoryError(
                 asked=_ASKED.format(self.path),
                 found="it holds an earlier run, which would be overwritten",
@@ -182,7 +187,7 @@ class RunDirectory:
             identity = json.loads(self._identity.read_text(encoding="utf-8"))
             return {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
         except FileNotFoundError:
-            if not self.checkpoints.exists():
+            if not _held(self.checkpoints):
                 return None
             reason = "it is missing"
         except (ValueError, KeyError, TypeError):

@@ -1,0 +1,71 @@
+"""A worker that hangs or is stopped while the others wait for it in a collective is noticed and named."""
+
+import re
+import signal
+import time
+
+import faulty
+import processes
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCRIPT = """
+import json, os, time
+import numpy, keras, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+class Stuck(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and me == 1:
+            print("stuck at", time.time(), flush=True)
+            {how}
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(numpy.ones((400, 3)), numpy.ones((400, 1)), batch_size=4, verbose=2, callbacks=[Stuck()])
+"""
+STALL = 8
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("hang in Python", "time.sleep(1000)"),
+        ("hang in C that holds the interpreter lock", "import ctypes; ctypes.PyDLL(None).sleep(1000)"),
+    ],
+    ids=["python", "c"],
+)
+def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
+    (tmp_path / "train.py").write_text(SCRIPT.format(how=how))
+    done = processes.launch(tmp_path, f"--stall_timeout={STALL}", "--log_dir=logs", "train.py", limit=120)
+    seconds = time.time() - float(re.search(r"stuck at ([\d.]+)", done.stdout)[1])
+    measured(f"{what} of worker:1, --stall_timeout={STALL}", seconds_to_group_down=seconds)
+    assert done.returncode == 1
+    assert re.search(
+        r"Not in the collective that the others wait in: worker:1 at train.py, line \d+, in on_train_batch_end\.",
+        done.stderr,
+    ), done.stderr[-2000:]
+    assert "most recent call first" in (tmp_path / "logs" / "worker-0.log").read_text()
+    assert seconds < STALL + faulty.within(15)
+
+
+@pytest.mark.parametrize("heartbeat", [4, 15])
+def test_a_worker_that_is_stopped_is_named_within_the_heartbeats_timeout(tmp_path, heartbeat, measured):
+    (tmp_path / "train.py").write_text(SCRIPT.format(how="pass").replace("verbose=2", "epochs=1000, verbose=2"))
+    job = processes.Job(tmp_path, ["--workers=2", f"--heartbeat_timeout={heartbeat}"], ["train.py"])
+    try:
+        job.until(r"Epoch 2/")
+        stopped = job.kill("worker:1", signal.SIGSTOP)
+        assert job.wait(limit=60) != 0
+    finally:
+        job.process.kill()
+        job.process.wait()
+    seconds = time.monotonic() - stopped
+    measured(f"SIGSTOP of worker:1, --heartbeat_timeout={heartbeat}", seconds_to_group_down=seconds)
+    assert "worker:1 failed first: it was stopped by a signal, SIGSTOP or the like" in job.text
+    assert seconds < heartbeat + faulty.within(10)

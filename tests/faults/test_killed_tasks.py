@@ -1,0 +1,42 @@
+"""kill -9 of each kind of task at each moment: noticed, named, started again, and the weights of an undisturbed run."""
+
+import math
+
+import faulty
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
+
+KILLED = {"worker:1": "workers", "worker:0": "workers", "ps:0": "served", "evaluator:0": "served"}
+
+
+@pytest.fixture(scope="module", params=KILLED, ids=str)
+def killed(request, tmp_path_factory):
+    """One job, whose task is killed at every moment: its name, what came of each, and the weights at the end."""
+    folder = tmp_path_factory.mktemp("killed")
+    with faulty.faulty(folder, KILLED[request.param], "--max_restarts=4", "--restart_window=5") as job:
+        outcomes = job.disturb(request.param, faulty.MOMENTS)
+        return request.param, outcomes, job.finish()
+
+
+@pytest.mark.parametrize("moment", faulty.MOMENTS)
+def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
+    task, outcomes, _ = killed
+    found = outcomes[moment]
+    measured(
+        f"SIGKILL of {task} {moment}",
+        seconds_to_notice=found.notice,
+        seconds_to_group_down=found.down,
+        seconds_to_steps_again=found.again,
+    )
+    assert f"{task} failed first: it was ended by SIGKILL" in found.said
+    assert found.down < faulty.within(15)
+    assert not math.isnan(found.again)
+    assert found.again < faulty.within(30)
+    assert found.resumed == found.kept
+
+
+def test_the_weights_are_those_of_an_undisturbed_run(killed, undisturbed, measured):
+    task, outcomes, weights = killed
+    measured(f"SIGKILL of {task} at four moments: final weights", restarts=len(outcomes))
+    assert weights == undisturbed(KILLED[task])
