@@ -167,6 +167,6 @@ def _is_here(address: str, here: set[str]) -> bool:
     host = _cluster.split(address)[0]
     try:
         answers = socket.getaddrinfo(host, None)
-    except OSError:
+    except (OSError, UnicodeError):  # A label of more than 63 letters is no name.
         return False
     return any(answer[4][0] in here for answer in answers)

@@ -42,10 +42,11 @@ def read(path: str | pathlib.Path) -> RunData:
         RunDirectoryError: It isn't one.
     """
     path = pathlib.Path(path)
-    if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "summary.json", "history.csv")):
+    found = _no_run(path)
+    if found:
         raise RunDirectoryError(
             asked=f"{path} is a run directory",
-            found="there is no such directory" if not path.is_dir() else "it holds no run",
+            found=found,
             remedy="Name a directory that a recipe has written, such as one under ./runs",
         )
     notes: list[str] = []
@@ -71,6 +72,17 @@ def read(path: str | pathlib.Path) -> RunData:
         events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
         notes=tuple(notes),
     )
+
+
+def _no_run(path: pathlib.Path) -> str:
+    """Returns why a path is no run directory; "" where it is one."""
+    try:
+        if not path.is_dir():
+            return "there is no such directory"
+        there = any((path / name).exists() for name in ("run.json", "summary.json", "history.csv"))
+    except OSError as error:
+        return f"it can't be read ({(error.strerror or str(error)).lower()})"
+    return "" if there else "it holds no run"
 
 
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:

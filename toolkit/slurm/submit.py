@@ -58,7 +58,7 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
             remedy="Name a directory that can be written with --log_dir",
         ) from error
     batch = request.logs / "job.sh"
-    batch.write_text(script(request), encoding="utf-8")
+    batch.write_text(script(request), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
     output = str((request.logs / "job.log").absolute()).replace("%", "%%")
     job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
     show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
