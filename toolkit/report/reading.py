@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from toolkit.errors import RunDirectoryError
+from toolkit.training.files import check_file, read_text
 
 __all__ = ["RunData", "read"]
 
@@ -87,7 +88,7 @@ def _no_run(path: pathlib.Path) -> str:
 
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -100,6 +101,7 @@ def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
 
 def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
+        check_file(path)
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
             if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
@@ -114,7 +116,7 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except (OSError, ValueError):
         notes.append(f"The launcher's record {path} is gone")
         return []
