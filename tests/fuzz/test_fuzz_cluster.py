@@ -121,7 +121,9 @@ lists = st.one_of(
             max_size=4,
         ).map(",".join)
     ),
-    st.lists(st.tuples(digits, st.one_of(st.just(""), digits.map("(x{})".format))).map("".join), max_size=4).map(",".join),
+    st.lists(st.tuples(digits, st.one_of(st.just(""), digits.map("(x{})".format))).map("".join), max_size=4).map(
+        ",".join
+    ),
     texts,
 )  # fmt: skip
 
