@@ -10,10 +10,13 @@ shown here, and the first task that fails is named. The flags of launch come bef
 """
 
 import argparse
+import dataclasses
+import os
 import pathlib
 import time
 from typing import TYPE_CHECKING
 
+from toolkit import secrecy
 from toolkit.cli import log
 from toolkit.cli.jobs import counted
 from toolkit.errors import LaunchError
@@ -175,7 +178,8 @@ def _slurm(given: argparse.Namespace) -> None:
         max_restarts=given.max_restarts,
     )
     if given.dry_run:
-        print(slurm.script(request), end="")
+        shown = tuple(secrecy.masked(part, os.environ) for part in command)
+        print(slurm.script(dataclasses.replace(request, command=shown)), end="")
         return
     slurm.submit(request, show=lambda line: print(line, flush=True))
 

@@ -10,6 +10,7 @@ a volume.
 import argparse
 import sys
 
+from toolkit import secrecy
 from toolkit.cli.jobs import counted
 from toolkit.errors import RequestError
 
@@ -83,6 +84,8 @@ def _kubernetes(given: argparse.Namespace) -> None:
         python=given.python,
     )
     print(yaml.safe_dump_all(kubernetes.manifest(request), sort_keys=False), end="")
+    for name in [name for name, _ in request.environment if secrecy.is_secret(name)]:
+        print(f"note: {name} can be read by whoever can read the manifest; Kubernetes has Secrets.", file=sys.stderr)
     if not request.volumes:
         print("note: without --volume, checkpoints are lost with their pod.", file=sys.stderr)
     elif not any(part.startswith("--run_dir") for part in request.command):

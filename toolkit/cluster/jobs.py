@@ -42,10 +42,10 @@ def of_ranks(given: str | None, *, ranks: int) -> tuple[Task, ...]:
         )
     tasks: list[Task] = []
     seen: dict[str, int] = {}
-    for job, number in counts:
+    for job, many in counts:
         first = seen.get(job, 0)
-        tasks += [Task(job, first + index) for index in range(number)]
-        seen[job] = first + number
+        tasks += [Task(job, first + index) for index in range(many)]
+        seen[job] = first + many
     return tuple(tasks)
 
 

@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit import status
+from toolkit import secrecy, status
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import failure, guard, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
+from toolkit.launch.masking import Masker
 from toolkit.launch.record import Record
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
@@ -78,6 +79,7 @@ class Job:
         self.running: list[Running] = []
         self._replaced: list[Running] = []
         self._received = received
+        self._secrets = secrecy.values(environ)
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
         self._partial: dict[Running, float] = {}
@@ -110,7 +112,11 @@ class Job:
     def _started(self, planned: Planned) -> Running:
         name = planned.file_name
         task = Running(
-            planned, environ=self.environ, log=self.logs / f"{name}.log", stacks=self.scratch / f"{name}.stacks"
+            planned,
+            environ=self.environ,
+            log=self.logs / f"{name}.log",
+            stacks=self.scratch / f"{name}.stacks",
+            masker=Masker(self._secrets),
         )
         self._guard.stdin.write(f"{task.process.pid}\n".encode())
         self._guard.stdin.flush()
@@ -188,7 +194,9 @@ class Job:
                 del self._partial[task]
             elif now - since > patience:
                 del self._partial[task]
-                self.display.lines(task.task, task.output.flush())
+                self.display.lines(task.task, task.output.flush(held=now - task.progressed > patience))
+                if task.output.patience is not None:
+                    self._partial[task] = now
         self.display.draw(self.running)
 
     def _hear(self) -> None:

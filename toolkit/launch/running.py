@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
 from toolkit.launch.tasks import Planned
@@ -24,6 +25,7 @@ class Running:
         environ: The launcher's environment.
         log: The task's log file.
         stacks: A file for its stacks, removed with the job.
+        masker: Of what it writes.
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
@@ -37,7 +39,13 @@ class Running:
     """
 
     def __init__(
-        self, planned: Planned, *, environ: Mapping[str, str], log: pathlib.Path, stacks: pathlib.Path
+        self,
+        planned: Planned,
+        *,
+        environ: Mapping[str, str],
+        log: pathlib.Path,
+        stacks: pathlib.Path,
+        masker: Masker | None = None,
     ) -> None:
         self.planned = planned
         self.task = planned.task
@@ -66,7 +74,7 @@ class Running:
             raise
         finally:
             os.close(writing)
-        self.output = Output(reading, log)
+        self.output = Output(reading, log, masker)
 
     @property
     def alive(self) -> bool:

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.report.masking import masked
 from toolkit.report.pictures import draw
 from toolkit.report.reading import RunData
 from toolkit.report.trying import tried
+from toolkit.secrecy import masked_command
 
 __all__ = ["render"]
 
@@ -195,7 +195,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _command(run: RunData) -> str:
     command = run.summary.get("command")
-    return shlex.join(masked([str(part) for part in command])) if isinstance(command, list) else ""
+    return shlex.join(masked_command([str(part) for part in command], {})) if isinstance(command, list) else ""
 
 
 def _versions(run: RunData) -> str:

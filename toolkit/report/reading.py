@@ -4,10 +4,12 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
 from toolkit.errors import RunDirectoryError
+from toolkit.secrecy import masked_all
 from toolkit.training.files import check_file, read_text
 
 __all__ = ["RunData", "read"]
@@ -88,7 +90,7 @@ def _no_run(path: pathlib.Path) -> str:
 
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     try:
-        value = json.loads(read_text(path))
+        value = masked_all(json.loads(read_text(path)), os.environ)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit import status
+from toolkit import secrecy, status
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.training import files
 
@@ -116,6 +116,7 @@ class RunDirectory:
             CheckpointError: The run was started with other values.
             RunDirectoryError: They can't be written.
         """
+        config = secrecy.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
             try:

@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, status, strategies
+from toolkit import __version__, secrecy, status, strategies
 from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
@@ -256,7 +256,7 @@ class Run:
                 "python": platform.python_version(),
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
-            "command": _command(sys.orig_argv),
+            "command": secrecy.masked_command(_command(sys.orig_argv), os.environ),
             "launch_logs": status.logs(),
         }
         step = self._profiling.breakdown
@@ -265,7 +265,7 @@ class Run:
         if said:
             summary["parameter_servers"] = said
         if isinstance(self.directory, RunDirectory):
-            files.write_json(self.directory.summary, summary)
+            files.write_json(self.directory.summary, secrecy.masked_all(summary, os.environ))
         return summary
 
 
