@@ -99,6 +99,8 @@ def command_lines(names, words):
 @example(arguments=["--flagfile=."])
 @example(arguments=["--flagfile=itself"])
 @example(arguments=["--flagfile"])
+@example(arguments=["--noresume=0"])
+@example(arguments=["--" + "x" * 300])
 @example(arguments=["--epochs=" + "9" * 5000])
 def test_any_flags_of_a_recipe(recipe, arguments):
     for name in recipe:

@@ -22,8 +22,7 @@ from toolkit.training.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Generating overly large repr"),  # Hypothesis's, of 100 kB of text.
-    pytest.mark.filterwarnings("ignore::UserWarning:matplotlib"),  # Of letters and numbers that it can't draw.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("default"),  # matplotlib's, of numbers that don't fit into a picture.
 ]
 SUMMARY = {
     "recipe": "mine",

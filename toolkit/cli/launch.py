@@ -143,7 +143,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    return ("-m", *given.module) if given.module is not None else tuple(script)
+    # What follows a -- among a module's arguments is the script's, as argparse sees it.
+    return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 
 def _slurm(given: argparse.Namespace) -> None:

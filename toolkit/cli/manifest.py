@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
     )
+    own.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # From a -- among them on.
     own.set_defaults(action=_kubernetes)
 
 
@@ -71,7 +72,7 @@ def _kubernetes(given: argparse.Namespace) -> None:
         kind=given.kind,
         jobs=jobs,
         image=given.image,
-        command=("-m", *(given.module or ())),
+        command=("-m", *(given.module or ()), *given.rest),
         namespace=given.namespace,
         gpus=given.gpus,
         cpu=given.cpu,

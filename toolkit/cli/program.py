@@ -51,7 +51,7 @@ def _parse(arguments: list[str]) -> None:
             found="it is no UTF-8 text",
             remedy="Write a flag on each of its lines, such as --epochs=5",
         ) from None
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # A ValueError is absl's word for --noresume=1.
         asked, _, found = str(error).strip().rstrip(".").removeprefix("flag ").partition(": ")
         raise RequestError(
             asked=asked, found=found or "it is not valid", remedy="--help lists the flags and their values"

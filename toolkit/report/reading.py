@@ -68,7 +68,7 @@ def read(path: str | pathlib.Path) -> RunData:
     logs = summary.get("launch_logs")
     return RunData(
         path=path,
-        name=path.resolve().name,
+        name=_readable(path.resolve().name),
         summary=summary,
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),
@@ -90,7 +90,7 @@ def _no_run(path: pathlib.Path) -> str:
 
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     try:
-        value = masked_all(json.loads(read_text(path)), os.environ)
+        value = _readable(masked_all(json.loads(read_text(path)), os.environ))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -99,6 +99,15 @@ def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         notes.append(f"{path.name} holds no object")
     return value if isinstance(value, dict) else None
+
+
+def _readable(value: Any) -> Any:
+    """Puts ? in the place of what isn't text: half pairs, as which names of files and JSON can hold other bytes."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(name): _readable(each) for name, each in value.items()}
+    return [_readable(each) for each in value] if isinstance(value, list) else value
 
 
 def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -125,7 +134,7 @@ def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         try:
-            event = json.loads(line)
+            event = _readable(json.loads(line))
             known = {"at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])}
             found.append({**event, **known, "pid": int(event["pid"])})
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be half written.

@@ -81,6 +81,12 @@ class Request:
                 found="tasks would be asked to end as soon as they begin, again and again",
                 remedy="Give more time, or less notice with --notice",
             )
+        if "\\" in str(self.logs.absolute()):
+            raise LaunchError(
+                asked=f"--log_dir={str(self.logs)!r}",
+                found="Slurm reads a backslash in a log's name in its own way",
+                remedy="Name a directory without one",
+            )
         check_passable([str(self.logs), *self.command])
         tasks = sum(number for _, number in self.jobs)
         if tasks and self.tasks_per_node is not None and tasks != self.nodes * self.tasks_per_node:
