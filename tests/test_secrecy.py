@@ -94,8 +94,10 @@ def test_a_run_directory_holds_none_and_can_be_resumed(secret, tmp_path):
 
 
 def test_a_page_shows_none_of_what_an_earlier_run_has_written(secret, tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps({"recipe": "x", "dataset": secret, "command": ["x", secret]}))
-    text = report.write([tmp_path]).read_text()
+    path = tmp_path / secret
+    path.mkdir()
+    (path / "summary.json").write_text(json.dumps({"recipe": "x", "dataset": secret, "command": ["x", secret]}))
+    text = report.write([path]).read_text()
     assert "hunter2" not in text
     assert "x &#39;***&#39;" in text
 

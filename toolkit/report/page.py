@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import os
 import pathlib
 import shlex
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from toolkit.report.pictures import draw
 from toolkit.report.reading import RunData
 from toolkit.report.trying import tried
-from toolkit.secrecy import masked_command
+from toolkit.secrecy import masked, masked_command
 
 __all__ = ["render"]
 
@@ -68,9 +69,10 @@ def render(runs: Sequence[RunData]) -> str:
     facts: list[tuple[str, list[str]]] = tried(notes, [], lambda: list(_facts(runs)))
     commands = [tried(notes, "", _command, run) for run in runs]
     versions = " ".join(sorted({tried(notes, "", _versions, run) for run in runs} - {""}))
+    paths = [masked(str(run.path), os.environ) for run in runs]
     page = environment.get_template("page.html.j2").render(
         title=f"{len(runs)} runs compared" if several else title,
-        written=f"Written {datetime.datetime.now():%Y-%m-%d %H:%M} from {', '.join(str(run.path) for run in runs)}",
+        written=f"Written {datetime.datetime.now():%Y-%m-%d %H:%M} from {', '.join(paths)}",
         runs=runs,
         sentences=sentences,
         notes=list(dict.fromkeys(notes)),

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from toolkit.errors import RunDirectoryError
-from toolkit.secrecy import masked_all
+from toolkit.secrecy import masked, masked_all
 from toolkit.training.files import check_file, read_text
 
 __all__ = ["RunData", "read"]
@@ -68,7 +68,7 @@ def read(path: str | pathlib.Path) -> RunData:
     logs = summary.get("launch_logs")
     return RunData(
         path=path,
-        name=_readable(path.resolve().name),
+        name=_readable(masked(path.resolve().name, os.environ)),
         summary=summary,
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),

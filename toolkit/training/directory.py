@@ -54,11 +54,13 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
         RunDirectoryError: There is no such user, or no path is written so.
     """
     try:
-        if b"\0" in os.fsencode(path):
+        if b"\0" in os.fspath(path).encode():
             raise ValueError("no path holds a NUL")
         return pathlib.Path(path).expanduser()
     except (RuntimeError, ValueError) as error:
         found = "its user's home directory isn't known" if isinstance(error, RuntimeError) else str(error)
+        if isinstance(error, UnicodeEncodeError):
+            found = "it is no UTF-8, and TensorFlow writes no file under such a name"
         raise RunDirectoryError(
             asked=_ASKED.format(repr(os.fspath(path))), found=found, remedy="Write the path out"
         ) from error
