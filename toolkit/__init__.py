@@ -4,6 +4,7 @@ Rooms, each importing only those above it:
 
     errors      every exception
     digests     the SHA-256 of a file
+    secrecy     which variables and flags hold secrets, and texts without them
     wrapping    a function of somebody else's, wrapped once
     stops       signals that ask a program to stop, noted
     status      what a task tells the launcher that started it
@@ -51,6 +52,7 @@ __all__ = [
     "placement",
     "report",
     "scaling",
+    "secrecy",
     "slurm",
     "ssh",
     "status",

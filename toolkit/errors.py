@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 
+_LONGEST = 1000  # Characters of a clause, which may hold what somebody else wrote.
+
+
 class ToolkitError(Exception):
     """The root of the tree; `exit_code` is what a program that ends on it returns."""
 
@@ -56,10 +59,15 @@ class RequestError(ToolkitError):
     exit_code = 2
 
     def __init__(self, *, asked: str, found: str, remedy: str) -> None:
+        asked, found = _short(asked), _short(found)
         super().__init__(f"{asked}, but {found}. {remedy}.")
         self.asked = asked
         self.found = found
         self.remedy = remedy
+
+
+def _short(clause: str) -> str:
+    return clause if len(clause) <= _LONGEST else f"{clause[: _LONGEST - 200]} ... {clause[-195:]}"
 
 
 class ClusterError(RequestError):

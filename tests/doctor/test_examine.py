@@ -191,7 +191,7 @@ FAULTS = {
         "clock",
         "set-ntp",
     ),
-    "a keras.json that is none": (lambda plant: plant.file("home/.keras/keras.json", "[]"), "keras.json", "mv '"),
+    "a keras.json that is none": (lambda plant: plant.file("home/.keras/keras.json", "[]"), "keras.json", "mv "),
     "a strange number of threads": (variable("OMP_NUM_THREADS", "\u00b2"), "OMP_NUM_THREADS", "unset OMP_NUM_THREADS"),
     "a strange host": (lambda plant: plant.workers("a..b:4"), "worker:0", "getent hosts"),
     "a check that fails": (
@@ -199,7 +199,7 @@ FAULTS = {
         "machine",
         "toolkit doctor --json",
     ),
-    "no data directory": (variable("TFDS_DATA_DIR", "/no/such"), "data", "mkdir -p '/no/such'"),
+    "no data directory": (variable("TFDS_DATA_DIR", "/no/such"), "data", "mkdir -p /no/such"),
     "a missing library": (missing_library, "CUDA libraries", "pip install 'tensorflow[and-cuda]=="),
     "an old driver": (lambda plant: plant.cards(recorded.A100, cuda=11080), "GPU driver", "Install a driver"),
     "no driver": (no_driver, "GPU driver", "nvidia-smi"),

@@ -14,7 +14,6 @@ from browser import CHROMIUM, look
 from toolkit import report
 from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
-from toolkit.report.masking import masked
 from toolkit.report.timeline import spans_of
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -96,7 +95,7 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     assert "92% is computing" in text
     assert "CPU devices stood in for GPUs" in text
     assert "hunter2" not in text
-    assert "--api_token=********" in text
+    assert "--api_token=***" in text
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     references = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
@@ -234,20 +233,6 @@ def test_tasks_are_told_apart_by_how_they_ended(tmp_path):
         ("worker:0", 20, "signal 9"),
         ("worker:0", 40, "ended by the launcher"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        (["--password=abc", "x"], ["--password=********", "x"]),
-        (["--token", "abc", "x"], ["--token", "********", "x"]),
-        (["API_KEY=abc"], ["API_KEY=********"]),
-        (["--tokens_per_batch", "--seed=1"], ["--tokens_per_batch", "--seed=1"]),
-        (["tokens.txt", "secret"], ["tokens.txt", "secret"]),
-    ],
-)
-def test_secrets_of_a_command_line_are_masked(command, shown):
-    assert masked(command) == shown
 
 
 @browser

@@ -11,12 +11,14 @@ shown here, and the first task that fails is named. The flags of launch come bef
 """
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from toolkit import secrecy
 from toolkit.cli import log
 from toolkit.cli.jobs import counted
 from toolkit.cli.launch_flags import add_arguments, refuse_unused
@@ -86,7 +88,8 @@ def _isolate(given: argparse.Namespace, request: "Request") -> tuple[bool, str]:
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    return ("-m", *given.module) if given.module is not None else tuple(script)
+    # What follows a -- among a module's arguments is the script's, as argparse sees it.
+    return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 
 def _slurm(given: argparse.Namespace) -> None:
@@ -118,7 +121,8 @@ def _slurm(given: argparse.Namespace) -> None:
         as_is=given.as_is,
     )
     if given.dry_run:
-        print(slurm.script(request), end="")
+        shown = tuple(secrecy.masked(part, os.environ) for part in command)
+        print(slurm.script(dataclasses.replace(request, command=shown)), end="")
         return
     slurm.submit(request, show=lambda line: print(line, flush=True))
 

@@ -1,8 +1,11 @@
 """The toolkit's messages on the console, beside the progress bar and never through it."""
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from toolkit import secrecy
 
 if TYPE_CHECKING:
     from toolkit.devices import Setup
@@ -14,7 +17,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         import rich
 
-        text = self.format(record)
+        text = secrecy.masked(self.format(record), os.environ)
         style = (
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )

@@ -10,6 +10,7 @@ a volume.
 import argparse
 import sys
 
+from toolkit import secrecy
 from toolkit.cli.jobs import counted
 from toolkit.errors import RequestError
 
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
     )
+    own.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # From a -- among them on.
     own.set_defaults(action=_kubernetes)
 
 
@@ -70,7 +72,7 @@ def _kubernetes(given: argparse.Namespace) -> None:
         kind=given.kind,
         jobs=jobs,
         image=given.image,
-        command=("-m", *(given.module or ())),
+        command=("-m", *(given.module or ()), *given.rest),
         namespace=given.namespace,
         gpus=given.gpus,
         cpu=given.cpu,
@@ -83,6 +85,8 @@ def _kubernetes(given: argparse.Namespace) -> None:
         python=given.python,
     )
     print(yaml.safe_dump_all(kubernetes.manifest(request), sort_keys=False), end="")
+    for name in [name for name, _ in request.environment if secrecy.is_secret(name)]:
+        print(f"note: {name} can be read by whoever can read the manifest; Kubernetes has Secrets.", file=sys.stderr)
     if not request.volumes:
         print("note: without --volume, checkpoints are lost with their pod.", file=sys.stderr)
     elif not any(part.startswith("--run_dir") for part in request.command):

@@ -22,6 +22,7 @@ class Parser(argparse.ArgumentParser):
         """Refuses what is left over here, where the options are known that it may have been meant for."""
         parsed, stray = super().parse_known_args(args, namespace)
         if not stray:
+            self._check_values(parsed)
             return parsed, stray
         name = stray[0].partition("=")[0]
         if not name.startswith("-"):
@@ -31,6 +32,20 @@ class Parser(argparse.ArgumentParser):
                 remedy=f"`{self.prog} --help` says what it takes",
             )
         raise unknown("option", name, sorted(self._option_string_actions), lists=self.prog)
+
+    def _check_values(self, parsed: argparse.Namespace) -> None:
+        """Refuses --name=--, of which argparse makes a list without anything in it."""
+        for action in self._actions:
+            value = getattr(parsed, action.dest, None)
+            if (
+                action.nargs is None
+                and isinstance(value, list)
+                and ([] in value or (not value and action.default != []))
+            ):
+                name = (action.option_strings or [action.dest])[-1]
+                raise RequestError(
+                    asked=f"{name}=--", found="that is no value", remedy=f"`{self.prog} --help` says what it takes"
+                )
 
     def error(self, message: str) -> NoReturn:
         """Says argparse's message as this toolkit says its own."""

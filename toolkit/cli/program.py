@@ -12,6 +12,8 @@ from toolkit.errors import RequestError
 
 __all__ = ["run"]
 
+_LONGEST = 100  # Letters of a flag's name.
+
 
 def run(main: Callable[[], object], *, argv: Sequence[str] | None = None) -> None:
     """Parses the flags that are defined, calls `main`, and exits.
@@ -35,16 +37,21 @@ def _program(main: Callable[[], object], arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> None:
+    for argument in arguments[1:]:
+        name = argument.lstrip("-").partition("=")[0]
+        if argument.startswith("-") and len(name) > _LONGEST:  # absl looks for one like it in a recursion by letters.
+            raise _unknown(name)
     try:
         stray = flags.FLAGS(arguments)[1:]
     except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, _names(), n=1, cutoff=0.5)
+        raise _unknown(error.flagname) from None
+    except UnicodeDecodeError:
         raise RequestError(
-            asked=f"--{error.flagname}",
-            found="there is no such flag",
-            remedy=(f"Did you mean --{near[0]}? " if near else "") + "--help lists them all",
+            asked="--flagfile names a file of flags",
+            found="it is no UTF-8 text",
+            remedy="Write a flag on each of its lines, such as --epochs=5",
         ) from None
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # A ValueError is absl's word for --noresume=1.
         asked, _, found = str(error).strip().rstrip(".").removeprefix("flag ").partition(": ")
         raise RequestError(
             asked=asked, found=found or "it is not valid", remedy="--help lists the flags and their values"
@@ -55,6 +62,15 @@ def _parse(arguments: list[str]) -> None:
             found="only flags are understood here",
             remedy="Write --flag=value; --help lists the flags",
         )
+
+
+def _unknown(name: str) -> RequestError:
+    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.5)
+    return RequestError(
+        asked=f"--{name}",
+        found="there is no such flag",
+        remedy=(f"Did you mean --{near[0]}? " if near else "") + "--help lists them all",
+    )
 
 
 def _own() -> list:

@@ -3,15 +3,19 @@
 The forms are those of the srun manual and of `scontrol show hostnames`: "n[0-3,7],gpu-a" and "2(x3),1".
 """
 
+import itertools
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from toolkit.errors import ClusterError
 
 __all__ = ["expand", "expand_counts"]
 
 _MOST = 100_000
+_LONGEST = 255  # Letters of a host's name, as DNS has it.
 _PART = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+")
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
@@ -20,7 +24,7 @@ def expand(hosts: str) -> tuple[str, ...]:
     """Writes "n[08-10],gpu-a" out as ("n08", "n09", "n10", "gpu-a").
 
     Raises:
-        ClusterError: It is no such list, or has more than 100,000 hosts.
+        ClusterError: It is no such list, or has more than 100,000 hosts, or names that no host can have.
     """
     found: list[str] = []
     position = 0
@@ -55,18 +59,28 @@ def expand_counts(counts: str) -> tuple[int, ...]:
 
 def _part(part: str, hosts: str) -> Iterator[str]:
     """Yields one entry's hosts; the last bracket counts fastest, as in r[1-2]n[0-3]."""
-    before, bracket, rest = part.partition("[")
-    if not bracket:
-        yield part
-        return
-    ranges, _, after = rest.partition("]")
-    for piece in ranges.split(","):
+    pieces: list[Sequence[str]] = []
+    length = 0
+    for match in _PIECE.finditer(part):
+        ranges = [] if match[1] is None else list(_ranges(match[1], hosts))
+        length += len(match[2] or "") + max((width for _, width in ranges), default=0)
+        # Said before any of it is written out: a few letters can stand for more than memory holds.
+        if math.prod(map(len, pieces)) * sum(len(each) for each, _ in ranges) > _MOST:
+            raise _refusal(hosts, f"a list of at most {_MOST:,} hosts")
+        if length > _LONGEST:
+            raise _refusal(hosts, f"hosts with names of at most {_LONGEST} letters")
+        pieces.append([f"{n:0{width}d}" for each, width in ranges for n in each] if ranges else (match[2],))
+    for names in itertools.product(*pieces):
+        yield "".join(names)
+
+
+def _ranges(text: str, hosts: str) -> Iterator[tuple[range, int]]:
+    """Yields the numbers that a bracket stands for, and how many digits they have at least."""
+    for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
-        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
-            for end in _part(after, hosts) if after else [""]:
-                yield f"{before}{number:0{len(match[1])}d}{end}"
+        yield range(int(match[1]), int(match[2] or match[1]) + 1), len(match[1])
 
 
 def _refusal(value: str, wanted: str) -> ClusterError:

@@ -23,7 +23,7 @@ def of_ranks(given: str | None, *, ranks: int) -> tuple[Task, ...]:
     """
     if not given:
         return tuple(Task("worker", rank) for rank in range(ranks))
-    tasks: list[Task] = []
+    counts: list[tuple[str, int]] = []
     for entry in given.split(","):
         job, _, number = entry.strip().partition(":")
         if job not in JOBS or not (number.isascii() and number.isdigit()) or len(number) > 5:
@@ -32,14 +32,20 @@ def of_ranks(given: str | None, *, ranks: int) -> tuple[Task, ...]:
                 found=f"{entry[:60]!r} is no job and a number",
                 remedy="Write it as chief:1,worker:2,ps:1",
             )
-        first = sum(task.job == job for task in tasks)
-        tasks += [Task(job, first + index) for index in range(int(number))]
-    if len(tasks) != ranks:
+        counts.append((job, int(number)))
+    counted = sum(number for _, number in counts)
+    if counted != ranks:
         raise ClusterError(
-            asked=f"{VARIABLE}={given[:60]!r} says what {len(tasks)} ranks are",
+            asked=f"{VARIABLE}={given[:60]!r} says what {counted} ranks are",
             found=f"{ranks} were started",
             remedy="Start as many as it counts",
         )
+    tasks: list[Task] = []
+    seen: dict[str, int] = {}
+    for job, many in counts:
+        first = seen.get(job, 0)
+        tasks += [Task(job, first + index) for index in range(many)]
+        seen[job] = first + many
     return tuple(tasks)
 
 

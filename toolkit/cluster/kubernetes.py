@@ -32,8 +32,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     """
     if not environ.get(CLUSTER) or _INDEX not in environ:
         return None
-    text = json.dumps({"cluster": _object(environ[CLUSTER])})
-    cluster = parse(text, source=CLUSTER, task_required=False).sound
+    cluster = parse(_text(environ[CLUSTER]), source=CLUSTER, task_required=False).sound
     index = variables.whole(environ, _INDEX, launcher="Kubernetes")
     job = environ.get(TASK)
     tasks = cluster.tasks if not job else tuple(task for task in cluster.tasks if task.job == job)
@@ -49,12 +48,12 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     return Membership(cluster=cluster, task=own, source=f"Kubernetes, pod {index}{f' of {job}' if job else ''}")
 
 
-def _object(text: str) -> object:
+def _text(cluster: str) -> str:
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.dumps({"cluster": json.loads(cluster)})
+    except (ValueError, RecursionError):
         raise ClusterError(
             asked=f"{CLUSTER} describes a cluster as JSON",
-            found=f"it is no JSON: {text[:60]!r}",
+            found=f"it is no JSON: {cluster[:60]!r}",
             remedy="Leave it as `toolkit manifest` writes it",
         ) from None

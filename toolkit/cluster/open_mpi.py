@@ -27,9 +27,12 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         ClusterError: There are several hosts and TOOLKIT_HOSTS doesn't name them, or what it names
             isn't where the ranks are.
     """
-    if "OMPI_COMM_WORLD_SIZE" not in environ or _number(environ, "SIZE") < 2:
+    if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    size, rank = _number(environ, "SIZE"), _number(environ, "RANK")
+    size = variables.count(environ, "OMPI_COMM_WORLD_SIZE", launcher="Open MPI")
+    if size < 2:
+        return None
+    rank = _number(environ, "RANK")
     local_rank, local_size = _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_SIZE")
     if rank >= size or local_rank >= local_size:
         raise ClusterError(
@@ -39,8 +42,8 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         )
     given = environ.get("TOOLKIT_HOSTS", "").strip()
     if given:
-        places = _places(given)
-        _check(given, places, size=size, rank=rank, local=(local_rank, local_size))
+        places = _places(given, size)
+        _check(given, places, rank=rank, local=(local_rank, local_size))
         hosts = [host for host, _ in places]
     elif local_size == size:
         hosts = ["127.0.0.1"] * size
@@ -62,10 +65,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return variables.whole(environ, f"OMPI_COMM_WORLD_{name}", launcher="Open MPI")
 
 
-def _places(given: str) -> list[tuple[str, int]]:
+def _places(given: str, size: int) -> list[tuple[str, int]]:
     """Reads "a:2,b" as each rank's host and its place there: [("a", 0), ("a", 1), ("b", 0)]."""
-    places: list[tuple[str, int]] = []
-    counts: dict[str, int] = {}
+    named: list[tuple[str, int]] = []
     for entry in given.split(","):
         text = entry.strip()
         # An IPv6 address has its brackets: [fd00::1]:2
@@ -78,19 +80,24 @@ def _places(given: str) -> list[tuple[str, int]]:
                 found=f"{text[:60]!r} is no host, nor a host and a number",
                 remedy="Write it as a:2,b:2, in rank order",
             )
-        for _ in range(int(slots or 1)):
-            places.append((host, counts.get(host, 0)))
-            counts[host] = counts.get(host, 0) + 1
-    return places
-
-
-def _check(given: str, places: list[tuple[str, int]], *, size: int, rank: int, local: tuple[int, int]) -> None:
-    if len(places) != size:
+        named.append((host, int(slots or 1)))
+    total = sum(slots for _, slots in named)
+    if total != size:
         raise ClusterError(
-            asked=f"TOOLKIT_HOSTS={given[:60]!r} names {len(places)} slots",
+            asked=f"TOOLKIT_HOSTS={given[:60]!r} names {total} slots",
             found=f"mpirun started {size} ranks",
             remedy="Name every host with as many slots as it has ranks, in rank order: a:2,b:2",
         )
+    places: list[tuple[str, int]] = []
+    counts: dict[str, int] = {}
+    for host, number in named:
+        first = counts.get(host, 0)
+        places += [(host, first + place) for place in range(number)]
+        counts[host] = first + number
+    return places
+
+
+def _check(given: str, places: list[tuple[str, int]], *, rank: int, local: tuple[int, int]) -> None:
     host, place = places[rank]
     named = sum(each == host for each, _ in places)
     if (place, named) != local:

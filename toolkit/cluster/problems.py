@@ -8,6 +8,7 @@ from toolkit.errors import ClusterError
 __all__ = ["Problem", "inside", "refusal", "shown"]
 
 _LISTED = 50
+_SHOWN, _PLACE = 60, 200  # Characters of a value, and of a place.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,9 @@ class Problem:
 
 def inside(place: str, name: object) -> str:
     """Returns the place of a member: cluster.worker, or cluster['no name'] where a name needs quotes."""
-    if isinstance(name, str) and name.isidentifier() and name.isascii():
+    if len(place) > _PLACE:
+        place = f"{place[: _PLACE // 2]}...{place[-_PLACE // 2 :]}"
+    if isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= _SHOWN:
         return f"{place}.{name}" if place else name
     return f"{place}[{shown(name)}]"
 
@@ -40,14 +43,14 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "...")
+        return repr(value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "...")
     if isinstance(value, int):
         return str(value) if abs(value) < 10**20 else "a number of many digits"
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, Sequence):
         return "a list"
-    return repr(value)[:60]
+    return repr(value)[:_SHOWN]
 
 
 def refusal(source: str, problems: Sequence[Problem]) -> ClusterError:

@@ -32,9 +32,12 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     if not environ.get("SLURM_STEP_ID") or "OMPI_COMM_WORLD_SIZE" in environ:
         return None
     # A shell in an salloc or sbatch allocation is a step of one task.
-    if "SLURM_STEP_NUM_TASKS" not in environ or _number(environ, "STEP_NUM_TASKS") < 2:
+    if "SLURM_STEP_NUM_TASKS" not in environ:
         return None
-    tasks, rank = _number(environ, "STEP_NUM_TASKS"), _number(environ, "PROCID")
+    tasks = variables.count(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm")
+    if tasks < 2:
+        return None
+    rank = _number(environ, "PROCID")
     job, step = _number(environ, "JOB_ID"), _number(environ, "STEP_ID")
     nodes = expand(variables.text(environ, "SLURM_STEP_NODELIST", launcher="Slurm"))
     counts = expand_counts(variables.text(environ, "SLURM_STEP_TASKS_PER_NODE", launcher="Slurm"))

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from toolkit.errors import ClusterError
 
-__all__ = ["text", "whole"]
+__all__ = ["count", "text", "whole"]
+
+_MOST = 100_000
 
 
 def text(environ: Mapping[str, str], name: str, *, launcher: str) -> str:
@@ -37,3 +39,19 @@ def whole(environ: Mapping[str, str], name: str, *, launcher: str) -> int:
             remedy="Leave it as the launcher sets it, or set TF_CONFIG instead",
         )
     return int(value)
+
+
+def count(environ: Mapping[str, str], name: str, *, launcher: str) -> int:
+    """Returns a variable's value as a number of tasks.
+
+    Raises:
+        ClusterError: It isn't set, or isn't such a number, or says more than 100,000.
+    """
+    value = whole(environ, name, launcher=launcher)
+    if value > _MOST:
+        raise ClusterError(
+            asked=f"{launcher} says how many take part, in {name}",
+            found=f"{value:,} is more than {_MOST:,} tasks",
+            remedy="Leave it as the launcher sets it, or set TF_CONFIG instead",
+        )
+    return value

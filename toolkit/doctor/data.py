@@ -1,6 +1,7 @@
 """The data sets that are there."""
 
 import os
+import shlex
 from collections.abc import Iterator
 
 from toolkit.data import cifar10
@@ -14,7 +15,9 @@ def look(situation: Situation) -> Iterator[Finding]:
     """Yields which data set `--data=auto` takes."""
     named = situation.environ.get("TFDS_DATA_DIR")
     if named and not os.path.isdir(os.path.expanduser(named)):
-        yield warning("data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p '{named}'")
+        yield warning(
+            "data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p {shlex.quote(named)}"
+        )
         return
     directory = cifar10.default_directory()
     if cifar10.is_prepared(directory):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Iterator
 
 from toolkit.cluster import check, check_proxies, discover
@@ -47,7 +48,9 @@ def _backend(situation: Situation) -> Iterator[Finding]:
         settings = None
     if not isinstance(settings, dict):
         yield failure(
-            "keras.json", f"{file} holds no JSON object, and `import keras` fails", f"mv '{file}' '{file}.bad'"
+            "keras.json",
+            f"{file} holds no JSON object, and `import keras` fails",
+            f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.bad')}",
         )
         return
     backend = settings.get("backend", "tensorflow")

@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import resource
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -77,16 +78,24 @@ def _disks(situation: Situation) -> Iterator[Finding]:
         try:
             free = shutil.disk_usage(path).free
         except OSError as error:
-            yield failure(name, f"{path}: {(error.strerror or str(error)).lower()}", f"mkdir -p '{path}'")
+            yield failure(
+                name, f"{path}: {(error.strerror or str(error)).lower()}", f"mkdir -p {shlex.quote(str(path))}"
+            )
             continue
         if not os.access(path, os.W_OK):
             yield failure(name, f"this user may not write in {path}", "Start in a directory that can be written")
         elif free < _FULL:
             yield failure(
-                name, f"{path} has {free / 1e6:,.0f} MB free, less than a checkpoint", f"du -xh {path} | sort -h"
+                name,
+                f"{path} has {free / 1e6:,.0f} MB free, less than a checkpoint",
+                f"du -xh {shlex.quote(str(path))} | sort -h",
             )
         elif free < _SCARCE:
-            yield warning(name, f"{path} has {free / 1e9:.1f} GB free, a few checkpoints", f"du -xh {path} | sort -h")
+            yield warning(
+                name,
+                f"{path} has {free / 1e9:.1f} GB free, a few checkpoints",
+                f"du -xh {shlex.quote(str(path))} | sort -h",
+            )
 
 
 def _clock(_: Situation) -> Iterator[Finding]:

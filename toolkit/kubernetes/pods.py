@@ -5,6 +5,7 @@ from typing import Any
 
 from toolkit import status
 from toolkit.cluster.kubernetes import CLUSTER, TASK
+from toolkit.errors import LaunchError
 from toolkit.kubernetes.names import cluster
 from toolkit.kubernetes.request import Request
 
@@ -12,6 +13,7 @@ __all__ = ["GRACE", "template"]
 
 CONTAINER = "tensorflow"  # The name that Kubeflow's TFJob looks for.
 GRACE = 120  # Seconds between SIGTERM and SIGKILL: a step, a checkpoint.
+_LONGEST = (128 << 10) - 100  # Bytes of a variable with its name: Linux's MAX_ARG_STRLEN.
 _TRAINS = ("chief", "worker")
 
 
@@ -78,10 +80,21 @@ def _literal(text: str) -> str:
 def _environment(request: Request, job: str | None) -> dict[str, str]:
     found = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", status.RESUME: "1"}
     if request.kind != "tfjob":  # Its operator sets TF_CONFIG.
-        found[CLUSTER] = json.dumps(cluster(request).as_dict(), separators=(",", ":"))
+        found[CLUSTER] = _described(request)
         if job is not None:
             found[TASK] = job
     return {**found, **dict(request.environment)}
+
+
+def _described(request: Request) -> str:
+    text = json.dumps(cluster(request).as_dict(), separators=(",", ":"))
+    if len(text) > _LONGEST:
+        raise LaunchError(
+            asked=f"{sum(number for _, number in request.jobs):,} tasks are to know one another",
+            found=f"{CLUSTER} would hold {len(text):,} letters, and Linux gives a program at most {_LONGEST:,}",
+            remedy="Ask for fewer tasks, or give the job a shorter name",
+        )
+    return text
 
 
 def _resources(request: Request, job: str | None) -> dict[str, Any]:

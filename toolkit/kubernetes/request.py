@@ -119,6 +119,13 @@ class Request:
             _check(flag, value, fits(), remedy)
         for variable, _ in self.environment:
             _check("--env", variable, bool(_VARIABLE.fullmatch(variable)), "Write it as NAME=VALUE")
+        for flag, text in (
+            *(("--env", f"{name}={value}") for name, value in self.environment),
+            *(("--volume", volume.path) for volume in self.volumes),
+            *(("-m", part) for part in self.command),
+            ("--python", self.python),
+        ):
+            _check(flag, text, _is_text(text), "Give UTF-8 text without a NUL")
         paths = [volume.path for volume in self.volumes]
         _check("--volume", ", ".join(paths), len(set(paths)) == len(paths), "Mount each volume at a place of its own")
 
@@ -130,6 +137,11 @@ def _check(flag: str, value: object, fits: bool, remedy: str) -> None:
 
 def _is_name(text: str) -> bool:
     return bool(_LABEL.fullmatch(text)) and len(text) <= _LONGEST
+
+
+def _is_text(text: str) -> bool:
+    # What isn't UTF-8 stands in Python's texts as half a pair.
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_quantity(text: str | None) -> bool:

@@ -6,6 +6,7 @@ guard     a program of its own that ends what a killed launcher leaves behind
 ports     ports that stay this job's from their choice to its end
 adoption  TensorFlow's name for its strategy, given to ours in the user's script
 child     what runs in each task before the user's script
+masking   secrets of the environment, taken out of a stream that comes in pieces
 output    a task's output: into its log, and as whole lines to whoever watches
 stacks    where tasks stand that make no progress
 tasks     a task as it will be started: command and environment

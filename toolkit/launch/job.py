@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit import status
+from toolkit import secrecy, status
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import failure, guard, listening, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
+from toolkit.launch.masking import Masker
 from toolkit.launch.record import Record
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
@@ -79,6 +80,7 @@ class Job:
         self.running: list[Running] = []
         self._replaced: list[Running] = []
         self._received = received
+        self._secrets = secrecy.values(environ)
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
         self._partial: dict[Running, float] = {}
@@ -111,7 +113,7 @@ class Job:
 
     def _started(self, planned: Planned) -> Running:
         log, stacks_ = self.logs / f"{planned.file_name}.log", self.scratch / f"{planned.file_name}.stacks"
-        task = Running(planned, environ=self.environ, log=log, stacks=stacks_)
+        task = Running(planned, environ=self.environ, log=log, stacks=stacks_, masker=Masker(self._secrets))
         self._guard.stdin.write(f"{task.process.pid}\n".encode())
         self._guard.stdin.flush()
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
@@ -210,7 +212,9 @@ class Job:
                 del self._partial[task]
             elif now - since > patience:
                 del self._partial[task]
-                self.display.lines(task.task, task.output.flush())
+                self.display.lines(task.task, task.output.flush(held=now - task.progressed > patience))
+                if task.output.patience is not None:
+                    self._partial[task] = now
         self.display.draw(self.running)
 
     def _hear(self) -> None:

@@ -38,9 +38,10 @@ def log_directory(asked: str | None, names: Sequence[str]) -> pathlib.Path:
                 raise
             return logs
         raise FileExistsError(f"{stem} is taken a thousand times")
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, ~nobody a RuntimeError.
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise LaunchError(
             asked=f"the tasks' logs are to go to {asked or 'a new directory under ./runs'}",
-            found=f"it can't be written ({(error.strerror or str(error)).lower()})",
+            found=f"it can't be written ({reason})",
             remedy="Name a directory that can be written with --log_dir",
         ) from error

@@ -6,6 +6,8 @@ import logging
 import os
 import pathlib
 
+from toolkit.launch.masking import Masker
+
 __all__ = ["Output"]
 
 _LOG = logging.getLogger(__name__)
@@ -20,19 +22,21 @@ class Output:
     Args:
         descriptor: The reading end of the task's pipe; non-blocking, and closed with this object.
         log: The task's log file.
+        masker: Takes out what is in neither log nor lines to be read.
     """
 
-    def __init__(self, descriptor: int, log: pathlib.Path) -> None:
+    def __init__(self, descriptor: int, log: pathlib.Path, masker: Masker | None = None) -> None:
         self.descriptor = descriptor
         self.log = log
         self.last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         self.ended = False
         self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
+        self._masker = masker or Masker()
         self._rest = b""
         self._failed = False
 
     def read(self) -> list[bytes]:
-        """Returns the whole lines that have come, without their ends, after writing all of it to the log."""
+        """Returns the whole lines that have come, without their ends, after writing it to the log."""
         try:
             data = os.read(self.descriptor, 1 << 18)
         except BlockingIOError:
@@ -42,6 +46,7 @@ class Output:
         if not data:
             self.ended = True
             return self.flush()
+        data = self._masker.feed(data)
         self.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST:
@@ -53,17 +58,24 @@ class Output:
         self.last.extend(lines[-_KEPT:])
         return lines
 
-    def flush(self) -> list[bytes]:
-        """Returns what has come of a line that hasn't ended."""
-        rest, self._rest = _visible(self._rest), b""
-        lines = [rest] if rest.strip() else []
+    def flush(self, *, held: bool = True) -> list[bytes]:
+        """Returns what has come of a line that hasn't ended.
+
+        Args:
+            held: Also what is held back, as it may be the beginning of a secret.
+        """
+        end = self._masker.flush() if held else b""
+        if end:
+            self.write(end)
+        rest, self._rest = self._rest + end, b""
+        lines = [line for line in map(_visible, rest.split(b"\n")) if line.strip()]
         self.last.extend(lines)
         return lines
 
     @property
     def patience(self) -> float | None:
         """Seconds until what has come of a line should be shown; None if nothing has."""
-        if not self._rest.strip():
+        if not self._rest.strip() and not self._masker.holds:
             return None
         return _BAR if b"\r" in self._rest else _PARTIAL
 

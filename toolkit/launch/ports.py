@@ -8,7 +8,7 @@ one user share a port when all of them set SO_REUSEPORT, and connections go to t
 import socket
 from collections.abc import Mapping
 
-from toolkit.errors import ClusterError
+from toolkit.errors import ClusterError, LaunchError
 
 __all__ = ["ENVIRONMENT", "HeldPorts"]
 
@@ -33,10 +33,21 @@ class HeldPorts:
         self.close()
 
     def free(self) -> int:
-        """Returns a port that nobody uses, held."""
-        held = _socket()
-        held.bind(("0.0.0.0", 0))
-        self._sockets.append(held)
+        """Returns a port that nobody uses, held.
+
+        Raises:
+            LaunchError: There is none.
+        """
+        try:
+            held = _socket()
+            self._sockets.append(held)
+            held.bind(("0.0.0.0", 0))
+        except OSError as error:
+            raise LaunchError(
+                asked=f"{len(self._sockets)} tasks or more listen on a port each",
+                found=f"this machine has no more to give ({(error.strerror or str(error)).lower()})",
+                remedy="Start fewer, or raise the limit that `ulimit -n` shows",
+            ) from error
         return held.getsockname()[1]
 
     def given(self, port: int, *, task: str) -> None:

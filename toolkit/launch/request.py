@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 
-__all__ = ["Request", "counted"]
+__all__ = ["Request", "check_passable", "counted"]
 
 _JOBS = ("chief", "worker", "ps", "evaluator")
+_MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,13 +104,45 @@ class Request:
                 found="that is no number of times",
                 remedy="Give 0 or more",
             )
-        if self.command[0] != "-m" and not pathlib.Path(self.command[0]).is_file():
-            what = "that is a directory" if pathlib.Path(self.command[0]).is_dir() else "there is no such file"
+        if sum(number for _, number in self.jobs) > _MOST_HERE:
+            raise LaunchError(
+                asked=f"{sum(number for _, number in self.jobs):,} tasks on this machine",
+                found=f"that is more than {_MOST_HERE:,}, and each is a process with a TensorFlow of its own",
+                remedy="Start fewer",
+            )
+        check_passable(self.command)
+        what = _no_file(self.command[0])
+        if self.command[0] != "-m" and what:
             raise LaunchError(
                 asked=f"launch starts the script {self.command[0]}",
                 found=what,
                 remedy="Check the path, or start a module with -m MODULE",
             )
+
+
+def check_passable(arguments: Sequence[str]) -> None:
+    """Makes sure that a program can be given these arguments.
+
+    Raises:
+        LaunchError: One holds a NUL, which is where an argument ends.
+    """
+    for argument in arguments:
+        if "\0" in argument:
+            raise LaunchError(
+                asked=f"the argument {argument[:60]!r}",
+                found="it holds a NUL, and no program can be given one",
+                remedy="Leave the NUL out",
+            )
+
+
+def _no_file(path: str) -> str:
+    """Returns why a path is no file to be run; "" where it is one."""
+    try:
+        if pathlib.Path(path).is_file():
+            return ""
+        return "that is a directory" if pathlib.Path(path).is_dir() else "there is no such file"
+    except OSError as error:  # A name of 300 letters.
+        return (error.strerror or str(error)).lower()
 
 
 def counted(jobs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
@@ -119,9 +152,11 @@ def counted(jobs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         LaunchError: A number is negative, nobody would train, or parameter servers have no chief.
     """
     for name, number in jobs:
-        if number < 0:
+        if not 0 <= number <= _MOST:
             raise LaunchError(
-                asked=f"{number} tasks of job {name}", found="that is no number of tasks", remedy="Give 0 or more"
+                asked=f"{number} tasks of job {name}",
+                found="that is no number of tasks",
+                remedy=f"Give 0 to {_MOST:,}",
             )
     found = {name: number for name, number in jobs if number}
     if found and not {"worker", "chief"} & set(found):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit import status
+from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
 from toolkit.launch.tasks import Planned
@@ -27,6 +28,7 @@ class Running:
         environ: The launcher's environment.
         log: The task's log file.
         stacks: A file for its stacks, removed with the job.
+        masker: Of what it writes.
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
@@ -40,7 +42,13 @@ class Running:
     """
 
     def __init__(
-        self, planned: Planned, *, environ: Mapping[str, str], log: pathlib.Path, stacks: pathlib.Path
+        self,
+        planned: Planned,
+        *,
+        environ: Mapping[str, str],
+        log: pathlib.Path,
+        stacks: pathlib.Path,
+        masker: Masker | None = None,
     ) -> None:
         self.planned = planned
         self.task = planned.task
@@ -72,7 +80,7 @@ class Running:
             raise
         finally:
             os.close(writing)
-        self.output = Output(reading, log)
+        self.output = Output(reading, log, masker)
 
     @property
     def alive(self) -> bool:

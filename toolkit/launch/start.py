@@ -91,7 +91,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None, where: st
 
 
 def dry_run(request: Request) -> list[str]:
-    """Returns a line for a shell for each task, with its exact environment and command; starts nothing.
+    """Returns a line for a shell for each task, with its environment and command but for secrets; starts nothing.
 
     Raises:
         RequestError: What was asked can't be done.
@@ -105,7 +105,7 @@ def dry_run(request: Request) -> list[str]:
         planned = tasks.plan(
             request, cluster, mine, mark="dry-run", status_path="/dev/null", began="dry-run", environ=os.environ
         )
-        return [tasks.shell_line(task) for task in planned]
+        return [tasks.shell_line(task, os.environ) for task in planned]
 
 
 def _check_only(request: Request, mine: tuple) -> None:

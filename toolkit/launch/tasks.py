@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from toolkit import cluster as _cluster
-from toolkit import devices, status
+from toolkit import devices, secrecy, status
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
@@ -132,10 +132,17 @@ def plan(
     return tuple(planned)
 
 
-def shell_line(planned: Planned) -> str:
-    """Returns the task's start as a line for a shell."""
-    pairs = [f"{name}={shlex.quote(value)}" for name, value in planned.environment.items()]
-    return f"env {' '.join(pairs)} {shlex.join(planned.arguments('/dev/null'))}"
+def shell_line(planned: Planned, environ: Mapping[str, str]) -> str:
+    """Returns the task's start as a line for a shell.
+
+    Args:
+        planned: The task.
+        environ: Whose secrets are masked.
+    """
+    shown = {name: secrecy.masked(value, environ) for name, value in planned.environment.items()}
+    pairs = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
+    command = [secrecy.masked(part, environ) for part in planned.arguments("/dev/null")]
+    return f"env {' '.join(pairs)} {shlex.join(command)}"
 
 
 def _gpus(task: Task, training: Sequence[Task], inventory: "devices.Inventory", environ: Mapping[str, str]) -> dict:
@@ -172,6 +179,6 @@ def _is_here(address: str, here: set[str]) -> bool:
     host = _cluster.split(address)[0]
     try:
         answers = socket.getaddrinfo(host, None)
-    except OSError:
+    except (OSError, UnicodeError):  # A label of more than 63 letters is no name.
         return False
     return any(answer[4][0] in here for answer in answers)

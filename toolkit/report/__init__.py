@@ -2,7 +2,6 @@
 
 reading   a run directory, as far as it is there
 timeline  the processes of its tasks
-masking   passwords and tokens, which don't belong on a page
 trying    parts of a page that may fail on their own
 pictures  charts as SVG that takes its colours from the page
 page      the page, from a template

@@ -2,15 +2,16 @@
 
 import dataclasses
 import datetime
+import os
 import pathlib
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.report.masking import masked
 from toolkit.report.pictures import draw
 from toolkit.report.reading import RunData
 from toolkit.report.trying import tried
+from toolkit.secrecy import masked, masked_command
 
 __all__ = ["render"]
 
@@ -68,9 +69,10 @@ def render(runs: Sequence[RunData]) -> str:
     facts: list[tuple[str, list[str]]] = tried(notes, [], lambda: list(_facts(runs)))
     commands = [tried(notes, "", _command, run) for run in runs]
     versions = " ".join(sorted({tried(notes, "", _versions, run) for run in runs} - {""}))
+    paths = [masked(str(run.path), os.environ) for run in runs]
     page = environment.get_template("page.html.j2").render(
         title=f"{len(runs)} runs compared" if several else title,
-        written=f"Written {datetime.datetime.now():%Y-%m-%d %H:%M} from {', '.join(str(run.path) for run in runs)}",
+        written=f"Written {datetime.datetime.now():%Y-%m-%d %H:%M} from {', '.join(paths)}",
         runs=runs,
         sentences=sentences,
         notes=list(dict.fromkeys(notes)),
@@ -195,7 +197,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _command(run: RunData) -> str:
     command = run.summary.get("command")
-    return shlex.join(masked([str(part) for part in command])) if isinstance(command, list) else ""
+    return shlex.join(masked_command([str(part) for part in command], {})) if isinstance(command, list) else ""
 
 
 def _versions(run: RunData) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,7 +79,9 @@ def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: flo
 
     # Each picture's ids are its own: several stand on one page.
     salt = hashlib.sha256(title.encode()).hexdigest()[:8]
-    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": salt}):
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # Letters that its fonts lack, the browser's may have.
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # Names that leave no room for lines.
         figure, axes = _figure(height)
         plot(axes)
         out = io.StringIO()

@@ -4,10 +4,13 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
 from toolkit.errors import RunDirectoryError
+from toolkit.secrecy import masked, masked_all
+from toolkit.training.files import check_file, read_text
 
 __all__ = ["RunData", "read"]
 
@@ -42,10 +45,11 @@ def read(path: str | pathlib.Path) -> RunData:
         RunDirectoryError: It isn't one.
     """
     path = pathlib.Path(path)
-    if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "summary.json", "history.csv")):
+    found = _no_run(path)
+    if found:
         raise RunDirectoryError(
             asked=f"{path} is a run directory",
-            found="there is no such directory" if not path.is_dir() else "it holds no run",
+            found=found,
             remedy="Name a directory that a recipe has written, such as one under ./runs",
         )
     notes: list[str] = []
@@ -64,7 +68,7 @@ def read(path: str | pathlib.Path) -> RunData:
     logs = summary.get("launch_logs")
     return RunData(
         path=path,
-        name=path.resolve().name,
+        name=_readable(masked(path.resolve().name, os.environ)),
         summary=summary,
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),
@@ -73,9 +77,20 @@ def read(path: str | pathlib.Path) -> RunData:
     )
 
 
+def _no_run(path: pathlib.Path) -> str:
+    """Returns why a path is no run directory; "" where it is one."""
+    try:
+        if not path.is_dir():
+            return "there is no such directory"
+        there = any((path / name).exists() for name in ("run.json", "summary.json", "history.csv"))
+    except OSError as error:
+        return f"it can't be read ({(error.strerror or str(error)).lower()})"
+    return "" if there else "it holds no run"
+
+
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = _readable(masked_all(json.loads(read_text(path)), os.environ))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -86,8 +101,18 @@ def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _readable(value: Any) -> Any:
+    """Puts ? in the place of what isn't text: half pairs, as which names of files and JSON can hold other bytes."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(name): _readable(each) for name, each in value.items()}
+    return [_readable(each) for each in value] if isinstance(value, list) else value
+
+
 def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
+        check_file(path)
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
             if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
@@ -102,14 +127,14 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except (OSError, ValueError):
         notes.append(f"The launcher's record {path} is gone")
         return []
     found = []
     for line in text.splitlines():
         try:
-            event = json.loads(line)
+            event = _readable(json.loads(line))
             known = {"at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])}
             found.append({**event, **known, "pid": int(event["pid"])})
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be half written.

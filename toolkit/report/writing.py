@@ -1,8 +1,9 @@
 """From run directories to a file."""
 
+import contextlib
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.errors import RequestError
@@ -33,20 +34,28 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
     """
     runs = [read(path) for path in directories]
     file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
-    _check(file, runs)
+    with _said(file):
+        _check(file, runs)
     text = render(runs)
-    try:
+    with _said(file):
         if file.exists() and not file.is_file():  # A device or a pipe is written to, not replaced.
             file.write_text(text, encoding="utf-8")
         else:
             write_text(file.resolve(), text)
-    except OSError as error:
+    return file
+
+
+@contextlib.contextmanager
+def _said(file: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, a link to itself a RuntimeError.
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise RequestError(
             asked=f"the report is to be written to {file}",
-            found=f"that can't be done ({(error.strerror or str(error)).lower()})",
+            found=f"that can't be done ({reason})",
             remedy="Name a file in a directory that is there with --out",
         ) from error
-    return file
 
 
 def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from toolkit import stops
+from toolkit import secrecy, stops
 from toolkit.errors import JobStopped, RequestError, ToolkitError
 from toolkit.scaling.law import Size
 from toolkit.scaling.request import Request
@@ -136,7 +136,8 @@ def _ends_with(parent: int) -> Callable[[], None]:
 
 
 def _failure(request: Request, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = secrecy.masked(log.read_text(errors="replace"), os.environ)
+    lines = [line for line in text.splitlines() if line.strip()]
     said = next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), "")
     if code == RequestError.exit_code and said:
         other = " Or give --kind=workers." if request.kind == "mirrored" and "toolkit launch" in said else ""

@@ -5,11 +5,13 @@ import pathlib
 import re
 
 from toolkit.errors import LaunchError
+from toolkit.launch.request import check_passable
 
 __all__ = ["Request"]
 
 _NAME = re.compile(r"[\w.+-]+")
-_TIME = re.compile(r"\d+(-\d+(:\d+(:\d+)?)?|:\d+(:\d+)?)?")  # As sbatch --time has it: minutes, h:m:s, days-hours ...
+# As sbatch --time has it: minutes, h:m:s, days-hours ...
+_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,13 @@ class Request:
                 found="tasks would be asked to end as soon as they begin, again and again",
                 remedy="Give more time, or less notice with --notice",
             )
+        if "\\" in str(self.logs.absolute()):
+            raise LaunchError(
+                asked=f"--log_dir={str(self.logs)!r}",
+                found="Slurm reads a backslash in a log's name in its own way",
+                remedy="Name a directory without one",
+            )
+        check_passable([str(self.logs), *self.command])
         tasks = sum(number for _, number in self.jobs)
         if tasks and self.tasks_per_node is not None and tasks != self.nodes * self.tasks_per_node:
             raise LaunchError(

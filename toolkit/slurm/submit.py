@@ -1,5 +1,6 @@
 """sbatch, the job's state, its logs, and its end."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from toolkit import stops
+from toolkit import secrecy, stops
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.slurm.request import Request
 from toolkit.slurm.script import script
@@ -58,7 +59,8 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
             remedy="Name a directory that can be written with --log_dir",
         ) from error
     batch = request.logs / "job.sh"
-    batch.write_text(script(request), encoding="utf-8")
+    batch.touch(mode=0o600)  # It holds the arguments as they are.
+    batch.write_text(script(request), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
     output = str((request.logs / "job.log").absolute()).replace("%", "%%")
     job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
     show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
@@ -143,4 +145,4 @@ class _Logs:
             whole = text[: text.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
-                yield f"{name} | {line}"
+                yield f"{name} | {secrecy.masked(line, os.environ)}"

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
-from toolkit import status
+from toolkit import secrecy, status
 from toolkit.errors import StrategyError
 from toolkit.parameter_servers import Options, private, step
 from toolkit.parameter_servers.dispatch import Dispatcher, answers
@@ -217,7 +217,9 @@ def create(
         start_timeout = status.start_timeout()
     _cluster.check_proxies(cluster, os.environ)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
-    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:])
+    # What tasks tell one another isn't enciphered, and a message shows where it differs.
+    arguments = secrecy.masked_command(sys.argv[1:], os.environ)
+    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), arguments)
     if task.job != "chief":
         _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)

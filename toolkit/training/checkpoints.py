@@ -182,7 +182,8 @@ def _read(directory: pathlib.Path) -> Checkpoint:
     from safetensors.numpy import load_file
 
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(files.read_text(directory / _MANIFEST))
+        files.check_file(directory / _ARRAYS)
         claimed = manifest.pop("manifest_sha256")
         if claimed != _manifest_sum(manifest):
             raise _Damaged(f"{_MANIFEST} doesn't match its own SHA-256")
@@ -192,8 +193,10 @@ def _read(directory: pathlib.Path) -> Checkpoint:
             raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
         arrays = load_file(directory / _ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
-        return Checkpoint(step=manifest["step"], arrays=arrays, metadata=manifest["metadata"])
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        if manifest["step"] != _order(directory.name)[0]:
+            raise _Damaged(f"{_MANIFEST} is of another step")
+        return Checkpoint(step=manifest["step"], arrays=arrays, metadata=dict(manifest["metadata"]))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
 
 

@@ -17,11 +17,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit import status
+from toolkit import secrecy, status
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.training import files
 
-__all__ = ["RunDirectory", "choose"]
+__all__ = ["RunDirectory", "choose", "expanded"]
 
 _ASKED = "run_dir={} is where this run writes"
 
@@ -52,6 +52,25 @@ def _held(checkpoints: pathlib.Path) -> bool:
     return checkpoints.is_dir() and any(not entry.name.startswith(".") for entry in checkpoints.iterdir())
 
 
+def expanded(path: str | os.PathLike) -> pathlib.Path:
+    """Returns a run directory's path with ~ and ~NAME written out.
+
+    Raises:
+        RunDirectoryError: There is no such user, or no path is written so.
+    """
+    try:
+        if b"\0" in os.fspath(path).encode():
+            raise ValueError("no path holds a NUL")
+        return pathlib.Path(path).expanduser()
+    except (RuntimeError, ValueError) as error:
+        found = "its user's home directory isn't known" if isinstance(error, RuntimeError) else str(error)
+        if isinstance(error, UnicodeEncodeError):
+            found = "it is no UTF-8, and TensorFlow writes no file under such a name"
+        raise RunDirectoryError(
+            asked=_ASKED.format(repr(os.fspath(path))), found=found, remedy="Write the path out"
+        ) from error
+
+
 class RunDirectory:
     """An existing or new directory, held by this process until `close`.
 
@@ -66,7 +85,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike, *, recipe: str, resume: bool = False) -> None:
-        self.path = pathlib.Path(path).expanduser()
+        self.path = expanded(path)
         self.checkpoints = self.path / "checkpoints"
         self.history = self.path / "history.csv"
         self.summary = self.path / "summary.json"
@@ -76,13 +95,13 @@ class RunDirectory:
         self._recipe = recipe
         self._resume = resume
         self._lock: int | None = None
-        if resume and not _held(self.checkpoints):
-            raise CheckpointError(
-                asked=f"resume asks to go on with the run in {self.path}",
-                found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
-                remedy="Name the run directory of an earlier run, or leave resume out",
-            )
         try:
+            if resume and not _held(self.checkpoints):
+                raise CheckpointError(
+                    asked=f"resume asks to go on with the run in {self.path}",
+                    found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
+                    remedy="Name the run directory of an earlier run, or leave resume out",
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._hold()
             self._config = self._check_identity()
@@ -104,6 +123,7 @@ class RunDirectory:
             CheckpointError: The run was started with other values.
             RunDirectoryError: They can't be written.
         """
+        config = secrecy.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
             try:
@@ -158,8 +178,12 @@ class RunDirectory:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # Some network disks can't lock.
                 os.close(descriptor)
                 raise
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        except OSError:  # A full disk, or .lock is no file.
+            os.close(descriptor)
+            raise
         return descriptor
 
     def _check_identity(self) -> dict[str, Any]:
@@ -184,13 +208,13 @@ class RunDirectory:
 
     def _read_identity(self) -> dict | None:
         try:
-            identity = json.loads(self._identity.read_text(encoding="utf-8"))
+            identity = json.loads(files.read_text(self._identity))
             return {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
         except FileNotFoundError:
             if not _held(self.checkpoints):
                 return None
             reason = "it is missing"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             reason = "it can't be read"
         raise RunDirectoryError(
             asked=_ASKED.format(self.path),

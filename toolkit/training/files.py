@@ -1,14 +1,37 @@
 """Writing a file so that it is there whole or not at all: aside, synced, renamed."""
 
 import csv
+import errno
 import io
 import json
 import os
 import pathlib
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["sync", "write_csv", "write_json", "write_text"]
+__all__ = ["check_file", "read_text", "sync", "write_csv", "write_json", "write_text"]
+
+
+def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
+    """Returns the text of a file.
+
+    Raises:
+        OSError: It can't be read, or `check_file` refuses it.
+        ValueError: It is no UTF-8.
+    """
+    check_file(path)
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Makes sure that reading this comes to an end: that of a pipe or a device needn't.
+
+    Raises:
+        OSError: It is no file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -18,6 +41,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
         OSError: It can't be written; the old file is untouched.
     """
     aside = path.with_name(f".{path.name}.writing")
+    aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
     try:
         with aside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -32,7 +56,9 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """As `write_text`, for a value that JSON can hold."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A path need not be text; what of it isn't stands in Python's as half a pair, which JSON can write as \udcff.
+    write_text(path, text.encode(errors="backslashreplace").decode())
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:

@@ -9,11 +9,11 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, status, strategies
+from toolkit import __version__, secrecy, status, strategies
 from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
-from toolkit.training.directory import RunDirectory, choose
+from toolkit.training.directory import RunDirectory, choose, expanded
 from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
 from toolkit.training.handing import chiefs_choice, hand_over
 from toolkit.training.length import Length
@@ -65,7 +65,7 @@ class Run:
         if chief:
             path = choose(recipe, resume=resume) if directory is None else directory
             if status.restarted() and not resume:  # The job failed, and whoever started it has done so again.
-                resume = bool(CheckpointStore(pathlib.Path(path).expanduser() / "checkpoints").names())
+                resume = bool(CheckpointStore(expanded(path) / "checkpoints").names())
             self.directory = RunDirectory(path, recipe=recipe, resume=resume)
             self.store = CheckpointStore(self.directory.checkpoints)
         self.step = 0
@@ -256,7 +256,7 @@ class Run:
                 "python": platform.python_version(),
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
-            "command": _command(sys.orig_argv),
+            "command": secrecy.masked_command(_command(sys.orig_argv), os.environ),
             "launch_logs": status.logs(),
         }
         step = self._profiling.breakdown
@@ -265,7 +265,7 @@ class Run:
         if said:
             summary["parameter_servers"] = said
         if isinstance(self.directory, RunDirectory):
-            files.write_json(self.directory.summary, summary)
+            files.write_json(self.directory.summary, secrecy.masked_all(summary, os.environ))
         return summary
 
 
