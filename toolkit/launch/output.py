@@ -6,6 +6,8 @@ import logging
 import os
 import pathlib
 
+from toolkit import modes
+
 __all__ = ["Output"]
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ class Output:
         self.log = log
         self.last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         self.ended = False
-        self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
+        with modes.guarded():
+            self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._rest = b""
         self._failed = False
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from toolkit import status, stops
+from toolkit import modes, status, stops
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
 
@@ -118,6 +118,7 @@ def _check_only(request: Request, mine: tuple) -> None:
             )
 
 
+@modes.guarded()
 def _logs(request: Request, names: list[str]) -> pathlib.Path:
     """Makes the directory for logs."""
     try:

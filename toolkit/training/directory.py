@@ -78,7 +78,7 @@ class RunDirectory:
                 remedy="Name the run directory of an earlier run, or leave resume out",
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            files.make_directory(self.path)
             self._lock = self._hold()
             self._config = self._check_identity()
             self._try_writing()

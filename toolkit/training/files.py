@@ -8,7 +8,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["sync", "write_csv", "write_json", "write_text"]
+from toolkit import modes
+
+__all__ = ["make_directory", "sync", "write_csv", "write_json", "write_text"]
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -19,7 +21,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     """
     aside = path.with_name(f".{path.name}.writing")
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
+        with modes.guarded(), aside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -49,6 +51,19 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: S
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
+
+
+def make_directory(path: pathlib.Path) -> None:
+    """Makes a directory, and those above it, which survive a power cut; not everybody may write in them.
+
+    Raises:
+        OSError: It can't be made, or something else is there.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    with modes.guarded():
+        path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
 
 
 def sync(path: pathlib.Path) -> None:

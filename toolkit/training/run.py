@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, status, strategies
+from toolkit import __version__, modes, status, strategies
 from toolkit.errors import StoppedBySignal, ToolkitError
 from toolkit.training import files, state
 from toolkit.training.checkpoints import CheckpointStore
@@ -73,6 +73,7 @@ class Run:
         self._resume = resume
         self._summary: dict[str, Any] = {"recipe": recipe}
         self._signals = StopSignals()
+        self._guard = modes.guarded()  # TensorBoard, Keras and TensorFlow make files here too.
         self._began = time.monotonic()
         self._length = Length(epochs=1, steps_per_epoch=1)
         self._resumed = Position()
@@ -86,6 +87,7 @@ class Run:
         self._profiling: Any = None
 
     def __enter__(self) -> "Run":
+        self._guard.__enter__()
         self._signals.__enter__()
         return self
 
@@ -100,6 +102,7 @@ class Run:
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._signals.__exit__()
         self.directory.close()
+        self._guard.__exit__(None, None, None)
 
     def settle(self, **config: Any) -> None:
         """States what must not change between start and resume; it goes into run.json and summary.json.
@@ -231,7 +234,9 @@ class Run:
         aside = path.with_name(".writing.keras")
         try:
             model.save(aside)
+            files.sync(aside)
             aside.replace(path)
+            files.sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
 
