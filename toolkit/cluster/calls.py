@@ -8,7 +8,7 @@ from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
-__all__ = ["Call", "Guest", "listen", "reason"]
+__all__ = ["Call", "Guest", "ask", "listen", "reason"]
 
 
 class Call:
@@ -38,6 +38,16 @@ class Guest:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.text = b""
+
+
+def ask(address: str, greeting: bytes) -> bytes:
+    """Returns what is answered to a greeting, one line; nothing where nobody does."""
+    try:
+        with socket.create_connection(split(address), timeout=2) as connection:
+            connection.sendall(greeting)
+            return connection.makefile("rb").readline(1 << 16)
+    except OSError:
+        return b""
 
 
 def listen(address: str, me: Task) -> list[socket.socket]:

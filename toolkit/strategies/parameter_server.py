@@ -217,7 +217,7 @@ def create(
         start_timeout = status.start_timeout()
     _cluster.check_proxies(cluster, os.environ)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
-    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:])
+    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:], job=status.job())
     if task.job != "chief":
         _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)
