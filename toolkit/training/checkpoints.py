@@ -208,7 +208,7 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
         "step": checkpoint.step,
         "sha256": sha256(directory / _ARRAYS),
         "dtypes": dtypes,
-        "metadata": dict(checkpoint.metadata),
+        "metadata": files.plain(checkpoint.metadata),
     }
     manifest["manifest_sha256"] = _manifest_sum(manifest)
     files.write_json(directory / _MANIFEST, manifest)

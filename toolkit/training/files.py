@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from toolkit import modes
 
-__all__ = ["make_directory", "sync", "write_csv", "write_json", "write_text"]
+__all__ = ["make_directory", "plain", "sync", "write_csv", "write_json", "write_text"]
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -33,8 +34,17 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """As `write_text`, for a value that JSON can hold."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """As `write_text`, for a value that JSON can hold. NaN and infinity, which it can't, become null."""
+    write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with None in the place of each NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:

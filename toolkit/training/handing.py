@@ -10,16 +10,21 @@ from toolkit.training.checkpoints import Checkpoint
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["chiefs_choice", "hand_over"]
+__all__ = ["chiefs_choice", "chiefs_number", "hand_over"]
 
 _CHUNK = 64 << 20  # Bytes sent at once.
 
 
 def chiefs_choice(strategy: "tf.distribute.Strategy", choice: bool) -> bool:
     """Returns what the chief has chosen, on every process: it alone sees what is on its disk. It is a collective."""
+    return bool(chiefs_number(strategy, choice))
+
+
+def chiefs_number(strategy: "tf.distribute.Strategy", value: int) -> int:
+    """Returns the chief's number on every process. It is a collective."""
     from toolkit.strategies import agreement
 
-    return bool(agreement.broadcast(strategy, np.array([choice], np.int64))[0])
+    return int(agreement.broadcast(strategy, np.array([value], np.int64))[0])
 
 
 def hand_over(strategy: "tf.distribute.Strategy", checkpoint: Checkpoint | None) -> Checkpoint:
