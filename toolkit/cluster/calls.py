@@ -8,7 +8,7 @@ from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
-__all__ = ["Call", "Guest", "ask", "listen", "reason"]
+__all__ = ["Call", "Guest", "ask", "listen", "ports_are_shared", "reason"]
 
 
 class Call:
@@ -71,7 +71,7 @@ def listen(address: str, me: Task) -> list[socket.socket]:
             continue
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if os.environ.get("TF_GRPC_REUSE_PORT"):  # The launcher holds the port for this task.
+            if ports_are_shared():
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -91,6 +91,11 @@ def listen(address: str, me: Task) -> list[socket.socket]:
             ) from error
         listeners.append(listener)
     return listeners
+
+
+def ports_are_shared() -> bool:
+    """Whether a launcher holds the ports for its tasks, so that several processes can have the same one."""
+    return bool(os.environ.get("TF_GRPC_REUSE_PORT"))
 
 
 def reason(error: OSError) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from toolkit import __version__, status, stops
-from toolkit.cluster.calls import Call, Guest, ask, listen, reason
+from toolkit.cluster.calls import Call, Guest, ask, listen, ports_are_shared, reason
 from toolkit.cluster.program import remedy
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
@@ -95,7 +95,9 @@ class _Meeting:
 
     def hold(self, timeout: float) -> None:
         began = said = time.monotonic()
-        due = dict.fromkeys((*self.peers, self.me), began)
+        # Where ports are shared, a call to oneself may reach a twin; else the twin can't have the port.
+        called = [*self.peers, self.me] if ports_are_shared() else self.peers
+        due = dict.fromkeys(called, began)
         while missing := [task for task in self.peers if not {task} <= self.reached & self.heard]:
             now = time.monotonic()
             if now - began > timeout:
@@ -105,7 +107,7 @@ class _Meeting:
                 words = self._words(missing)
                 _LOG.warning("waiting for %s, %.0f s", words, now - began)
                 status.report(state=f"waiting for {', '.join(str(task) for task in missing[:_NAMED])}")
-            for task in (*self.peers, self.me):  # With ports shared, a call to oneself may reach a twin.
+            for task in called:
                 if task not in self.reached and task not in self.calls and due[task] <= now:
                     due[task] = now + _RETRY
                     self._call(task)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import CheckpointError, StrategyError
+from toolkit.training import state
 
 if TYPE_CHECKING:
-    import numpy as np
+    import keras
     import tensorflow as tf
 
 __all__ = ["compare", "compare_restored"]
@@ -43,12 +44,11 @@ def compare(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> Non
             )
 
 
-def compare_restored(strategy: "tf.distribute.Strategy", arrays: "Mapping[str, np.ndarray]", *, step: int) -> None:
+def compare_restored(model: "keras.Model", *, step: int) -> None:
     """Makes sure that all processes go on with the same weights and optimizer, bit for bit. It is a collective.
 
     Args:
-        strategy: Whose processes take part.
-        arrays: What this process's model and optimizer hold after the restore.
+        model: As it has been restored.
         step: Of the checkpoint.
 
     Raises:
@@ -56,9 +56,10 @@ def compare_restored(strategy: "tf.distribute.Strategy", arrays: "Mapping[str, n
     """
     from toolkit.strategies import agreement
 
+    strategy = model.distribute_strategy
     if agreement.processes(strategy) == 1:
         return
-    sums = {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()}
+    sums = {name: zlib.crc32(array.tobytes()) for name, array in state.capture(model).items()}
     chiefs, *others = (json.loads(text) for text in agreement.gather(strategy, json.dumps([step, sums]).encode()))
     names = agreement.names(strategy)
     for name, theirs in zip(names[1:], others, strict=True):

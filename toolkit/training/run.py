@@ -1,5 +1,6 @@
 """A run, from its directory to its summary."""
 
+import functools
 import logging
 import math
 import os
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modes, status, strategies
 from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
 from toolkit.training import files, state
-from toolkit.training.checkpoints import CheckpointStore
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore
 from toolkit.training.comparing import compare, compare_restored
 from toolkit.training.directory import RunDirectory, choose
 from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
-from toolkit.training.handing import chiefs_choice, chiefs_number, hand_over
+from toolkit.training.handing import chiefs_choice, chiefs_number, hand_over, together
 from toolkit.training.length import Length
 from toolkit.training.position import Position
 from toolkit.training.signals import StopSignals
@@ -154,18 +155,14 @@ class Run:
         self._length = length
         self._strategy = model.distribute_strategy
         self._model = model
-        self.directory.check_space(state.size_in_bytes(model))
+        checkpoint = together(self._strategy, functools.partial(self._prepare, model))
         # A job that is started again resumes where the chief has a checkpoint; others can't know.
         self._resume = chiefs_choice(model.distribute_strategy, self._resume)
         if not self._resume:
             return
-        checkpoint = None
-        if isinstance(self.store, CheckpointStore):
-            checkpoint = self.store.load()
-            state.check(model, checkpoint.arrays)
         checkpoint = hand_over(model.distribute_strategy, checkpoint)
         state.restore(model, checkpoint.arrays)
-        compare_restored(self._strategy, state.capture(model), step=checkpoint.step)
+        compare_restored(model, step=checkpoint.step)
         if length.epochs != checkpoint.metadata["epochs"]:
             _LOG.warning(
                 "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
@@ -177,6 +174,14 @@ class Run:
         self._rows = list(checkpoint.metadata["history"])
         self.step, self.epoch = checkpoint.step, self._resumed.epoch
         _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)
+
+    def _prepare(self, model: "keras.Model") -> Checkpoint | None:
+        self.directory.check_space(state.size_in_bytes(model))
+        if not self._resume or not isinstance(self.store, CheckpointStore):
+            return None
+        checkpoint = self.store.load()
+        state.check(model, checkpoint.arrays)
+        return checkpoint
 
     def callbacks(
         self, *, global_batch_size: int, checkpoint_steps: int = 0, profile: int = 0
