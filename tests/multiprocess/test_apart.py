@@ -12,8 +12,8 @@ RUNS = """
 import json, os, sys
 import toolkit
 from toolkit.cli.ending import exit_code
-from toolkit.errors import Diverged
-from toolkit.training import Length, Run, state
+from toolkit.errors import CheckpointError, Diverged
+from toolkit.training import CheckpointStore, Length, Run, state
 toolkit.cli.log.show()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")
@@ -49,6 +49,19 @@ try:
 except Diverged as error:
     print("DIVERGED", error, flush=True)
 
+load = CheckpointStore.load
+
+
+def damaged(store):  # Only the chief has one.
+    raise CheckpointError(asked="resume", found="all is damaged", remedy="Begin anew")
+
+
+CheckpointStore.load = damaged
+try:
+    train(resume=True)
+except CheckpointError as error:
+    print("REFUSED", error, flush=True)
+CheckpointStore.load = load
 restore = state.restore
 
 
@@ -69,6 +82,8 @@ def test_nan_on_one_replica_ends_all_and_an_unlike_restore_is_refused(tmp_path):
         codes = group.wait(limit=200)
         outputs = group.outputs
     assert codes == [2, 2], outputs
+    assert "REFUSED resume, but all is damaged. Begin anew." in outputs[0]
+    assert "REFUSED all tasks train together, but worker:0 can't begin: resume, but all is damaged." in outputs[1]
     for text in outputs:
         assert "DIVERGED Training has diverged: after step 6, " in text
         assert "the last good one is that of step 4 in " in text
