@@ -126,11 +126,13 @@ def names(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def _sum(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    return _summing(strategy)(value)
+    return _summing(strategy, tuple(value.shape), value.dtype)(value)
 
 
-@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
-def _summing(strategy: tf.distribute.Strategy) -> Any:
+# A function for each shape, because TensorFlow warns of one that is traced for many. A strategy lives as long as its
+# program; tests make several.
+@functools.lru_cache(maxsize=1024)
+def _summing(strategy: tf.distribute.Strategy, shape: tuple, dtype: tf.DType) -> Any:  # noqa: ARG001
     local = len(strategy.extended.worker_devices)
 
     @tf.autograph.experimental.do_not_convert
