@@ -60,6 +60,7 @@ def main() -> None:
             global_batch_size=batches.global_batch_size,
             steps_per_epoch=length.steps_per_epoch,
         )
+        run.compare(strategy, gradients=str(toolkit.cli.flags.gradients()), activation_dtype=FLAGS.activation_dtype)
         run.describe(
             strategy=kind,
             replicas=batches.replicas,

@@ -59,6 +59,7 @@ def main() -> None:
             global_batch_size=batches.global_batch_size,
             steps_per_epoch=length.steps_per_epoch,
         )
+        run.compare(strategy, gradients=str(toolkit.cli.flags.gradients()))
         run.describe(
             strategy="multi_worker",
             replicas=batches.replicas,

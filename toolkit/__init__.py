@@ -5,6 +5,7 @@ Rooms, each importing only those above it:
     errors      every exception
     digests     the SHA-256 of a file
     secrecy     which variables and flags hold secrets, and texts without them
+    modes       files that not everybody may write
     wrapping    a function of somebody else's, wrapped once
     stops       signals that ask a program to stop, noted
     status      what a task tells the launcher that started it
@@ -47,6 +48,7 @@ __all__ = [
     "kubernetes",
     "launch",
     "models",
+    "modes",
     "parallel",
     "parameter_servers",
     "placement",

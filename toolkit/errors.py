@@ -15,6 +15,7 @@ ToolkitError
   TaskFailed                 a launched task failed                 its exit code
   TaskLost                   a task that can't be done without is gone  exit code 1
   CheckpointsFailing         checkpoints can no longer be written   exit code 1
+  Diverged                   weights are no numbers any more        exit code 1
 """
 
 import signal as _signal
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterError",
     "DataError",
     "DeviceError",
+    "Diverged",
     "JobStopped",
     "LaunchError",
     "ModelError",
@@ -138,3 +140,7 @@ class TaskLost(ToolkitError):
 
 class CheckpointsFailing(ToolkitError):
     """Several checkpoints in a row could not be written; the last good one is still there."""
+
+
+class Diverged(ToolkitError):
+    """Weights are NaN or infinite; checkpoints of before are still there."""

@@ -13,6 +13,7 @@ __all__ = [
     "BEGAN",
     "HEARTBEAT_TIMEOUT",
     "LOGS",
+    "PART",
     "RESUME",
     "START_TIMEOUT",
     "VARIABLE",
@@ -20,6 +21,7 @@ __all__ = [
     "began",
     "failed",
     "heartbeat_timeout",
+    "job",
     "logs",
     "report",
     "restarted",
@@ -29,6 +31,7 @@ __all__ = [
 # In the environment that the launcher gives its children:
 VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
+PART = "TOOLKIT_PART"  # "1" where a launcher on another host starts other tasks, with a BEGAN of its own.
 LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
@@ -41,6 +44,12 @@ _failed = False
 def began() -> str | None:
     """Returns what the launcher names this job's files by, such as "20260719-140512"; None without one."""
     return os.environ.get(BEGAN)
+
+
+def job() -> str | None:
+    """Returns what all tasks of this start of a job have and no others; None where nothing says it."""
+    name = began()
+    return None if name is None or os.environ.get(PART) == "1" else f"{name}, start {attempt()}"
 
 
 def logs() -> str | None:

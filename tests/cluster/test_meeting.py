@@ -124,8 +124,51 @@ def test_workers_in_another_order_are_found_out(ports):
 def test_the_same_index_twice_is_found_out(ports):
     cluster = cluster_of(ports, 2)
     # Both say that they are worker 0; the kernel gives each caller one of the two listeners.
-    errors = together(*[lambda: meet(cluster, Task("worker", 0), timeout=1)] * 2)
+    errors = together(*[lambda: meet(cluster, Task("worker", 0), timeout=20)] * 2)
+    assert any("another one says that it is, too" in str(error) for error in errors), errors
     assert all(isinstance(error, ClusterError) for error in errors)
+
+
+def test_a_second_process_that_finds_its_port_taken_tells_the_first(ports, monkeypatch):
+    cluster = cluster_of(ports, 2)
+
+    def second():
+        time.sleep(0.5)
+        with monkeypatch.context() as unshared:
+            unshared.setattr("toolkit.cluster.calls.os.environ", {})
+            meet(cluster, Task("worker", 0), timeout=20)
+
+    errors = together(lambda: meet(cluster, Task("worker", 0), timeout=20), second)
+    assert ["another one says that it is, too" in str(error) for error in errors] == [True, True], errors
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said", "remedy"),
+    [
+        ({"jobs": "20260102-1, start 1"}, "their jobs differ: 20260101-1, start 1 here", "earlier jobs"),
+        ({"Keras versions": "3.9.0"}, "their Keras versions differ: 3.15.1 here, 3.9.0 there", "same versions"),
+    ],
+)
+def test_a_task_of_another_job_or_version_is_refused_by_both(ports, theirs, said, remedy):
+    cluster = cluster_of(ports, 2)
+    mine = {"jobs": "20260101-1, start 1", "Keras versions": "3.15.1"}
+    errors = together(
+        lambda: meet(cluster, Task("worker", 0), timeout=20, program=mine),
+        lambda: meet(cluster, Task("worker", 1), timeout=20, program={**mine, **theirs}),
+    )
+    assert all(isinstance(error, ClusterError) for error in errors), errors
+    assert said in str(errors[0])
+    assert remedy in str(errors[1])
+
+
+def test_what_only_one_knows_is_no_difference(ports):
+    """A task that is started by hand, beside one that a launcher starts."""
+    cluster = cluster_of(ports, 2)
+    calls = [
+        lambda n=n, given=given: meet(cluster, Task("worker", n), timeout=20, program=given)
+        for n, given in enumerate([{"jobs": "20260101-1, start 1", "flags": ""}, {"flags": ""}])
+    ]
+    assert together(*calls) == [None, None]
 
 
 def test_rubbish_sent_to_a_waiting_task_does_no_harm(ports):

@@ -95,16 +95,20 @@ def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_pat
     assert summary(tmp_path / "run")["resumed_from_step"] > 0
 
 
-def test_workers_need_not_see_the_chiefs_disk(undisturbed, tmp_path):
-    """Each in a folder of its own, started by hand: the chief hands its checkpoint over."""
-    shutil.copytree(undisturbed[1], tmp_path / "chief")
-    for newer in list((tmp_path / "chief" / "checkpoints").glob("step-*"))[1:]:
-        shutil.rmtree(newer)
-    own = [[*FLAGS, "--resume", f"--run_dir={tmp_path / name}"] for name in ("chief", "not there")]
+def test_only_the_chiefs_checkpoints_count(undisturbed, tmp_path):
+    """Each in a folder of its own, started by hand, the worker's with newer ones: the chief hands its own over."""
+    for name in ("chief", "worker"):
+        shutil.copytree(undisturbed[1], tmp_path / name)
+    oldest, *newer = sorted((tmp_path / "chief" / "checkpoints").glob("step-*"))
+    for checkpoint in newer:
+        shutil.rmtree(checkpoint)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "worker").rglob("*")}
+    own = [[*FLAGS, "--resume", f"--run_dir={tmp_path / name}"] for name in ("chief", "worker")]
     with processes.group(["-m", "recipes.cifar_multi_worker"], own, tmp_path) as group:
-        _, second = group.succeed(limit=150)
-    assert "Resumed after step" in second
-    assert not (tmp_path / "not there").exists()
+        outputs = group.succeed(limit=200)
+    step = int(re.search(r"step-0*(\d+)", oldest.name)[1])
+    assert all(f"Resumed after step {step} " in text for text in outputs)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "worker").rglob("*")} == before
     assert summary(tmp_path / "chief")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
 
 

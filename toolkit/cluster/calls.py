@@ -8,7 +8,7 @@ from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
-__all__ = ["Call", "Guest", "listen", "reason"]
+__all__ = ["Call", "Guest", "ask", "listen", "ports_are_shared", "reason"]
 
 
 class Call:
@@ -40,6 +40,16 @@ class Guest:
         self.text = b""
 
 
+def ask(address: str, greeting: bytes) -> bytes:
+    """Returns what is answered to a greeting, one line; nothing where nobody does."""
+    try:
+        with socket.create_connection(split(address), timeout=2) as connection:
+            connection.sendall(greeting)
+            return connection.makefile("rb").readline(1 << 16)
+    except OSError:
+        return b""
+
+
 def listen(address: str, me: Task) -> list[socket.socket]:
     """Returns sockets that listen on a task's port, IPv4 and, where there is any, IPv6.
 
@@ -61,7 +71,7 @@ def listen(address: str, me: Task) -> list[socket.socket]:
             continue
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if os.environ.get("TF_GRPC_REUSE_PORT"):  # The launcher holds the port for this task.
+            if ports_are_shared():
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -81,6 +91,11 @@ def listen(address: str, me: Task) -> list[socket.socket]:
             ) from error
         listeners.append(listener)
     return listeners
+
+
+def ports_are_shared() -> bool:
+    """Whether a launcher holds the ports for its tasks, so that several processes can have the same one."""
+    return bool(os.environ.get("TF_GRPC_REUSE_PORT"))
 
 
 def reason(error: OSError) -> str:

@@ -9,13 +9,15 @@ the ports, and TensorFlow finds everybody there.
 import json
 import logging
 import os
+import secrets
 import selectors
 import socket
 import time
 from collections.abc import Iterable, Mapping
 
-from toolkit import __version__, status
-from toolkit.cluster.calls import Call, Guest, listen, reason
+from toolkit import __version__, status, stops
+from toolkit.cluster.calls import Call, Guest, ask, listen, ports_are_shared, reason
+from toolkit.cluster.program import remedy
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
 
@@ -49,12 +51,16 @@ def meet(
         program: What this task runs, as `program.describe` says it; peers that say another are refused.
 
     Raises:
-        ClusterError: This task's port is taken, a peer doesn't answer in time, or another task or
-            another cluster's answers in its place.
+        ClusterError: This task's port is taken, a peer doesn't answer in time, another task or
+            another cluster's answers in its place, or another process says that it is this task.
+        SystemExit: A signal came that the program doesn't handle itself.
     """
     if len(cluster.tasks) > 1:
         others = [task for task in peers or cluster.tasks if task != me]
-        with _Meeting(cluster, me, others, program or {}) as meeting:
+        with (
+            stops.obeyed(f"waiting for {', '.join(str(task) for task in others[:_NAMED])}"),
+            _Meeting(cluster, me, others, program or {}) as meeting,
+        ):
             meeting.hold(timeout)
 
 
@@ -68,8 +74,14 @@ class _Meeting:
         self.heard: set[Task] = set()
         self.reasons: dict[Task, str] = {}
         self.calls: dict[Task, Call] = {}
+        self.process = secrets.token_hex(8)
+        try:
+            self.listeners = listen(cluster.address(me), me)
+        except ClusterError:
+            # Is it this task, started twice? Then the other process is told, too.
+            self._look_for_twin(ask(cluster.address(me), self._greeting(me)))
+            raise
         self.selector = selectors.DefaultSelector()
-        self.listeners = listen(cluster.address(me), me)
         for listener in self.listeners:
             self.selector.register(listener, selectors.EVENT_READ)
 
@@ -83,7 +95,9 @@ class _Meeting:
 
     def hold(self, timeout: float) -> None:
         began = said = time.monotonic()
-        due = dict.fromkeys(self.peers, began)
+        # Where ports are shared, a call to oneself may reach a twin; else the twin can't have the port.
+        called = [*self.peers, self.me] if ports_are_shared() else self.peers
+        due = dict.fromkeys(called, began)
         while missing := [task for task in self.peers if not {task} <= self.reached & self.heard]:
             now = time.monotonic()
             if now - began > timeout:
@@ -93,7 +107,7 @@ class _Meeting:
                 words = self._words(missing)
                 _LOG.warning("waiting for %s, %.0f s", words, now - began)
                 status.report(state=f"waiting for {', '.join(str(task) for task in missing[:_NAMED])}")
-            for task in self.peers:
+            for task in called:
                 if task not in self.reached and task not in self.calls and due[task] <= now:
                     due[task] = now + _RETRY
                     self._call(task)
@@ -115,6 +129,7 @@ class _Meeting:
             "to": str(to) if to else None,
             "cluster": self.cluster.digest,
             "program": dict(self.program),
+            "process": self.process,
         }
         return json.dumps(facts).encode() + b"\n"
 
@@ -147,7 +162,24 @@ class _Meeting:
             self.reached.add(call.task)
             self._hang_up(call.task, "")
         elif b"\n" in call.text or not received or len(call.text) > _LONGEST:
-            self._hang_up(call.task, self._judge(call))
+            if call.task == self.me:
+                self._look_for_twin(call.text)
+            self._hang_up(call.task, "" if call.task == self.me else self._judge(call))
+
+    def _look_for_twin(self, text: bytes) -> None:
+        """Refuses to be one of two processes that are the same task, given what a process says of itself."""
+        try:
+            facts = json.loads(text)
+            same = facts["task"] == str(self.me) and facts["cluster"] == self.cluster.digest
+            twin = same and facts["process"] != self.process
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        if twin:
+            raise ClusterError(
+                asked=f"this process is to be {self.me}",
+                found="another one says that it is, too",
+                remedy="Give each process its own index, and end what is left of earlier jobs",
+            )
 
     def _judge(self, call: "Call") -> str:
         """Says what is wrong with an answer; "" for nothing."""
@@ -184,7 +216,7 @@ class _Meeting:
             raise ClusterError(
                 asked=f"{self.me} and {other} are to run the same program",
                 found=f"their {key} differ: {mine or 'none'} here, {yours or 'none'} there",
-                remedy="Start every task with the same script and flags",
+                remedy=remedy(key),
             )
 
     def _hang_up(self, task: Task, reason: str) -> None:
@@ -218,6 +250,7 @@ class _Meeting:
             pass  # A stranger, or a peer that will call again.
         self.selector.unregister(guest.socket)
         guest.socket.close()
+        self._look_for_twin(guest.text)
         if known is not None:
             self._check_program(str(known), facts.get("program"))
 

@@ -1,31 +1,69 @@
 """What a task runs, in words that tasks can compare before they train together."""
 
 import hashlib
+import importlib.metadata
 import json
 import pathlib
+import platform
+import re
 from collections.abc import Sequence
 
-__all__ = ["describe"]
+from toolkit import __version__
+
+__all__ = ["describe", "remedy"]
 
 # They say which task this is, or where something lies on its host, and may differ.
 _OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
 _OWN |= {"task", "task_id", "task_index", "task_type", "type", "visible_devices", "worker_id"}
+# Who ships which: the versions are compared, not the names.
+_PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"), "Keras": ("keras",)}
+_JOBS, _VERSIONS = "jobs", " versions"
 
 
-def describe(script: str | None, arguments: Sequence[str]) -> dict[str, str]:
-    """Returns the script's SHA-256, shortened, and the flags that all tasks must share.
+def describe(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
+    """Returns what all tasks must share, as "their ... differ" goes on.
 
     Args:
         script: Path of the program; None where there is none, as in an interactive session.
-        arguments: Of the command line, without the program.
+        arguments: Of the command line, without the program; None where tasks may have flags, and a
+            text of the script, of their own: many a worker's script has its index written in it.
+        job: What all tasks of this job share and no other job's do; None where that isn't known.
     """
-    described = {"flags": json.dumps(sorted(_shared(arguments)))[1:-1]}
-    try:
-        if script is not None:
-            described["scripts"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
-    except OSError:
-        pass
+    described = _versions()
+    if job is not None:
+        described[_JOBS] = job
+    if script is not None:
+        described["scripts' names"] = re.sub(r"\d+", "", pathlib.Path(script).name)
+    if arguments is not None:
+        described["flags"] = json.dumps(sorted(_shared(arguments)))[1:-1]
+        try:
+            if script is not None:
+                described["scripts"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
+        except OSError:
+            pass
     return described
+
+
+def remedy(differing: str) -> str:
+    """Returns what to do about a difference, named by its key in what `describe` returns."""
+    if differing == _JOBS:
+        return "End what is left of earlier jobs"
+    if differing.endswith(_VERSIONS):
+        return "Install the same versions for every task"
+    return "Start every task with the same script and flags"
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
+    for name, packages in _PACKAGES.items():
+        for package in packages:
+            try:
+                # What follows a + says who built it.
+                found[name] = importlib.metadata.version(package).partition("+")[0]
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return {f"{name}{_VERSIONS}": version for name, version in found.items()}
 
 
 def _shared(arguments: Sequence[str]) -> list[str]:

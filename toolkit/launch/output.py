@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 
+from toolkit import modes
 from toolkit.launch.masking import Masker
 
 __all__ = ["Output"]
@@ -30,7 +31,8 @@ class Output:
         self.log = log
         self.last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         self.ended = False
-        self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
+        with modes.guarded():
+            self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._masker = masker or Masker()
         self._rest = b""
         self._failed = False

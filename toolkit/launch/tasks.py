@@ -123,6 +123,7 @@ def plan(
             **ports.ENVIRONMENT,
             status.VARIABLE: f"{task}@{status_path}",
             status.BEGAN: began,
+            **({status.PART: "1"} if len(mine) < len(cluster.tasks) else {}),
             guard.VARIABLE: mark,
             status.START_TIMEOUT: f"{request.start_timeout:g}",
             status.HEARTBEAT_TIMEOUT: f"{request.heartbeat_timeout:g}",

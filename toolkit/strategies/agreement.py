@@ -12,7 +12,7 @@ import tensorflow as tf
 
 _MEETING = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
 
-__all__ = ["broadcast", "extremes", "is_chief", "mean", "meet", "number", "processes"]
+__all__ = ["broadcast", "extremes", "gather", "is_chief", "mean", "meet", "names", "number", "processes"]
 
 
 def processes(strategy: tf.distribute.Strategy) -> int:
@@ -72,6 +72,24 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
     return table.min(axis=0), table.max(axis=0)
 
 
+def gather(strategy: tf.distribute.Strategy, text: bytes) -> list[bytes]:
+    """Returns every process's text, in the order of their numbers, on each.
+
+    Args:
+        strategy: Whose processes take part.
+        text: Some kilobytes at most; it may be of another length everywhere.
+    """
+    count = processes(strategy)
+    if count == 1:
+        return [text]
+    longest = int(extremes(strategy, np.array([len(text)], np.int64))[1][0])
+    rows = np.zeros((count, 1 + -(-longest // 8)), np.int64)
+    rows[number(strategy), 0] = len(text)
+    rows[number(strategy), 1:] = np.frombuffer(text.ljust(8 * (rows.shape[1] - 1), b"\0"), np.int64)
+    table = _sum(strategy, tf.constant(rows)).numpy()
+    return [row[1:].tobytes()[: row[0]] for row in table]
+
+
 def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """Returns when every process has called this.
 
@@ -100,12 +118,21 @@ def number(strategy: tf.distribute.Strategy) -> int:
     return resolver.task_id + (resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs)
 
 
+def names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns what the processes of several are called, in the order of their numbers: "worker:0"."""
+    cluster = strategy.cluster_resolver.cluster_spec()
+    jobs = [job for job in ("chief", "worker") if job in cluster.jobs]
+    return [f"{job}:{index}" for job in jobs for index in cluster.task_indices(job)]
+
+
 def _sum(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    return _summing(strategy)(value)
+    return _summing(strategy, tuple(value.shape), value.dtype)(value)
 
 
-@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
-def _summing(strategy: tf.distribute.Strategy) -> Any:
+# A function for each shape, because TensorFlow warns of one that is traced for many. A strategy lives as long as its
+# program; tests make several.
+@functools.lru_cache(maxsize=1024)
+def _summing(strategy: tf.distribute.Strategy, shape: tuple, dtype: tf.DType) -> Any:  # noqa: ARG001
     local = len(strategy.extended.worker_devices)
 
     @tf.autograph.experimental.do_not_convert

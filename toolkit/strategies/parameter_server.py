@@ -219,7 +219,7 @@ def create(
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     # What tasks tell one another isn't enciphered, and a message shows where it differs.
     arguments = secrecy.masked_command(sys.argv[1:], os.environ)
-    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), arguments)
+    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.job())
     if task.job != "chief":
         _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)

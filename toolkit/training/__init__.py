@@ -3,8 +3,11 @@
 files        writing a file so that it is there whole or not at all
 checkpoints  a directory of checkpoints: arrays and a manifest with their SHA-256
 state        a model's variables as arrays, and back
+finite       whether weights are still numbers
 elsewhere    what a worker that isn't chief has in its place
 handing      the chief's checkpoint, on every process
+comparing    whether all processes are about to train the same
+summary      what a run's summary says beside its figures
 directory    the run directory: whose it is, who is in it
 position     where training stands
 signals      SIGINT, SIGTERM and SIGHUP, held back until the step is finished
@@ -17,6 +20,7 @@ profiling    a profile of a few steps
 meter        a step's time, and the bytes that the network brought
 progress     a progress bar for a terminal, lines for a log file
 reporting    where training stands, told to the launcher
+board        TensorBoard's files
 history      history.csv, one row per epoch
 saving       the callback that writes checkpoints and makes `fit` go on in mid-epoch
 following    an evaluator, which follows the checkpoints

@@ -4,7 +4,13 @@
                                 manifest.json         SHA-256 of the arrays, their dtypes, metadata
 
 Keras's own files are written in place: killed in mid-write, `BackupAndRestore` and `.keras` leave
-nothing that can be read. Here a checkpoint is written under another name, synced, and renamed.
+nothing that can be read. Here a checkpoint is written under another name, synced, and renamed. One
+that is written again is renamed aside meanwhile, and still found there: no moment is without it.
+
+    DIRECTORY/.writing-NAME     not finished: removed by the next `save`
+              .replaced-NAME    the earlier NAME, which counts until there is a new one
+              .removing-NAME    no longer wanted
+              damaged-NAME      found damaged, and kept for whoever wants to look
 """
 
 import dataclasses
@@ -17,6 +23,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolkit import modes
 from toolkit.digests import sha256
 from toolkit.errors import CheckpointError
 from toolkit.training import files
@@ -30,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(-end)?")
 _ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
+_WRITING, _REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,11 +75,11 @@ class CheckpointStore:
         """Returns the names of the checkpoints, oldest first, damaged ones included."""
         if not self.directory.is_dir():
             return []
-        found = [entry.name for entry in self.directory.iterdir() if _NAME.fullmatch(entry.name)]
-        return sorted(found, key=_order)
+        found = {entry.name.removeprefix(_REPLACED) for entry in self.directory.iterdir()}
+        return sorted((name for name in found if _NAME.fullmatch(name)), key=_order)
 
     def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool = False) -> pathlib.Path:
-        """Writes a checkpoint, then removes those beyond `keep`.
+        """Writes a checkpoint, then removes those beyond `keep`, and what killed processes have left.
 
         Raises:
             OSError: It can't be written; all earlier ones are untouched.
@@ -79,23 +87,28 @@ class CheckpointStore:
         from safetensors import SafetensorError
 
         path = self.directory / f"step-{checkpoint.step:08d}{'-end' if end_of_epoch else ''}"
-        aside = self.directory / f".writing-{path.name}"
+        aside = self.directory / f"{_WRITING}{path.name}"
+        replaced = self.directory / f"{_REPLACED}{path.name}"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._clear(aside)
-            aside.mkdir()
-            _write(aside, checkpoint)
-            self._clear(path)
+            with modes.guarded():
+                files.make_directory(self.directory)
+                self._tidy()
+                aside.mkdir()
+                _write(aside, checkpoint)
+            if path.exists():
+                _remove(replaced)
+                path.rename(replaced)
             aside.rename(path)
         except SafetensorError as error:  # It wraps the operating system's error in its own.
-            self._clear(aside)
+            _remove(aside)
             raise OSError(str(error)) from error
         except OSError:
-            self._clear(aside)
+            _remove(aside)
             raise
         files.sync(self.directory)
         for name in self.names()[: -self.keep]:
-            self._clear(self.directory / name)
+            self._forget(self.directory / name)
+        self._tidy()
         return path
 
     def load(self) -> Checkpoint:
@@ -108,11 +121,11 @@ class CheckpointStore:
         reasons = []
         for name in reversed(names):
             try:
-                return _read(self.directory / name)
+                return _read(self._place(name))
             except _Damaged as error:
                 reasons.append(f"{name}: {error}")
                 _LOG.warning("Checkpoint %s is damaged (%s); trying the one before it", name, error)
-                self._set_aside(self.directory / name)
+                self._set_aside(self._place(name))
         raise CheckpointError(
             asked=f"{self.directory} is to be resumed from",
             found="every checkpoint is damaged: " + "; ".join(reasons) if reasons else "it holds no checkpoint",
@@ -128,22 +141,46 @@ class CheckpointStore:
             if _order(name)[0] <= after:
                 return None
             try:
-                return _read(self.directory / name)
+                return _read(self._place(name))
             except _Damaged:
                 continue
         return None
 
-    def _clear(self, path: pathlib.Path) -> None:
-        if path.exists():
-            shutil.rmtree(path, ignore_errors=True)
+    def _place(self, name: str) -> pathlib.Path:
+        """Where a checkpoint is: one that was to be replaced when the process was killed is aside."""
+        path, replaced = self.directory / name, self.directory / f"{_REPLACED}{name}"
+        return replaced if replaced.exists() and not path.exists() else path
+
+    def _tidy(self) -> None:
+        """Removes what is no checkpoint, or has been replaced by one."""
+        for entry in self.directory.iterdir():
+            left = entry.name.startswith((_WRITING, _REMOVING))
+            if left or (entry.name.startswith(_REPLACED) and self._place(entry.name[len(_REPLACED) :]) != entry):
+                _remove(entry)
+
+    def _forget(self, path: pathlib.Path) -> None:
+        """Removes a checkpoint: at once by its name, so that no moment shows half of it."""
+        for each in (path.with_name(f"{_REPLACED}{path.name}"), path):
+            if each.exists():
+                removing = path.with_name(f"{_REMOVING}{path.name}")
+                _remove(removing)
+                try:
+                    each.rename(removing)
+                except OSError:
+                    _LOG.warning("%s can't be removed", each)
 
     def _set_aside(self, path: pathlib.Path) -> None:
-        aside = path.with_name(f"damaged-{path.name}")
-        self._clear(aside)
+        aside = path.with_name(f"damaged-{path.name.removeprefix(_REPLACED)}")
+        _remove(aside)
         try:
             path.rename(aside)
         except OSError:  # A read-only disk: the damaged one stays, and is found damaged again.
             _LOG.warning("%s can't be renamed", path)
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _order(name: str) -> tuple[int, bool]:
@@ -171,7 +208,7 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
         "step": checkpoint.step,
         "sha256": sha256(directory / _ARRAYS),
         "dtypes": dtypes,
-        "metadata": dict(checkpoint.metadata),
+        "metadata": files.plain(checkpoint.metadata),
     }
     manifest["manifest_sha256"] = _manifest_sum(manifest)
     files.write_json(directory / _MANIFEST, manifest)
@@ -193,8 +230,8 @@ def _read(directory: pathlib.Path) -> Checkpoint:
             raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
         arrays = load_file(directory / _ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
-        if manifest["step"] != _order(directory.name)[0]:
-            raise _Damaged(f"{_MANIFEST} is of another step")
+        if manifest["step"] != _order(directory.name.removeprefix(_REPLACED))[0]:
+            raise _Damaged(f"{_MANIFEST} is that of step {manifest['step']}")
         return Checkpoint(step=manifest["step"], arrays=arrays, metadata=dict(manifest["metadata"]))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from error

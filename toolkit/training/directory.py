@@ -102,7 +102,7 @@ class RunDirectory:
                     found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
                     remedy="Name the run directory of an earlier run, or leave resume out",
                 )
-            self.path.mkdir(parents=True, exist_ok=True)
+            files.make_directory(self.path)
             self._lock = self._hold()
             self._config = self._check_identity()
             self._try_writing()

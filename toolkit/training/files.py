@@ -4,13 +4,16 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import pathlib
 import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["check_file", "read_text", "sync", "write_csv", "write_json", "write_text"]
+from toolkit import modes
+
+__all__ = ["check_file", "make_directory", "plain", "read_text", "sync", "write_csv", "write_json", "write_text"]
 
 
 def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
@@ -43,7 +46,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.writing")
     aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
+        with modes.guarded(), aside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -55,10 +58,19 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """As `write_text`, for a value that JSON can hold."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    """As `write_text`, for a value that JSON can hold. NaN and infinity, which it can't, become null."""
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     # A path need not be text; what of it isn't stands in Python's as half a pair, which JSON can write as \udcff.
     write_text(path, text.encode(errors="backslashreplace").decode())
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with None in the place of each NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:
@@ -75,6 +87,19 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: S
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
+
+
+def make_directory(path: pathlib.Path) -> None:
+    """Makes a directory, and those above it, which survive a power cut; not everybody may write in them.
+
+    Raises:
+        OSError: It can't be made, or something else is there.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    with modes.guarded():
+        path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
 
 
 def sync(path: pathlib.Path) -> None:

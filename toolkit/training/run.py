@@ -1,33 +1,34 @@
 """A run, from its directory to its summary."""
 
+import functools
 import logging
+import math
 import os
 import pathlib
-import platform
-import sys
 import time
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, secrecy, status, strategies
-from toolkit.errors import StoppedBySignal, ToolkitError
+from toolkit import modes, secrecy, status, strategies
+from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
 from toolkit.training import files, state
-from toolkit.training.checkpoints import CheckpointStore
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore
+from toolkit.training.comparing import compare, compare_restored
 from toolkit.training.directory import RunDirectory, choose, expanded
 from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
-from toolkit.training.handing import chiefs_choice, hand_over
+from toolkit.training.handing import chiefs_choice, chiefs_number, hand_over, together
 from toolkit.training.length import Length
 from toolkit.training.position import Position
 from toolkit.training.signals import StopSignals
 from toolkit.training.stopping import Stopping
+from toolkit.training.summary import closing, command, versions
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
 __all__ = ["Run"]
 
 _LOG = logging.getLogger(__name__)
-_VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 
 
 class Run:
@@ -72,7 +73,9 @@ class Run:
         self.epoch = 0
         self._resume = resume
         self._summary: dict[str, Any] = {"recipe": recipe}
+        self._settled: dict[str, Any] = {"recipe": recipe}
         self._signals = StopSignals()
+        self._guard = modes.guarded()  # TensorBoard, Keras and TensorFlow make files here too.
         self._began = time.monotonic()
         self._length = Length(epochs=1, steps_per_epoch=1)
         self._resumed = Position()
@@ -86,6 +89,7 @@ class Run:
         self._profiling: Any = None
 
     def __enter__(self) -> "Run":
+        self._guard.__enter__()
         self._signals.__enter__()
         return self
 
@@ -93,13 +97,14 @@ class Run:
         if self._progress is not None:
             self._progress.close()
             self._profiling.close()
-        if isinstance(error, StoppedBySignal) and self._history is not None:
+        if isinstance(error, (StoppedBySignal, Diverged)) and self._history is not None:
             try:
-                self._write_summary("interrupted")
-            except OSError as full:  # The signal is what the program ends on, and the directory is to be let go.
+                self._write_summary("diverged" if isinstance(error, Diverged) else "interrupted")
+            except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._signals.__exit__()
         self.directory.close()
+        self._guard.__exit__(None, None, None)
 
     def settle(self, **config: Any) -> None:
         """States what must not change between start and resume; it goes into run.json and summary.json.
@@ -112,11 +117,26 @@ class Run:
             RunDirectoryError: They can't be written.
         """
         self.directory.settle(config)
+        self._settled.update(config)
         self._summary.update(config)
 
     def describe(self, **facts: Any) -> None:
         """Adds facts, which may change on resume, to summary.json."""
         self._summary.update(facts)
+
+    def compare(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
+        """Makes sure that all processes have settled the same, and agree on more. It is a collective.
+
+        Call it before the model is built, which different ones can't do together; `restore` compares again.
+
+        Args:
+            strategy: Whose processes train together.
+            facts: What else must be the same; values that JSON can hold.
+
+        Raises:
+            StrategyError: On every process, where any two differ.
+        """
+        compare(strategy, {**self._settled, **facts})
 
     def restore(self, model: "keras.Model", length: Length) -> None:
         """Checks that the disk has room for checkpoints, and on resume sets everything that was saved.
@@ -126,22 +146,23 @@ class Run:
 
         Raises:
             RunDirectoryError: The disk is too full.
-            CheckpointError: No checkpoint can be used, or it is another model's.
+            CheckpointError: No checkpoint can be used, it is another model's, or processes restored differently.
+            StrategyError: The processes are about to train differently.
         """
+        lengths = {"epochs": length.epochs, "steps_per_epoch": length.steps_per_epoch}
+        self.compare(model.distribute_strategy, **lengths, parameters=sum(math.prod(v.shape) for v in model.variables))
+        self.settle()  # A run that settles nothing has its name recorded, or it couldn't be resumed.
         self._length = length
         self._strategy = model.distribute_strategy
         self._model = model
-        self.directory.check_space(state.size_in_bytes(model))
+        checkpoint = together(self._strategy, functools.partial(self._prepare, model))
         # A job that is started again resumes where the chief has a checkpoint; others can't know.
         self._resume = chiefs_choice(model.distribute_strategy, self._resume)
         if not self._resume:
             return
-        checkpoint = None
-        if isinstance(self.store, CheckpointStore):
-            checkpoint = self.store.load()
-            state.check(model, checkpoint.arrays)
         checkpoint = hand_over(model.distribute_strategy, checkpoint)
         state.restore(model, checkpoint.arrays)
+        compare_restored(model, step=checkpoint.step)
         if length.epochs != checkpoint.metadata["epochs"]:
             _LOG.warning(
                 "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
@@ -154,6 +175,14 @@ class Run:
         self.step, self.epoch = checkpoint.step, self._resumed.epoch
         _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)
 
+    def _prepare(self, model: "keras.Model") -> Checkpoint | None:
+        self.directory.check_space(state.size_in_bytes(model))
+        if not self._resume or not isinstance(self.store, CheckpointStore):
+            return None
+        checkpoint = self.store.load()
+        state.check(model, checkpoint.arrays)
+        return checkpoint
+
     def callbacks(
         self, *, global_batch_size: int, checkpoint_steps: int = 0, profile: int = 0
     ) -> "list[keras.callbacks.Callback]":
@@ -161,11 +190,10 @@ class Run:
 
         Args:
             global_batch_size: Examples per step, over all replicas.
-            checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
+            checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
             profile: Keep a profile of so many steps for TensorBoard; 0 for none.
         """
-        import keras
-
+        from toolkit.training.board import Board
         from toolkit.training.history import History
         from toolkit.training.profiling import Profiling
         from toolkit.training.progress import ProgressDisplay
@@ -188,7 +216,7 @@ class Run:
             stopping=Stopping(self._signals, self._strategy),
             history=self._history,
             length=self._length,
-            every_steps=checkpoint_steps,
+            every_steps=chiefs_number(self._strategy, checkpoint_steps),
             resumed=self._resumed,
             metrics=self._metrics,
         )
@@ -204,7 +232,7 @@ class Run:
         watching = [self._profiling] if profiled else []
         watching += [self._throughput, Reporting(length=self._length, throughput=self._throughput), self._progress]
         if isinstance(self.directory, RunDirectory):
-            watching.append(keras.callbacks.TensorBoard(str(self.directory.tensorboard), write_graph=False))
+            watching.append(Board(str(self.directory.tensorboard), write_graph=False))
         return [*watching, self._history, saving]
 
     def finish(self, model: "keras.Model") -> dict[str, Any]:
@@ -224,14 +252,16 @@ class Run:
                 f"({error.strerror or error}). "
                 "The last checkpoint is kept: free some space or mend the disk, then resume."
             ) from error
-        _LOG.info("%s", _closing(summary, self.directory.path))
+        _LOG.info("%s", closing(summary, self.directory.path))
         return summary
 
     def _write_model(self, model: "keras.Model", path: pathlib.Path) -> None:
         aside = path.with_name(".writing.keras")
         try:
             model.save(aside)
+            files.sync(aside)
             aside.replace(path)
+            files.sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
 
@@ -251,12 +281,8 @@ class Run:
             "images_per_second": round(rate, 1) if rate else None,
             "wall_seconds": round(time.monotonic() - self._began, 3),
             "resumed_from_step": self.step if self._resume else None,
-            "versions": {
-                "toolkit": __version__,
-                "python": platform.python_version(),
-                **{name: metadata.version(name) for name in _VERSIONS},
-            },
-            "command": secrecy.masked_command(_command(sys.orig_argv), os.environ),
+            "versions": versions(),
+            "command": secrecy.masked_command(command(), os.environ),
             "launch_logs": status.logs(),
         }
         step = self._profiling.breakdown
@@ -267,20 +293,3 @@ class Run:
         if isinstance(self.directory, RunDirectory):
             files.write_json(self.directory.summary, secrecy.masked_all(summary, os.environ))
         return summary
-
-
-def _command(arguments: list[str]) -> list[str]:
-    """Returns the command line without what the launcher put before the user's."""
-    if "toolkit.launch.child" not in arguments:
-        return arguments
-    return [arguments[0], *arguments[arguments.index("toolkit.launch.child") + 3 :]]
-
-
-def _closing(summary: dict[str, Any], directory: object) -> str:
-    parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
-    if summary["test_accuracy"] is not None:
-        parts.append(f"test accuracy {summary['test_accuracy']:.2%}")
-    if summary["images_per_second"]:
-        parts.append(f"{summary['images_per_second']:,.0f} images/s")
-    parts.append(f"weights {summary['weights_sha256'][:16]}")
-    return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"

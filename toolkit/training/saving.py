@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from toolkit.errors import CheckpointsFailing, StoppedBySignal
-from toolkit.training import state
+from toolkit.training import finite, state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
 from toolkit.training.elsewhere import NoCheckpoints
 from toolkit.training.history import History
@@ -38,6 +38,11 @@ class Saving(keras.callbacks.Callback):
         every_steps: 0 for checkpoints after epochs only.
         resumed: Where this process goes on.
         metrics: Running sums of the metrics there, so that the epoch's figures are the whole epoch's.
+
+    Raises:
+        Diverged: At a checkpoint, where a weight is NaN or infinite: no checkpoint is written then.
+        CheckpointsFailing: The third checkpoint in a row couldn't be written.
+        StoppedBySignal: After the checkpoint for it.
     """
 
     def __init__(
@@ -133,9 +138,12 @@ class Saving(keras.callbacks.Callback):
         return position.epoch * self.length.steps_per_epoch + position.batch
 
     def _save(self, position: Position, metrics: dict) -> None:
+        step, arrays = self._step(position), state.capture(self.model)
+        good = self.saved_step or self._step(self.resumed) or None
+        finite.check(self.model, arrays, step=step, good=good, directory=self.store.directory)
         checkpoint = Checkpoint(
-            step=self._step(position),
-            arrays={**state.capture(self.model), **metrics},
+            step=step,
+            arrays={**arrays, **metrics},
             metadata={
                 "position": dataclasses.asdict(position),
                 "epochs": self.length.epochs,

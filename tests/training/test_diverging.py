@@ -1,0 +1,111 @@
+"""Training that ends in NaN keeps its good checkpoints, ends, and says so."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from toolkit.errors import CheckpointsFailing, Diverged
+from toolkit.training import Checkpoint, CheckpointStore, Length, Run
+
+LENGTH = Length(epochs=4, steps_per_epoch=3)
+
+
+def train(directory, data, *, resume=False, every=0, extra=()):
+    with Run(directory, recipe="test", resume=resume) as run:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        run.restore(model, LENGTH)
+        callbacks = run.callbacks(global_batch_size=4, checkpoint_steps=every)
+        model.fit(
+            data(run.step),
+            initial_epoch=run.epoch,
+            epochs=LENGTH.epochs,
+            steps_per_epoch=LENGTH.steps_per_epoch,
+            callbacks=[*extra, *callbacks],
+            verbose=0,
+            shuffle=False,
+        )
+        return run.finish(model)
+
+
+def batches(*, bad=()):
+    """Batches from a step on, some of which hold a NaN."""
+
+    def start(step):
+        while True:
+            step += 1
+            x = np.random.default_rng(step).normal(size=(4, 2))
+            if step in bad:
+                x[1, 1] = np.nan
+            yield x, np.ones((4, 1))
+
+    return start
+
+
+@pytest.mark.parametrize(("every", "noticed", "good"), [(0, 6, 3), (2, 6, 4)])
+def test_it_ends_at_the_next_checkpoint_and_the_good_ones_are_kept(tmp_path, every, noticed, good):
+    said = rf"after step {noticed}, 2 of 2 weights.*/kernel.*that of step {good} in"
+    with pytest.raises(Diverged, match=said) as end:
+        train(tmp_path / "run", batches(bad=[5]), every=every)
+    assert end.value.exit_code == 1
+    assert CheckpointStore(tmp_path / "run/checkpoints").load().step == good
+    text = (tmp_path / "run/summary.json").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["status"] == "diverged"
+    assert not (tmp_path / "run/model.keras").exists()
+    # With the bad example mended, it goes on from there.
+    assert train(tmp_path / "run", batches(), resume=True)["resumed_from_step"] == good
+
+
+def test_before_the_first_checkpoint(tmp_path):
+    with pytest.raises(Diverged, match="there is none yet"):
+        train(tmp_path / "run", batches(bad=[1]))
+    assert CheckpointStore(tmp_path / "run/checkpoints").names() == []
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_summary(tmp_path):
+    class NoLoss(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["loss"] = float("nan")
+
+    train(tmp_path / "run", batches(), extra=[NoLoss()])
+    assert json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=pytest.fail)["train_loss"] is None
+    rows = CheckpointStore(tmp_path / "run/checkpoints").load().metadata["history"]
+    assert [row["loss"] for row in rows] == [None] * 4
+
+
+def test_infinity_in_what_json_can_not_hold_and_what_a_store_keeps(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.save(Checkpoint(step=1, arrays={}, metadata={"a": [1.5, float("inf")], "b": {"c": float("-inf")}}))
+    assert store.load().metadata == {"a": [1.5, None], "b": {"c": None}}
+
+
+def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third(tmp_path, caplog):
+    """As far as files of more than 300 bytes go, which is all but run.json and small ones."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Full(keras.callbacks.Callback):
+        def __init__(self, *, epochs):
+            super().__init__()
+            self.epochs = epochs
+
+        def on_epoch_end(self, epoch, logs=None):
+            full = epoch in self.epochs
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300 if full else before[0], before[1]))
+
+    try:
+        summary = train(tmp_path / "two", batches(), extra=[Full(epochs=(1, 2))])
+        assert summary["status"] == "completed"
+        assert caplog.text.count("The checkpoint of step") == 2, caplog.text
+        assert caplog.text.count("TensorBoard's files can't be written (") == 1, caplog.text
+        assert CheckpointStore(tmp_path / "two/checkpoints").names() == ["step-00000003-end", "step-00000012-end"]
+        with pytest.raises(CheckpointsFailing, match="3 checkpoints in a row"):
+            train(tmp_path / "three", batches(), extra=[Full(epochs=(1, 2, 3))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert CheckpointStore(tmp_path / "three/checkpoints").load().step == 3
+    assert train(tmp_path / "three", batches(), resume=True)["steps"] == 12

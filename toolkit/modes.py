@@ -1,0 +1,23 @@
+"""Files and directories that not everybody may write, whatever the umask says."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+__all__ = ["guarded"]
+
+_EVERYBODY = 0o002  # Who is neither owner nor of the group.
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Keeps what the process makes in the block from being writable for everybody; never looser than the umask.
+
+    The umask is the process's, so it holds for files that libraries make, and for all threads.
+    """
+    before = os.umask(0o077)  # It can't be read without being set; tight, for other threads.
+    os.umask(before | _EVERYBODY)
+    try:
+        yield
+    finally:
+        os.umask(before)
