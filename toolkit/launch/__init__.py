@@ -3,6 +3,7 @@
 request   what a launch is to do, checked
 isolation  a network namespace for the tasks of this machine
 guard     a program of its own that ends what a killed launcher leaves behind
+guarding  the launcher's side of it
 ports     ports that stay this job's from their choice to its end
 adoption  TensorFlow's name for its strategy, given to ours in the user's script
 child     what runs in each task before the user's script

@@ -2,22 +2,20 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit import secrecy, status
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import failure, guard, listening, stacks
+from toolkit.launch import failure, listening, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
+from toolkit.launch.guarding import Guarding
 from toolkit.launch.masking import Masker
 from toolkit.launch.record import Record
 from toolkit.launch.running import Running
@@ -100,13 +98,7 @@ class Job:
             self._clear()
 
     def _start(self) -> None:
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, self.mark, str(self.scratch)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._guard = Guarding(self.mark, self.scratch)
         self._selector.register(self.listening, selectors.EVENT_READ)
         for planned in self.planned:
             self.running.append(self._started(planned))
@@ -114,8 +106,7 @@ class Job:
     def _started(self, planned: Planned) -> Running:
         log, stacks_ = self.logs / f"{planned.file_name}.log", self.scratch / f"{planned.file_name}.stacks"
         task = Running(planned, environ=self.environ, log=log, stacks=stacks_, masker=Masker(self._secrets))
-        self._guard.stdin.write(f"{task.process.pid}\n".encode())
-        self._guard.stdin.flush()
+        self._guard.add(task.process.pid)
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
         self.record.note("started", task.task, pid=task.process.pid, attempt=int(self.environ[status.ATTEMPT]))
         return task
@@ -299,15 +290,8 @@ class Job:
         for task in self.running:
             task.kill()
             task.process.wait()
-        for process in guard.marked(self.mark):
-            if process != os.getpid():
-                with contextlib.suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
         if self._guard is not None:
-            with contextlib.suppress(OSError):
-                self._guard.stdin.write(guard.KEEP + b"\n")
-                self._guard.stdin.close()
-            self._guard.wait()
+            self._guard.close()
         for task in (*self.running, *self._replaced):
             self.display.lines(task.task, task.output.flush())
             task.output.close()
