@@ -125,7 +125,7 @@ def main() -> None:
     if not found:
         raise ValueError(f"{out} has no place for the table: {BEGIN} ... {END}")
     failures = sum(row.failures for row in rows.values())
-    counted = f"Seconds: the median of the runs, and the worst in brackets. {len(files)} runs, {failures} failures."
+    counted = f"Seconds: the median of the runs, and the worst in brackets. Runs: {len(files)}; failures: {failures}."
     text = "\n".join([BEGIN, "", machine(), counted, "", *table(rows), "", END])
     out.write_text(before + text + after, encoding="utf-8")
     print(f"{out}: {len(rows)} rows, {len(files)} runs, {failures} failures")
