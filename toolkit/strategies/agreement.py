@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_LENGTHS = (256, 4096, 65536)
 _MEETING = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
 
 __all__ = ["broadcast", "extremes", "gather", "is_chief", "mean", "meet", "names", "number", "processes"]
@@ -44,7 +45,7 @@ def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray
         return value
     # As whole numbers, because -0.0 + 0.0 is 0.0; of 64 bits, because TensorFlow keeps shorter ones off GPUs.
     raw = np.frombuffer(value.tobytes() + bytes(-value.nbytes % 8), np.int64)
-    total = _sum(strategy, tf.constant(raw if is_chief(strategy) else np.zeros_like(raw)))
+    total = _sum(strategy, raw if is_chief(strategy) else np.zeros_like(raw))
     return np.frombuffer(total.numpy().tobytes()[: value.nbytes], value.dtype).reshape(value.shape)
 
 
@@ -68,7 +69,7 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
         return value, value
     rows = np.zeros((count, *value.shape), value.dtype)
     rows[number(strategy)] = value
-    table = _sum(strategy, tf.constant(rows)).numpy()
+    table = _sum(strategy, rows).numpy()
     return table.min(axis=0), table.max(axis=0)
 
 
@@ -86,7 +87,7 @@ def gather(strategy: tf.distribute.Strategy, text: bytes) -> list[bytes]:
     rows = np.zeros((count, 1 + -(-longest // 8)), np.int64)
     rows[number(strategy), 0] = len(text)
     rows[number(strategy), 1:] = np.frombuffer(text.ljust(8 * (rows.shape[1] - 1), b"\0"), np.int64)
-    table = _sum(strategy, tf.constant(rows)).numpy()
+    table = _sum(strategy, rows).numpy()
     return [row[1:].tobytes()[: row[0]] for row in table]
 
 
@@ -125,14 +126,17 @@ def names(strategy: tf.distribute.Strategy) -> list[str]:
     return [f"{job}:{index}" for job in jobs for index in cluster.task_indices(job)]
 
 
-def _sum(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    return _summing(strategy, tuple(value.shape), value.dtype)(value)
+def _sum(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """Adds up what has one of few lengths: each is traced once, and TensorFlow warns where there are many."""
+    value = np.asarray(value)
+    length = next((length for length in _LENGTHS if length >= value.size), value.size)
+    padded = np.zeros(length, value.dtype)
+    padded[: value.size] = value.ravel()
+    return tf.reshape(_summing(strategy)(tf.constant(padded))[: value.size], value.shape)
 
 
-# A function for each shape, because TensorFlow warns of one that is traced for many. A strategy lives as long as its
-# program; tests make several.
-@functools.lru_cache(maxsize=1024)
-def _summing(strategy: tf.distribute.Strategy, shape: tuple, dtype: tf.DType) -> Any:  # noqa: ARG001
+@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
+def _summing(strategy: tf.distribute.Strategy) -> Any:
     local = len(strategy.extended.worker_devices)
 
     @tf.autograph.experimental.do_not_convert
