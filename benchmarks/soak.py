@@ -53,8 +53,8 @@ class Fault:
         at: Seconds since the start.
         kind: One of KINDS.
         task: Such as "worker:0".
-        seconds_to_progress: Until the first checkpoint of a job that was started again, or went on; None if another fault
-            came before.
+        seconds_to_progress: Until the first checkpoint of a job that was started again, or went on; None if another
+            fault came before.
         beyond: Step of the last checkpoint before.
     """
 
