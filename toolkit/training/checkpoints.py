@@ -7,6 +7,7 @@ Keras's own files are written in place: killed in mid-write, `BackupAndRestore` 
 nothing that can be read. Here a checkpoint is written under another name, synced, and renamed.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -134,8 +135,11 @@ class CheckpointStore:
         return None
 
     def _clear(self, path: pathlib.Path) -> None:
-        if path.exists():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):  # rmtree would open it, and wait for ever where it is a pipe.
+            path.unlink()
 
     def _set_aside(self, path: pathlib.Path) -> None:
         aside = path.with_name(f"damaged-{path.name}")
