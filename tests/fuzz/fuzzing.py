@@ -2,7 +2,7 @@
 
     TOOLKIT_FUZZ_CASES=10000 python -m pytest tests/fuzz --timeout=0
 
-tries so many cases of each test; without it 200.
+tries so many cases of each test; without it 100.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from toolkit.errors import RequestError
 
-CASES = int(os.environ.get("TOOLKIT_FUZZ_CASES", "200"))
+CASES = int(os.environ.get("TOOLKIT_FUZZ_CASES", "100"))
 _SECONDS = 1.0  # Of computing, for one case.
 _HANGS = 20.0
 _MEMORY = 4 << 30  # Bytes that a case may take; a list without end shall fail, and not the machine.

@@ -213,6 +213,12 @@ def test_a_run_that_is_to_go_on(sound, done, resume):
 @example(done=[("kind", "checkpoints/step-00000006/manifest.json", "pipe")])
 @example(done=[("kind", "checkpoints/step-00000006/manifest.json", "device")])
 @example(done=[("kind", "checkpoints/step-00000006/arrays.safetensors", "device")])
+@example(
+    done=[
+        ("kind", "checkpoints/damaged-step-00000006", "pipe"),
+        ("bytes", "checkpoints/step-00000006/manifest.json", b""),
+    ]
+)
 @example(done=[("key", "checkpoints/step-00000006/manifest.json", ("step", "x"))])
 @example(done=[("key", "checkpoints/step-00000006/manifest.json", ("metadata", [1]))])
 @example(done=[("key", "checkpoints/step-00000006/manifest.json", ("dtypes", {"weight": "x" * 300}))])

@@ -13,6 +13,7 @@ that is written again is renamed aside meanwhile, and still found there: no mome
               damaged-NAME      found damaged, and kept for whoever wants to look
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -179,8 +180,11 @@ class CheckpointStore:
 
 
 def _remove(path: pathlib.Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):  # rmtree would open it, and wait for ever where it is a pipe.
+        path.unlink()
 
 
 def _order(name: str) -> tuple[int, bool]:
