@@ -140,6 +140,7 @@ def test_tasks_that_make_no_progress_are_named_and_their_stacks_are_in_the_logs_
     assert any("wait.py" in log.read_text() for log in (tmp_path / "logs").glob("worker-*.log"))
 
 
+@pytest.mark.fault
 def test_a_host_that_is_gone_is_done_without_and_taken_in_again(hosts, tmp_path):
     script = tmp_path / "task.py"
     script.write_text(TASK)
@@ -158,6 +159,7 @@ def test_a_host_that_is_gone_is_done_without_and_taken_in_again(hosts, tmp_path)
     assert re.findall(r"launch: (\d) tasks on", job.text) == ["2", "1", "2"]
 
 
+@pytest.mark.fault
 def test_a_host_that_is_gone_for_good_is_said(hosts, tmp_path):
     script = tmp_path / "task.py"
     script.write_text(TASK)
