@@ -179,8 +179,9 @@ class Running:
     def signal(self, number: int) -> None:
         """Signals the task itself, which knows what to do with processes of its own."""
         if self.alive:
+            # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
             with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """Ends the whole process group; of a task that has ended, nothing is left."""
