@@ -97,6 +97,14 @@ def test_a_system_that_does_not_allow_it(monkeypatch):
         isolation.enter("always", command=["train.py"])
 
 
+def test_a_first_use_of_cuda_is_not_kept_from_making_its_device(monkeypatch):
+    monkeypatch.setattr(isolation.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(isolation.os.path, "exists", lambda path: path == "/proc/driver/nvidia/version")
+    isolated, said = isolation.enter("auto", command=["train.py"])
+    assert not isolated
+    assert "because /dev/nvidia-uvm isn't there yet" in said
+
+
 @needed
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else is root's")
 def test_a_user_without_rights_can_have_it_too():

@@ -25,6 +25,7 @@ _NO_WAY = re.compile(
     r"Network is unreachable|Temporary failure in name resolution|Name or service not known|[Cc]ould not resolve host"
     r"|NameResolutionError|No address associated with hostname"
 )
+_UVM = "/dev/nvidia-uvm"
 _NEWUSER, _NEWNET = 0x10000000, 0x40000000  # <linux/sched.h>
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # <linux/sockios.h>, <net/if.h>
 
@@ -51,6 +52,8 @@ def enter(mode: str, *, command: Sequence[str]) -> tuple[bool, str]:
     elsewhere = next((part for part in command if "://" in part), None)
     if mode == "auto" and elsewhere is not None:
         return False, f"in this machine's network, because {elsewhere[:80]} may be elsewhere"
+    if mode == "auto" and os.geteuid() and _waits_for_a_device():
+        return False, f"in this machine's network, because {_UVM} isn't there yet, and only outside can it be made"
     reason = _impossible()
     if reason and mode == "always":
         raise LaunchError(
@@ -62,6 +65,14 @@ def enter(mode: str, *, command: Sequence[str]) -> tuple[bool, str]:
         return False, f"in this machine's network, because one of their own isn't possible here ({reason})"
     _move()
     return True, "in a network of their own without a way out (--isolate=never: this machine's)"
+
+
+def _waits_for_a_device() -> bool:
+    """CUDA makes its device files by a program that runs as root, which it can't in a user's namespace.
+
+    See nvidia-modprobe(1).
+    """
+    return os.path.exists("/proc/driver/nvidia/version") and not os.path.exists(_UVM)
 
 
 def wanted_out(said: str) -> bool:
