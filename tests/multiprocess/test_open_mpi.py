@@ -1,5 +1,6 @@
 """Ranks that mpirun starts find their cluster in its environment, and train."""
 
+import json
 import os
 import re
 import shutil
@@ -15,19 +16,29 @@ pytestmark = [
 ]
 
 
-def test_workers_by_mpirun(tmp_path):
-    command = (sys.executable, "-m", "recipes.cifar_multi_worker", "--data=shapes", "--epochs=1", "--steps_per_epoch=8")
+def mpirun(folder, ranks, recipe, *flags, **environment):
+    command = (sys.executable, "-m", recipe, "--data=shapes", "--epochs=1", "--steps_per_epoch=8", *flags)
     as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     done = subprocess.run(
-        ["mpirun", *as_root, "--oversubscribe", "-n", "2", *command, f"--run_dir={tmp_path / 'it is'}"],
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        cwd=tmp_path,
+        ["mpirun", *as_root, "--oversubscribe", "-n", str(ranks), *command, f"--run_dir={folder / 'it is'}"],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    weights = re.findall(r"Done: .*? weights (\w+)", done.stdout)
+    return done.stdout, json.loads((folder / "it is" / "summary.json").read_text())
+
+
+def test_workers_by_mpirun(tmp_path):
+    out, _ = mpirun(tmp_path, 2, "recipes.cifar_multi_worker")
+    weights = re.findall(r"Done: .*? weights (\w+)", out)
     assert len(weights) == 2
     assert len(set(weights)) == 1
-    assert (tmp_path / "it is" / "summary.json").exists()
+
+
+def test_chief_worker_and_ps_by_mpirun(tmp_path):
+    _, summary = mpirun(tmp_path, 3, "recipes.cifar_parameter_server", TOOLKIT_TASKS="chief:1,worker:1,ps:1")
+    assert summary["steps"] == 8
+    assert set(summary["cluster"]) == {"chief", "worker", "ps"}

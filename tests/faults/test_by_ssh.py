@@ -1,4 +1,4 @@
-"""A job that goes on with fewer hosts, and takes them in again: by ssh, with sharded layers, which are cut anew."""
+"""Jobs by ssh that lose a task, or a host: they go on, with fewer hosts too, and sharded layers are cut anew."""
 
 import json
 import time
@@ -23,8 +23,52 @@ def hosts(tmp_path):
         yield both
 
 
+SHORT = ["--data=shapes", "--epochs=2", "--steps_per_epoch=20", "--checkpoint_steps=5", "--global_batch_size=32"]
+
+
 def newest(folder):
     return max((int(path.name.split("-")[1]) for path in (folder / "run" / "checkpoints").glob("step-*")), default=0)
+
+
+def run(hosts, folder, *flags, disturb=lambda job: None):
+    """The digest of the weights that the recipe ends with."""
+    folder.mkdir()
+    with launched(hosts, folder, flags, ["-m", "recipes.cifar_multi_worker", *SHORT, "--run_dir=run"]) as job:
+        job.LIMIT = 120
+        disturb(job)
+        assert job.wait(limit=200) == 0, job.text[-3000:]
+    return json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"]
+
+
+def test_a_killed_worker_costs_no_bit(hosts, tmp_path, measured):
+    def kill(job):
+        job.until(lambda: newest(job.folder) > 5)
+        began, before = time.monotonic(), newest(job.folder)
+        job.tasks()["worker:1"].kill()
+        job.until(r"On b: worker:1 failed first: it was ended by SIGKILL")
+        down = time.monotonic() - began
+        job.until(lambda: newest(job.folder) > before)
+        measured(
+            "SIGKILL of worker:1 on another host, by ssh",
+            seconds_to_group_down=down,
+            seconds_to_steps_again=time.monotonic() - began,
+        )
+
+    disturbed = run(hosts, tmp_path / "disturbed", "--max_restarts=1", disturb=kill)
+    assert disturbed == run(hosts, tmp_path / "undisturbed")
+
+
+def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path):
+    flags = ["--hosts=a:2,b:2", "--chief", "--workers=2", "--ps=1", "--max_restarts=1"]
+    with launched(hosts, tmp_path, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
+        job.LIMIT = 150
+        job.until(lambda: newest(tmp_path) > 5)
+        job.tasks()["ps:0"].kill()
+        job.until(r"On b: ps:0 failed first: it was ended by SIGKILL")
+        assert job.wait(limit=250) == 0, job.text[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 40
+    assert summary["resumed_from_step"] >= 5
 
 
 def test_two_hosts_then_one_then_two(hosts, tmp_path, measured):
