@@ -35,6 +35,7 @@ COLUMNS = {
     "seconds_to_notice": "noticed",
     "seconds_to_group_down": "all tasks down",
     "seconds_to_steps_again": "steps again",
+    "seconds_to_take_in": "host taken in again",
     "seconds_to_end_after_training": "end after training",
 }
 _VERSIONS = ("tensorflow", "keras", "numpy")
@@ -68,6 +69,8 @@ def run_once(file: pathlib.Path) -> None:
 def read(file: pathlib.Path, rows: dict[str, Row]) -> None:
     """Adds what a file of figures says."""
     for case in ElementTree.parse(file).getroot().iter("testcase"):
+        if not case.get("classname", "").startswith("tests.faults."):
+            continue
         own = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
         row = rows.setdefault(own.get("row", case.get("name", "")), Row())
         row.runs += 1

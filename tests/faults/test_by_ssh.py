@@ -30,12 +30,13 @@ def newest(folder):
     return max((int(path.name.split("-")[1]) for path in (folder / "run" / "checkpoints").glob("step-*")), default=0)
 
 
-def run(hosts, folder, *flags, disturb=lambda job: None):
+def run(hosts, folder, *flags, disturb=None):
     """The digest of the weights that the recipe ends with."""
     folder.mkdir()
     with launched(hosts, folder, flags, ["-m", "recipes.cifar_multi_worker", *SHORT, "--run_dir=run"]) as job:
         job.LIMIT = 120
-        disturb(job)
+        if disturb:
+            disturb(job)
         assert job.wait(limit=200) == 0, job.text[-3000:]
     return json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"]
 
@@ -58,13 +59,18 @@ def test_a_killed_worker_costs_no_bit(hosts, tmp_path, measured):
     assert disturbed == run(hosts, tmp_path / "undisturbed")
 
 
-def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path):
+def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path, measured):
     flags = ["--hosts=a:2,b:2", "--chief", "--workers=2", "--ps=1", "--max_restarts=1"]
     with launched(hosts, tmp_path, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
         job.LIMIT = 150
         job.until(lambda: newest(tmp_path) > 5)
+        began, before = time.monotonic(), newest(tmp_path)
         job.tasks()["ps:0"].kill()
         job.until(r"On b: ps:0 failed first: it was ended by SIGKILL")
+        down = time.monotonic() - began
+        job.until(lambda: newest(tmp_path) > before)
+        again = time.monotonic() - began
+        measured("SIGKILL of ps:0 on another host, by ssh", seconds_to_group_down=down, seconds_to_steps_again=again)
         assert job.wait(limit=250) == 0, job.text[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 40
@@ -79,6 +85,8 @@ def test_two_hosts_then_one_then_two(hosts, tmp_path, measured):
         try:
             began = time.monotonic()
             hosts.cut()
+            job.until(r"b is gone: nothing was heard of it")
+            noticed = time.monotonic() - began
             job.until(r"launch: 1 tasks on 1 hosts, without b")
             before = newest(tmp_path)
             job.until(lambda: newest(tmp_path) > before)
@@ -91,9 +99,10 @@ def test_two_hosts_then_one_then_two(hosts, tmp_path, measured):
         before = newest(tmp_path)
         job.until(lambda: newest(tmp_path) > before)
         measured(
-            "a host gone and back, --min_workers=1 --heartbeat_timeout=15",
-            seconds_to_steps_without_it=without,
-            seconds_to_steps_with_it_again=time.monotonic() - began,
+            "a host cut off, and back, --min_workers=1 --heartbeat_timeout=15",
+            seconds_to_notice=noticed,
+            seconds_to_steps_again=without,
+            seconds_to_take_in=time.monotonic() - began,
         )
         job.process.terminate()
         assert job.wait(limit=60) == 143, job.text[-3000:]
