@@ -13,9 +13,10 @@ ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
 _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background by a shell: the programs that tests start would ignore Ctrl-C, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background by a shell, or by nohup: the programs that tests start would ignore the signal, too.
+for _number, _plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _plain)
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,8 @@ from toolkit.errors import RequestError
 from toolkit.training import Checkpoint, CheckpointStore
 from toolkit.training.directory import RunDirectory, choose
 
+PYTHON = sys.executable  # Before a test puts something else there.
+
 ROOT = pathlib.Path(__file__).parents[2]
 HOSTILE = {
     "single quote": "it's",
@@ -140,7 +142,7 @@ def test_arguments_of_a_slurm_job_go_through_its_script_and_srun(stub, tmp_path)
     srun.write_bytes(stub.read_bytes())
     srun.chmod(0o755)
     done = subprocess.run(
-        [sys.orig_argv[0], *given],
+        [PYTHON, *given],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{srun.parent.absolute()}:/bin", "SLURM_JOB_ID": "1"},
         capture_output=True,
         timeout=60,

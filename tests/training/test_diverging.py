@@ -1,6 +1,8 @@
 """Training that ends in NaN keeps its good checkpoints, ends, and says so."""
 
+import io
 import json
+import sys
 
 import keras
 import numpy as np
@@ -83,7 +85,7 @@ def test_infinity_in_what_json_can_not_hold_and_what_a_store_keeps(tmp_path):
     assert store.load().metadata == {"a": [1.5, None], "b": {"c": None}}
 
 
-def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third(tmp_path, caplog):
+def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third(tmp_path, caplog, monkeypatch):
     """As far as files of more than 300 bytes go, which is all but run.json and small ones."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -97,6 +99,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third
             full = epoch in self.epochs
             resource.setrlimit(resource.RLIMIT_FSIZE, (300 if full else before[0], before[1]))
 
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # The file that pytest puts there could fill up, too.
     try:
         summary = train(tmp_path / "two", batches(), extra=[Full(epochs=(1, 2))])
         assert summary["status"] == "completed"

@@ -33,7 +33,9 @@ def _main() -> None:
     try:
         _run(command)
     except SystemExit as end:
-        if end.code not in (None, 0):
+        if end.code in (None, 0):
+            status.report(state="ending")
+        else:
             status.report(state="failed", at=time.monotonic())
         raise
     except BaseException as error:

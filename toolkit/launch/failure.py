@@ -51,7 +51,12 @@ def told(first: Running, running: Iterable[Running]) -> TaskFailed:
         running: All tasks of the job, after their end.
     """
     others = [task for task in running if task is not first and task.code]
-    gone = [str(task.task) for task in running if task.code == 0 and (task.ended or 0) < (first.failed_at or 0)]
+    # Leaving TensorFlow takes a while: by then the others have noticed.
+    gone = [
+        str(task.task)
+        for task in running
+        if task.code == 0 and (task.done_at or task.ended or 0) < (first.failed_at or 0)
+    ]
     also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
     also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
     seconds = (first.ended or time.monotonic()) - first.began

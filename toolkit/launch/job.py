@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit import secrecy, status
-from toolkit.errors import JobStopped, TaskFailed
+from toolkit.errors import JobStopped, RequestError, TaskFailed
 from toolkit.launch import failure, listening, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
@@ -124,6 +124,8 @@ class Job:
         self._say_if_alone()
         # Servers wait for ever; the chief's end is theirs.
         self._end(signal.SIGTERM)
+        if refused := [task for task in self.running if task.code == RequestError.exit_code and not task.spared]:
+            raise failure.told(refused[0], self.running)  # Nobody served the chief, which came to its end alone.
 
     def _done(self) -> bool:
         """Whether all that end by themselves have: beside parameter servers the chief, and who follows it."""

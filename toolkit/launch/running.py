@@ -32,6 +32,7 @@ class Running:
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
+        done_at: When its script had come to its end, by the monotonic clock.
         failed_at: When it said that it fails, or was seen to have, by the monotonic clock.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
@@ -55,6 +56,7 @@ class Running:
         self.began = self.progressed = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
+        self.done_at: float | None = None
         self.failed_at: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
         self.served = self.spared = self.dismissed = self.held = False
@@ -127,6 +129,8 @@ class Running:
         """Takes a report; those of a task's own children don't count."""
         if facts.get("pid") != self.process.pid:
             return
+        if facts.get("state") == "ending":
+            self.done_at = self.done_at or time.monotonic()
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or float(facts.get("at", time.monotonic()))
         self.facts.update(facts)
