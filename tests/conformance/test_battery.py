@@ -59,7 +59,14 @@ def belongs(strategy, training):
     return strategy.endswith((" 4", "of 3", "in turn"))
 
 
-CASES = [pair for pair in itertools.product(STRATEGIES, TRAININGS) if belongs(*pair)]
+LONG = (
+    "float64 with batch normalisation"  # Half a minute each; what needs batch normalisation is tested elsewhere, too.
+)
+CASES = [
+    pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.long] if pair[1] == LONG else [])
+    for pair in itertools.product(STRATEGIES, TRAININGS)
+    if belongs(*pair)
+]
 
 
 @functools.cache

@@ -17,6 +17,7 @@ def goes_on(folder, directory, epochs, *, replicas, together=False):
     return dict(np.load(outs[0]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_curve_goes_on_at_any_number_of_replicas(tmp_path):
     one = goes_on(tmp_path, "alone", 4, replicas=1)

@@ -36,6 +36,7 @@ def seen(strategy, replicas, ways):
     return found[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "replicas", "ways"),

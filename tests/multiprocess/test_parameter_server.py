@@ -86,6 +86,7 @@ def test_a_ps_without_variables_is_not_missed(job, tmp_path):
     assert "not in the ledgers" not in run.text
 
 
+@pytest.mark.fault
 def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_path):
     run = job("--max_restarts=1", epochs=2, steps=1000, width=1024, wait=str(tmp_path / "go"))
     run.until(r"batch 60\n")
@@ -101,6 +102,7 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     assert seen["steps_by_worker"]["worker:1"] > 50
 
 
+@pytest.mark.fault
 def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
     """In turn, so that nothing depends on who was faster."""
     flags = ["--epochs=2", "--steps_per_epoch=25", "--data=shapes", "--max_staleness=0", "--variables=sharded"]

@@ -99,6 +99,7 @@ def test_ctrl_c_cancels_the_job(cluster, tmp_path):
     assert "CANCELLED" in cluster.run("scontrol", "show", "job", launched.job).stdout
 
 
+@pytest.mark.fault
 def test_a_node_that_fails_has_the_job_queued_again_and_resumed_to_the_same_weights(cluster, tmp_path, undisturbed):
     launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
     launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
@@ -122,6 +123,7 @@ def belongs(process, job, node):
     return False
 
 
+@pytest.mark.fault
 def test_a_job_whose_time_is_nearly_up_goes_on_in_the_next(cluster, tmp_path, undisturbed):
     flags = (
         "--time=1",

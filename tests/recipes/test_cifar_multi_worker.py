@@ -78,6 +78,7 @@ def test_only_the_chief_writes(undisturbed):
     assert "Everything is in the chief's run directory" in out
 
 
+@pytest.mark.fault
 def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_path):
     process = launched(tmp_path, *FLAGS, "--run_dir=run")
     deadline = time.monotonic() + 100
@@ -114,6 +115,7 @@ def test_only_the_chiefs_checkpoints_count(undisturbed, tmp_path):
     assert summary(tmp_path / "chief")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
 
 
+@pytest.mark.fault
 def test_pods_of_a_manifest_train_and_go_on_when_they_are_started_again(undisturbed, tmp_path):
     """As Kubernetes starts them, all at once, and once more with the same command."""
     with HeldPorts() as held:
