@@ -139,10 +139,12 @@ class Attempt:
         for part in self.parts:
             if part.ended:
                 continue
+            silent = part.connection.silent
+            # ssh, too, gives up after a while.
+            if silent > self._silence or (part.connection.gone and silent > 3 * wire.BEAT):
+                return part.name, f"nothing was heard of it for {silent:.0f} s", list(part.tasks)
             if part.connection.gone:
                 return part.name, part.connection.words(), list(part.tasks)
-            if part.connection.silent > self._silence:
-                return part.name, f"nothing was heard of it for {self._silence:.0f} s", list(part.tasks)
         return None
 
     def _is_back(self) -> bool:
