@@ -98,7 +98,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbe
     if code > 0:
         assert "checkpoint written" in err
         assert "Traceback" not in err
-        assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        assert summary["status"] == "interrupted"
+        assert f"after step {summary['steps']}; checkpoint written" in err
     done = recipe.run(*flags, "--resume")
     assert done.returncode == 0, done.stderr
     assert "Resumed after step" in done.stdout

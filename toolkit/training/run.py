@@ -99,7 +99,9 @@ class Run:
             self._profiling.close()
         if isinstance(error, (StoppedBySignal, Diverged)) and self._history is not None:
             try:
-                self._write_summary("diverged" if isinstance(error, Diverged) else "interrupted")
+                self._write_summary(
+                    "diverged" if isinstance(error, Diverged) else "interrupted", steps=getattr(error, "step", None)
+                )
             except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._signals.__exit__()
@@ -265,7 +267,7 @@ class Run:
         finally:
             aside.unlink(missing_ok=True)
 
-    def _write_summary(self, outcome: str) -> dict[str, Any]:
+    def _write_summary(self, outcome: str, *, steps: int | None = None) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
         rate = self._throughput.images_per_second
@@ -273,7 +275,7 @@ class Run:
             **self._summary,
             "status": outcome,
             "epochs": len(rows),
-            "steps": last.get("step", 0),
+            "steps": max(last.get("step", 0), steps or 0),
             "train_loss": last.get("loss"),
             "train_accuracy": last.get("accuracy"),
             "test_loss": last.get("val_loss"),
