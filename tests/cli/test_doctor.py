@@ -71,6 +71,7 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert not [name for name in ("tensorflow", "keras", "rich", "numpy") if f" {name}\n" in done.stderr]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_self_test_trains_three_times_and_agrees(tmp_path):
     done = doctor(tmp_path, "--self_test", "--json", limit=280)

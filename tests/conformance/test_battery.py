@@ -59,11 +59,13 @@ def belongs(strategy, training):
     return strategy.endswith((" 4", "of 3", "in turn"))
 
 
-LONG = (
-    "float64 with batch normalisation"  # Half a minute each; what needs batch normalisation is tested elsewhere, too.
-)
+# Half a minute each; what they have of their own is in shorter rows, too.
+LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIES} | {
+    ("multi_worker of 3", "sharded, float64 adam"),
+    ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
+}
 CASES = [
-    pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.long] if pair[1] == LONG else [])
+    pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.long] if pair in LONG else [])
     for pair in itertools.product(STRATEGIES, TRAININGS)
     if belongs(*pair)
 ]

@@ -38,6 +38,7 @@ def serving(job):
     return job.text.count("worker serves")
 
 
+@pytest.mark.fault
 @pytest.mark.slow
 def test_one_that_was_done_without_starts_again_with_the_next(launched, tmp_path):
     """TensorFlow takes lost workers back only when all of them are there."""

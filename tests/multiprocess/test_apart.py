@@ -163,6 +163,7 @@ model.fit(np.ones((400, 3)), np.ones((400, 1)), batch_size=4, verbose=0, callbac
 """
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("how", "said"),
     [("np.ones(2**30)", "MemoryError"), ("print(tf.zeros([2**14, 2**16]) + 1)", "ResourceExhausted|bad_alloc")],

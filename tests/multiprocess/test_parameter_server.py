@@ -52,10 +52,10 @@ def counted(seen, *, epochs=2, steps=60, batch=16):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         {"numbered": False, "servers": {"variables": "sharded", "min_shard_bytes": 512, "steps_per_dispatch": 4}},
         {"numbered": False, "servers": {"synchronous": True}},
-        {"servers": {"max_staleness": 1, "variables": "balanced"}},
+        pytest.param({"servers": {"max_staleness": 1, "variables": "balanced"}}, marks=pytest.mark.long),
     ],
     ids=["free", "sharded, handed out, 4 at once", "rounds, handed out", "bounded"],
 )

@@ -82,6 +82,7 @@ def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
     assert "(3, 10)" in done.stdout, done.stderr
 
 
+@pytest.mark.fault
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["INT", "KILL"])
 def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbed, number, code):
