@@ -127,7 +127,9 @@ class Attempt:
         # A task fails because a host is gone, and says so before that host has been silent for long enough.
         quiet = [p for p in self.parts if not p.ended and p.connection.silent > 3 * wire.BEAT]
         if lost is None and quiet:
-            self._wait(self._silence, lambda: all(p.ended or p.connection.silent < wire.BEAT for p in quiet))
+            self._wait(
+                self._silence, lambda: self._lost() or all(p.ended or p.connection.silent < wire.BEAT for p in quiet)
+            )
             lost = self._lost()
         self._stop(signal.SIGTERM)
         if lost is not None:
@@ -137,6 +139,8 @@ class Attempt:
 
     def _lost(self) -> tuple[str, str, list[str]] | None:
         for part in self.parts:
+            if not part.ended and part.connection.gone:
+                part.take()  # Its last word may still be unread.
             if part.ended:
                 continue
             silent = part.connection.silent
