@@ -64,6 +64,8 @@ def test_any_text_is_hosts_or_refused(text):
         (["--hosts=a,b", "--workers=3"], "the jobs have 3 tasks together, but --hosts names room for 2"),
         (["--hosts=a,b", "--min_workers=3"], "--min_workers=3, but the hosts have room for 2 tasks"),
         (["--hosts=a:2,b", "--chief", "--workers=1", "--ps=1", "--min_workers=1"], "other tasks beside them"),
+        (["--hosts=a", "--heartbeat_timeout=0"], "Give from 1 to 3600 seconds"),
+        (["--hosts=a", "--grace=nan"], "that is no length of time"),
         (["--hosts=a", "--env=1A=x"], "that is no name of a variable"),
         (["--hosts=a", "--env=NO_SUCH_VARIABLE"], "it has no value here"),
         (["--hosts=a", "--cluster=x"], "--cluster, but it means nothing with --hosts"),

@@ -27,7 +27,7 @@ from toolkit.launch.display import Display
 from toolkit.launch.isolation import MODES, enter, wanted_out
 from toolkit.launch.logs import log_directory
 from toolkit.launch.record import Record
-from toolkit.launch.request import Request, counted
+from toolkit.launch.request import Request, check_times, counted
 from toolkit.launch.start import dry_run, start
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Display",
     "Record",
     "Request",
+    "check_times",
     "counted",
     "dry_run",
     "enter",

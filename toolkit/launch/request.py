@@ -85,19 +85,13 @@ class Request:
                 found="no --cluster describes one",
                 remedy="Add --cluster=FILE, or leave --task out",
             )
-        for name in ("start_timeout", "stall_timeout", "grace", "restart_window"):
-            if not getattr(self, name) >= 0:
-                raise LaunchError(
-                    asked=f"--{name}={getattr(self, name)}",
-                    found="that is no length of time",
-                    remedy="Give seconds, 0 or more",
-                )
-        if not 1 <= self.heartbeat_timeout <= 3600:
-            raise LaunchError(
-                asked=f"--heartbeat_timeout={self.heartbeat_timeout:g}",
-                found="workers call one another every second or so",
-                remedy="Give from 1 to 3600 seconds",
-            )
+        check_times(
+            heartbeat_timeout=self.heartbeat_timeout,
+            start_timeout=self.start_timeout,
+            stall_timeout=self.stall_timeout,
+            grace=self.grace,
+            restart_window=self.restart_window,
+        )
         if self.max_restarts < 0:
             raise LaunchError(
                 asked=f"--max_restarts={self.max_restarts}",
@@ -143,6 +137,25 @@ def _no_file(path: str) -> str:
         return "that is a directory" if pathlib.Path(path).is_dir() else "there is no such file"
     except OSError as error:  # A name of 300 letters.
         return (error.strerror or str(error)).lower()
+
+
+def check_times(*, heartbeat_timeout: float, **others: float) -> None:
+    """Makes sure that these are lengths of time, in seconds.
+
+    Raises:
+        LaunchError: One isn't.
+    """
+    for name, value in others.items():
+        if not value >= 0:
+            raise LaunchError(
+                asked=f"--{name}={value}", found="that is no length of time", remedy="Give seconds, 0 or more"
+            )
+    if not 1 <= heartbeat_timeout <= 3600:
+        raise LaunchError(
+            asked=f"--heartbeat_timeout={heartbeat_timeout:g}",
+            found="workers call one another every second or so",
+            remedy="Give from 1 to 3600 seconds",
+        )
 
 
 def counted(jobs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -5,6 +5,7 @@ import pathlib
 import re
 
 from toolkit.errors import LaunchError
+from toolkit.launch import check_times
 from toolkit.launch.request import check_passable
 
 __all__ = ["Request"]
@@ -62,17 +63,12 @@ class Request:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LaunchError(asked=f"--{name}={value}", found="that is less than 1", remedy="Give 1 or more")
-        for name in ("start_timeout", "gpus_per_task", "max_restarts"):
+        for name in ("gpus_per_task", "max_restarts"):
             if getattr(self, name) < 0:
                 raise LaunchError(
                     asked=f"--{name}={getattr(self, name)}", found="that is less than 0", remedy="Give 0 or more"
                 )
-        if not 1 <= self.heartbeat_timeout <= 3600:
-            raise LaunchError(
-                asked=f"--heartbeat_timeout={self.heartbeat_timeout:g}",
-                found="workers call one another every second or so",
-                remedy="Give from 1 to 3600 seconds",
-            )
+        check_times(heartbeat_timeout=self.heartbeat_timeout, start_timeout=self.start_timeout)
         for name in ("name", "partition", "account"):
             value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from toolkit.errors import LaunchError
+from toolkit.launch import check_times
 from toolkit.ssh.hosts import Host
 
 __all__ = ["Request"]
@@ -71,6 +72,13 @@ class Request:
                 found="none is named",
                 remedy="Name it after launch's own flags: -m recipes.cifar_multi_worker",
             )
+        check_times(
+            heartbeat_timeout=self.heartbeat_timeout,
+            start_timeout=self.start_timeout,
+            stall_timeout=self.stall_timeout,
+            grace=self.grace,
+            restart_window=self.restart_window,
+        )
         room, wanted = sum(host.tasks for host in self.hosts), sum(number for _, number in self.jobs)
         if self.jobs and wanted != room:
             raise LaunchError(
