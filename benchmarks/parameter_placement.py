@@ -108,7 +108,7 @@ def carried(name: str) -> int:
 
 def train(way: str) -> None:
     """In each task: fits, and says when it begins and ends."""
-    options = toolkit.parameter_servers.Options(variables=way, steps_per_dispatch=1)
+    options = toolkit.strategies.ParameterServerOptions(variables=way, steps_per_dispatch=1)
     strategy = toolkit.strategies.create("parameter_server", parameter_server=options)
     import keras
     import tensorflow as tf

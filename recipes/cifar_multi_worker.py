@@ -94,7 +94,7 @@ def main() -> None:
             verbose=0,  # The run's own progress display suits a log file as well.
         )
         run.finish(model)
-        toolkit.report.after(run)
+        toolkit.observe.report.after(run)
 
 
 if __name__ == "__main__":

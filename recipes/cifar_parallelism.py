@@ -120,7 +120,7 @@ def main() -> None:
             )
         run.describe(parallelism=[row.as_dict() for row in rows])
         run.finish(model)
-        toolkit.report.after(run)
+        toolkit.observe.report.after(run)
         toolkit.cli.show_rows(rows)
 
 

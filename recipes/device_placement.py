@@ -41,7 +41,7 @@ def missing(*_: str) -> None:
 
     before = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(True)
-    say(f"    soft: {toolkit.placement.observe(on_gpu_7, tf.constant(1.0)).moved[0].because}; it ran elsewhere")
+    say(f"    soft: {toolkit.observe.placement.observe(on_gpu_7, tf.constant(1.0)).moved[0].because}; it ran elsewhere")
     tf.config.set_soft_device_placement(False)
     try:
         tf.function(on_gpu_7)(tf.constant(1.0))
@@ -59,8 +59,8 @@ def no_kernel(first: str, *_: str) -> None:
             return tf.strings.as_string(x)
 
     for kind in ("AsString", "MatMul", "NcclAllReduce"):
-        say(f"    {kind} has kernels for {', '.join(sorted(toolkit.placement.kernels(kind))) or 'no device'}")
-    moved = toolkit.placement.observe(text, tf.range(3)).moved
+        say(f"    {kind} has kernels for {', '.join(sorted(toolkit.observe.placement.kernels(kind))) or 'no device'}")
+    moved = toolkit.observe.placement.observe(text, tf.range(3)).moved
     say(f"    AsString on {first}: {moved[0].because if moved else 'it ran there'}")
 
 
@@ -78,7 +78,7 @@ def variables_on_the_cpu(first: str, second: str) -> None:
                 results.append(tf.matmul(x, weights))
         return results
 
-    say("    " + str(toolkit.placement.observe(towers, tf.ones((8, 256)))).replace("\n", "\n    "))
+    say("    " + str(toolkit.observe.placement.observe(towers, tf.ones((8, 256)))).replace("\n", "\n    "))
 
 
 def branches(*_: str) -> None:

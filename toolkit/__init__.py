@@ -1,33 +1,21 @@
 """Train one unmodified Keras 3 script on several devices with TensorFlow's distribution strategies.
 
-Rooms, each importing only those above it:
+Wings, in the order in which a run meets them; each imports only those above it:
 
     errors      every exception
-    digests     the SHA-256 of a file
-    secrecy     which variables and flags hold secrets, and texts without them
-    modes       files that not everybody may write
-    wrapping    a function of somebody else's, wrapped once
-    stops       signals that ask a program to stop, noted
-    status      what a task tells the launcher that started it
+    support     what all rooms need: whole files, redaction, signals, umask, digests
     cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
-    parameter_servers  variables on parameter servers, and steps handed out to workers
     strategies  how variables and gradients are shared
-    parallel    which layers are replicated and which are split
-    placement   which device each operation and variable is on
+    parallel    which layers are replicated and which are sharded
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
     models      CIFAR-10 models: a conv trunk joined to an FC head
-    training    run directory, checkpoints, exact resume, callbacks
-    launch      starting and watching tasks
-    scaling     how a recipe's speed grows with replicas, and what bounds it
-    report      one HTML page about a run, or several compared
-    slurm       jobs under Slurm: batch script, submission, restarts
-    ssh         one job on several hosts by ssh
-    kubernetes  manifests for Kubernetes
-    doctor      what is wrong with this machine, and the command that mends it
+    training    around `fit`: run directory, exact resume, summary
+    launch      starting and watching tasks, on this machine or others
+    observe     seeing the machine and the run: doctor, placement, report, scaling
     cli         flags and exit codes of a recipe; the `toolkit` command
 
-`import toolkit` costs next to nothing: a room is imported when it is first named, and TensorFlow
+`import toolkit` costs next to nothing: a wing is imported when it is first named, and TensorFlow
 when a function that needs it is first called.
 """
 
@@ -42,23 +30,11 @@ __all__ = [
     "cluster",
     "data",
     "devices",
-    "digests",
-    "doctor",
     "errors",
-    "kubernetes",
     "launch",
     "models",
-    "modes",
+    "observe",
     "parallel",
-    "parameter_servers",
-    "placement",
-    "report",
-    "scaling",
-    "secrecy",
-    "slurm",
-    "ssh",
-    "status",
-    "stops",
     "strategies",
     "training",
 ]

@@ -13,6 +13,7 @@ import toolkit
 
 ROOT = pathlib.Path(toolkit.__file__).parent.parent
 LIBRARY = ROOT / "toolkit"
+MOST_PUBLIC_NAMES = 12
 
 
 def listed(docstring):
@@ -20,67 +21,79 @@ def listed(docstring):
     return re.findall(r"^ *(\w+)  +\S", docstring, re.MULTILINE)
 
 
-ROOMS = listed(toolkit.__doc__)
-PACKAGES = [room for room in ROOMS if (LIBRARY / room).is_dir()]
+def docstring(package):
+    return ast.get_docstring(ast.parse((package / "__init__.py").read_text()), clean=False) or ""
 
 
-def imports(path):
-    """Modules of the toolkit that a file imports, anywhere in it, as (room, file or None)."""
-    found = []
+PACKAGES = {path.parent: listed(docstring(path.parent)) for path in sorted(LIBRARY.rglob("__init__.py"))}
+WINGS = PACKAGES[LIBRARY]
+NAMES = {path: ".".join(path.relative_to(ROOT).parts) for path in PACKAGES}
+
+
+def imported(path):
+    """Modules and names of the toolkit that a file imports, anywhere in it: "toolkit.support.files"."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "toolkit":
-            parts = node.module.split(".")[1:]
-            if len(parts) < 2:
-                found += [(*parts, alias.name)[:2] for alias in node.names]
-            else:
-                found.append((parts[0], parts[1]))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "toolkit":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            found += [tuple(a.name.split(".")[1:3]) for a in node.names if a.name.startswith("toolkit.")]
-    return found
+            yield from (alias.name for alias in node.names if alias.name.startswith("toolkit."))
 
 
-def test_every_room_is_listed_and_every_listed_room_exists():
-    there = {p.name for p in LIBRARY.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    there |= {p.stem for p in LIBRARY.glob("*.py")} - {"__init__", "__main__"}
-    assert set(ROOMS) == there
+@pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
+def test_every_file_and_room_is_listed_where_it_stands(package):
+    there = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    there |= {path.parent.name for path in package.glob("*/__init__.py")}
+    assert set(PACKAGES[package]) == there
 
 
-@pytest.mark.parametrize("room", PACKAGES)
-def test_every_file_is_listed_in_its_room(room):
-    docstring = ast.get_docstring(ast.parse((LIBRARY / room / "__init__.py").read_text()), clean=False)
-    assert set(listed(docstring)) == {p.stem for p in (LIBRARY / room).glob("*.py")} - {"__init__"}
+@pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
+def test_imports_point_one_way(package):
+    """What a package's docstring lists imports only what stands above it in that list, in files and rooms alike."""
+    order, prefix = PACKAGES[package], f"{NAMES[package]}."
+    for place, name in enumerate(order):
+        files = [package / f"{name}.py"] if (package / f"{name}.py").exists() else (package / name).rglob("*.py")
+        for path in files:
+            inside = {
+                module.removeprefix(prefix).split(".")[0] for module in imported(path) if module.startswith(prefix)
+            }
+            below = inside & set(order[place + 1 :])
+            assert not below, f"{path} imports {below}, which {NAMES[package]} lists below {name}"
 
 
-@pytest.mark.parametrize("room", PACKAGES)
-def test_a_room_imports_only_rooms_above_it_and_a_file_only_files_above_it(room):
-    docstring = ast.get_docstring(ast.parse((LIBRARY / room / "__init__.py").read_text()), clean=False)
-    files = listed(docstring)
-    for path in (LIBRARY / room).glob("*.py"):
-        for other, *rest in imports(path):
-            if other == "__version__":
-                continue
-            if other != room:
-                assert ROOMS.index(other) < ROOMS.index(room), f"{path} imports {other}, which is not above {room}"
-            elif path.stem != "__init__" and rest and rest[0] in files:
-                assert files.index(rest[0]) < files.index(path.stem), f"{path} imports {rest[0]}, which is below it"
+def test_few_names_are_public():
+    assert len(toolkit.__all__) <= MOST_PUBLIC_NAMES
+    assert set(toolkit.__all__) == {"__version__", *WINGS} - {"support"}
 
 
-def test_contributing_lists_the_rooms_in_the_same_order():
+@pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
+def test_a_room_says_who_comes_here(package):
+    assert docstring(package).strip(), f"{package} has no docstring"
+
+
+def test_contributing_lists_the_wings_in_the_same_order():
     picture = re.search(r"    toolkit/\n(.*?)\n    recipes/", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
     drawn = re.findall(r"^      (\w+)(?:\.py|/) ", picture, re.MULTILINE)
-    assert [name for name in drawn if name != "__init__"] == ROOMS
+    assert drawn == WINGS
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_all_is_complete(room):
-    module = importlib.import_module(f"toolkit.{room}")
+def test_contributing_names_only_files_that_exist():
+    named = re.findall(
+        r"`((?:toolkit|recipes|tests|benchmarks|scripts|docs)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("package", [path for path in PACKAGES if path != LIBRARY], ids=NAMES.get)
+def test_all_is_complete(package):
+    module = importlib.import_module(NAMES[package])
     public = {
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}.")
     }
-    assert public <= set(module.__all__), "public names missing from __all__"
-    assert all(hasattr(module, name) for name in module.__all__)
+    assert public <= set(getattr(module, "__all__", ())), "public names missing from __all__"
+    assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
 
 
 def test_recipes_import_no_other_recipe():
@@ -124,6 +137,6 @@ def test_importing_costs_no_tensorflow(statement):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_an_unknown_room_is_an_attribute_error():
+def test_an_unknown_wing_is_an_attribute_error():
     with pytest.raises(AttributeError, match="kitchen"):
         toolkit.kitchen  # noqa: B018

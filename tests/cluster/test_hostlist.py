@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.cluster.hostlist import expand, expand_counts
+from toolkit.cluster.sources.hostlist import expand, expand_counts
 from toolkit.errors import ClusterError
 
 

@@ -4,9 +4,9 @@ import importlib.metadata
 
 import pytest
 
-from toolkit import status
 from toolkit.cluster import describe
 from toolkit.cluster.program import remedy
+from toolkit.support import status
 
 
 def test_versions_script_and_flags(tmp_path):

@@ -88,7 +88,9 @@ def main():
     name, replicas, model, optimizer, dtype, steps, out = sys.argv[1:]
     keras.config.set_floatx(dtype)
     if name in SERVED:
-        strategy = toolkit.strategies.create("auto", parameter_server=toolkit.parameter_servers.Options(**SERVED[name]))
+        strategy = toolkit.strategies.create(
+            "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**SERVED[name])
+        )
     else:
         here = 1 if name == "multi_worker" else int(replicas)
         devices = toolkit.devices.configure(gpus=here, emulate="always")

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolkit.cluster import Cluster, check, discover, parse, read
-from toolkit.cluster.hostlist import expand, expand_counts
 from toolkit.cluster.rules import JOBS
+from toolkit.cluster.sources.hostlist import expand, expand_counts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
 

@@ -16,9 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import toolkit
-from toolkit import launch, slurm
+from toolkit import launch
 from toolkit.cli import main, program
 from toolkit.devices.request import Request
+from toolkit.launch.backends import slurm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
 

@@ -17,7 +17,7 @@ from fuzzing import ODD_TEXTS, Raw, answered, damaged, dumped, fuzzed, limited, 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolkit import report
+from toolkit.observe import report
 from toolkit.training import Checkpoint, CheckpointStore
 from toolkit.training.directory import RunDirectory
 
@@ -263,7 +263,7 @@ def test_what_a_report_reads(sound, done):
 @fuzzed(0.1)
 @given(done=st.lists(damages, min_size=1, max_size=3))
 def test_there_is_a_page_all_the_same(sound, done):
-    from toolkit.report.page import render
+    from toolkit.observe.report.page import render
 
     with tempfile.TemporaryDirectory() as folder:
         path = copied(sound, folder)

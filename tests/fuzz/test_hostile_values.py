@@ -19,10 +19,11 @@ import pytest
 import yaml
 from fuzzing import refused
 
-from toolkit import report, slurm
 from toolkit.cli.main import _run
 from toolkit.cluster import Cluster, Task, discover, parse, read
 from toolkit.errors import RequestError
+from toolkit.launch.backends import slurm
+from toolkit.observe import report
 from toolkit.training import Checkpoint, CheckpointStore
 from toolkit.training.directory import RunDirectory, choose
 

@@ -127,7 +127,7 @@ def test_a_user_without_rights_can_have_it_too():
 
 SERVER = """
 import json, os, socket, time
-from toolkit import status
+from toolkit.support import status
 config = json.loads(os.environ["TF_CONFIG"])
 port = int(config["cluster"]["worker"][config["task"]["index"]].split(":")[1])
 with socket.socket() as server:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolkit import secrecy
 from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
+from toolkit.support import redaction
 
 LETTERS = "ab\n"
 secrets = st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=3, unique=True)
@@ -25,7 +25,7 @@ def test_however_the_stream_is_cut_it_is_masked_as_in_one_piece(secrets, pieces)
     masker = Masker(secrets)
     shown = b"".join(masker.feed(piece.encode()) for piece in pieces)
     shown += masker.flush()
-    assert shown.decode() == secrecy.pattern(secrets).sub("***", whole)
+    assert shown.decode() == redaction.pattern(secrets).sub("***", whole)
     assert not masker.holds
 
 

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import json, os, time
-from toolkit import status
+from toolkit.support import status
 job = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
 if job != "chief":
     status.report(state="serving")

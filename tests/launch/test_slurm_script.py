@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit import slurm
 from toolkit.cli.main import main
 from toolkit.errors import LaunchError
+from toolkit.launch.backends import slurm
 
 
 def printed(capsys, *arguments):

@@ -13,7 +13,7 @@ import toolkit
 
 out, directory = sys.argv[1], pathlib.Path(sys.argv[2])
 # Under parameter servers one step after another, so that the numbers are those of one device.
-strategy = toolkit.strategies.create(parameter_server=toolkit.parameter_servers.Options(max_staleness=0))
+strategy = toolkit.strategies.create(parameter_server=toolkit.strategies.ParameterServerOptions(max_staleness=0))
 
 import keras
 import numpy as np

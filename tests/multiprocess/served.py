@@ -2,8 +2,8 @@
 
     served.py OUT.json OPTIONS_JSON
 
-OPTIONS: epochs, steps, "servers" for `toolkit.parameter_servers.Options`, "width" of the hidden layer, "numbered" false
-for data that the chief hands out, "backup" for a BackupAndRestore directory.
+OPTIONS: epochs, steps, "servers" for `toolkit.strategies.ParameterServerOptions`, "width" of the hidden layer,
+"numbered" false for data that the chief hands out, "backup" for a BackupAndRestore directory.
 """
 
 import json
@@ -16,7 +16,7 @@ import toolkit
 toolkit.cli.log.show()  # A worker's creation of the strategy doesn't return.
 out, given = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 strategy = toolkit.strategies.create(
-    "auto", parameter_server=toolkit.parameter_servers.Options(**given.get("servers", {}))
+    "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**given.get("servers", {}))
 )
 
 import keras

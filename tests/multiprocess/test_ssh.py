@@ -102,7 +102,7 @@ def test_a_host_that_is_cut_off_is_named_and_its_tasks_end_by_themselves(hosts, 
 
 TASK = """
 import json, os, signal, sys, time
-from toolkit import status
+from toolkit.support import status
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from toolkit.errors import CheckpointError
-from toolkit.training import Checkpoint, CheckpointStore, files
+from toolkit.support import files
+from toolkit.training import Checkpoint, CheckpointStore
 
 ARRAYS, MANIFEST = "arrays.safetensors", "manifest.json"
 DAMAGES = 200

@@ -113,7 +113,7 @@ def test_a_write_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("toolkit.training.files.write_json", full)
+    monkeypatch.setattr("toolkit.support.files.write_json", full)
     with pytest.raises(OSError, match="No space"):
         save(store, 2)
     assert store.load().step == 1

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toolkit.doctor import Finding
+    from toolkit.observe.doctor import Finding
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Looks, prints each finding as it comes, and returns the exit code."""
-    from toolkit import doctor
+    from toolkit.observe import doctor
 
     situation = doctor.Situation.of_this_process(arguments.cluster)
     findings: Iterator[Finding] = doctor.examine(situation)

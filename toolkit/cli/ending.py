@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from toolkit import secrecy, status
 from toolkit.errors import JobStopped, StoppedBySignal, ToolkitError
+from toolkit.support import redaction, status
 
 __all__ = ["exit_code"]
 
@@ -51,4 +51,4 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
 
 def _complain(text: str, *, stopped: bool) -> None:
     sys.stdout.flush()
-    print(secrecy.masked(text if stopped else f"error: {text}", os.environ), file=sys.stderr, flush=True)
+    print(redaction.masked(text if stopped else f"error: {text}", os.environ), file=sys.stderr, flush=True)

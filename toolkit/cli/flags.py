@@ -6,10 +6,10 @@ A recipe calls `define_shared` when it is imported, and reads the parsed values 
 
 from absl import flags
 
-from toolkit.parameter_servers import Options
-from toolkit.parameter_servers.options import PLACEMENTS
 from toolkit.strategies import GradientExchange
 from toolkit.strategies.exchange import DTYPES
+from toolkit.strategies.parameter_servers import ParameterServerOptions
+from toolkit.strategies.parameter_servers.options import PLACEMENTS
 
 __all__ = [
     "define_cluster",
@@ -129,7 +129,7 @@ def gradients() -> GradientExchange:
     return GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
 
 
-def parameter_servers() -> Options:
+def parameter_servers() -> ParameterServerOptions:
     """Returns what the flags of `define_parameter_servers` say.
 
     Raises:
@@ -138,4 +138,4 @@ def parameter_servers() -> Options:
     values = flags.FLAGS
     names = ("variables", "shards", "synchronous", "max_staleness", "steps_per_dispatch")
     arguments = {name: values[name].value for name in names}
-    return Options(**arguments, min_shard_bytes=values["min_shard_kib"].value << 10)
+    return ParameterServerOptions(**arguments, min_shard_bytes=values["min_shard_kib"].value << 10)

@@ -18,11 +18,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolkit import secrecy
 from toolkit.cli import log
 from toolkit.cli.jobs import counted
 from toolkit.cli.launch_flags import add_arguments, refuse_unused
 from toolkit.errors import LaunchError, TaskFailed
+from toolkit.support import redaction
 
 if TYPE_CHECKING:
     from toolkit.launch import Request
@@ -93,7 +93,7 @@ def _command(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _slurm(given: argparse.Namespace) -> None:
-    from toolkit import slurm
+    from toolkit.launch.backends import slurm
 
     command = _command(given)
     if not command or command == ("-m",):
@@ -121,14 +121,14 @@ def _slurm(given: argparse.Namespace) -> None:
         as_is=given.as_is,
     )
     if given.dry_run:
-        shown = tuple(secrecy.masked(part, os.environ) for part in command)
+        shown = tuple(redaction.masked(part, os.environ) for part in command)
         print(slurm.script(dataclasses.replace(request, command=shown)), end="")
         return
     slurm.submit(request, show=lambda line: print(line, flush=True))
 
 
 def _ssh(given: argparse.Namespace) -> None:
-    from toolkit import ssh
+    from toolkit.launch.backends import ssh
 
     request = ssh.Request(
         command=_command(given),

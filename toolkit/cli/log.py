@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit import secrecy
+from toolkit.support import redaction
 
 if TYPE_CHECKING:
     from toolkit.devices import Setup
@@ -17,7 +17,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         import rich
 
-        text = secrecy.masked(self.format(record), os.environ)
+        text = redaction.masked(self.format(record), os.environ)
         style = (
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )

@@ -10,9 +10,9 @@ a volume.
 import argparse
 import sys
 
-from toolkit import secrecy
 from toolkit.cli.jobs import counted
 from toolkit.errors import RequestError
+from toolkit.support import redaction
 
 __all__ = ["add_arguments", "run"]
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _kubernetes(given: argparse.Namespace) -> None:
     import yaml
 
-    from toolkit import kubernetes
+    from toolkit.launch.backends import kubernetes
 
     jobs = counted(given)
     if not jobs:
@@ -85,7 +85,7 @@ def _kubernetes(given: argparse.Namespace) -> None:
         python=given.python,
     )
     print(yaml.safe_dump_all(kubernetes.manifest(request), sort_keys=False), end="")
-    for name in [name for name, _ in request.environment if secrecy.is_secret(name)]:
+    for name in [name for name, _ in request.environment if redaction.is_secret(name)]:
         print(f"note: {name} can be read by whoever can read the manifest; Kubernetes has Secrets.", file=sys.stderr)
     if not request.volumes:
         print("note: without --volume, checkpoints are lost with their pod.", file=sys.stderr)

@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Writes the page, and says where."""
-    from toolkit import report
+    from toolkit.observe import report
 
     print(report.write(arguments.directories, arguments.out))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from toolkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from toolkit.scaling import Size
+    from toolkit.observe.scaling import Size
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measures, and prints table, chart and verdict."""
-    from toolkit import report, scaling
+    from toolkit.observe import report, scaling
 
     if not arguments.recipe:
         raise RequestError(
@@ -111,7 +111,7 @@ def _show(sizes: "Sequence[Size]") -> None:
     import rich
 
     from toolkit.cli.tables import table
-    from toolkit.scaling.law import speed_ups
+    from toolkit.observe.scaling.law import speed_ups
 
     shown = table(
         "replicas>", "batch>", "images/s>", "ms/step>", "speed-up>", "efficiency>", "comp.>", "comm.>", "input>"
@@ -138,7 +138,7 @@ def _draw(sizes: "Sequence[Size]", path: str, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     from toolkit.cli.tables import save
-    from toolkit.scaling.law import speed_ups
+    from toolkit.observe.scaling.law import speed_ups
 
     figure = Figure(figsize=(6, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -11,28 +11,22 @@ proxies     web proxies in the way of the tasks
 exposure    addresses that the whole internet may reach
 check       everything wrong with a TF_CONFIG, in one go
 membership  a cluster, this process's task in it, and who said so
-variables   numbers that a launcher left in the environment
-ports       ports for tasks that a launcher gave none
-jobs        which job each rank has, where a launcher only numbers them
-hostlist    Slurm's compressed lists written out
-slurm       the membership of a process in an srun step
-open_mpi    the membership of a process that mpirun started
-kubernetes  the membership of a pod in an Indexed Job
+sources     where a cluster is found when there is no TF_CONFIG: Slurm, Open MPI, Kubernetes
 discovery   the first of all these that applies
 program     what a task runs, to be compared
 calls       sockets with which tasks call one another
-meeting     waiting for the other tasks, before TensorFlow does
+rendezvous  waiting for the other tasks, before TensorFlow does
 """
 
 from toolkit.cluster.addresses import split
 from toolkit.cluster.check import Checked, check, parse
 from toolkit.cluster.discovery import discover, read, require
 from toolkit.cluster.exposure import is_public, refuse_public
-from toolkit.cluster.meeting import meet
 from toolkit.cluster.membership import Membership
 from toolkit.cluster.problems import Problem
 from toolkit.cluster.program import describe
 from toolkit.cluster.proxies import check_proxies, without_proxies
+from toolkit.cluster.rendezvous import meet
 from toolkit.cluster.spec import Cluster, Task
 
 __all__ = [

@@ -4,9 +4,9 @@ import os
 import re
 from collections.abc import Mapping
 
-from toolkit.cluster import kubernetes, open_mpi, slurm
 from toolkit.cluster.check import check, parse
 from toolkit.cluster.membership import Membership
+from toolkit.cluster.sources import kubernetes, open_mpi, slurm
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
 

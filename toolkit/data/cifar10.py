@@ -10,8 +10,8 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from toolkit.data.examples import Examples
-from toolkit.digests import sha256
 from toolkit.errors import DataError
+from toolkit.support.digests import sha256
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,6 +20,7 @@ record    what became of the tasks, when
 display   the tasks' lines, and a table on a terminal
 job       starting the tasks, watching them, ending all with the first that fails
 start     from a request to a job that runs
+backends  the places where a job can run: Slurm, hosts by ssh, Kubernetes
 """
 
 from toolkit.launch.budget import Budget

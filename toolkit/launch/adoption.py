@@ -34,7 +34,7 @@ def guard_fit(keras: Any) -> None:
     """
     from toolkit.cluster import discover
     from toolkit.errors import StrategyError
-    from toolkit.wrapping import wrap
+    from toolkit.support.wrapping import wrap
 
     found = discover(os.environ)
     if found is None or found.task.job not in ("worker", "ps") or "ps" not in {t.job for t in found.cluster.tasks}:
@@ -82,10 +82,10 @@ def _multi_worker(*args: Any, **kwargs: Any) -> Any:
 def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -> Any:
     """A partitioner says that large variables are to be cut; how, is then this toolkit's way."""
     from toolkit.cluster import Cluster, Task
-    from toolkit.parameter_servers import Options
     from toolkit.strategies import parameter_server
+    from toolkit.strategies.parameter_servers import ParameterServerOptions
 
     cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
     task = Task(cluster_resolver.task_type or "chief", cluster_resolver.task_id or 0)
-    options = Options(variables="sharded" if variable_partitioner is not None else "round_robin")
+    options = ParameterServerOptions(variables="sharded" if variable_partitioner is not None else "round_robin")
     return parameter_server.create(cluster, task, options=options)

@@ -17,8 +17,8 @@ import time
 import types
 from typing import Any
 
-from toolkit import status
 from toolkit.errors import RequestError
+from toolkit.support import status
 
 __all__: list[str] = []
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit import secrecy, status
 from toolkit.errors import JobStopped, RequestError, TaskFailed
 from toolkit.launch import failure, listening, stacks
 from toolkit.launch.budget import Budget
@@ -20,6 +19,7 @@ from toolkit.launch.masking import Masker
 from toolkit.launch.record import Record
 from toolkit.launch.running import Running
 from toolkit.launch.tasks import Planned
+from toolkit.support import redaction, status
 
 __all__ = ["Job"]
 
@@ -78,7 +78,7 @@ class Job:
         self.running: list[Running] = []
         self._replaced: list[Running] = []
         self._received = received
-        self._secrets = secrecy.values(environ)
+        self._secrets = redaction.values(environ)
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
         self._partial: dict[Running, float] = {}

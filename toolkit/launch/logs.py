@@ -4,13 +4,13 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from toolkit import modes
 from toolkit.errors import LaunchError
+from toolkit.support import umask
 
 __all__ = ["log_directory"]
 
 
-@modes.guarded()
+@umask.guarded()
 def log_directory(asked: str | None, names: Sequence[str]) -> pathlib.Path:
     """Makes the directory for logs, and returns it.
 

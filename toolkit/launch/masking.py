@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from toolkit.secrecy import MASK
+from toolkit.support.redaction import MASK
 
 __all__ = ["Masker"]
 
@@ -15,7 +15,7 @@ class Masker:
     Only an end of the stream that can be the beginning of a secret is held back.
 
     Args:
-        secrets: As `toolkit.secrecy.values` returns them: the longest first. () lets everything through.
+        secrets: As `toolkit.support.redaction.values` returns them: the longest first. () lets everything through.
     """
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:

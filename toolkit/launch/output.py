@@ -6,8 +6,8 @@ import logging
 import os
 import pathlib
 
-from toolkit import modes
 from toolkit.launch.masking import Masker
+from toolkit.support import umask
 
 __all__ = ["Output"]
 
@@ -31,7 +31,7 @@ class Output:
         self.log = log
         self.last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         self.ended = False
-        with modes.guarded():
+        with umask.guarded():
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._masker = masker or Masker()
         self._rest = b""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit import modes
+from toolkit.support import umask
 
 __all__ = ["FAILURE", "FILE", "Record"]
 
@@ -27,7 +27,7 @@ class Record:
         self._path = directory / FILE
         self._failure = directory / FAILURE
 
-    @modes.guarded()
+    @umask.guarded()
     def note(self, event: str, task: object, **facts: Any) -> None:
         """Writes a line: at (seconds since 1970), event, task, and more.
 
@@ -44,7 +44,7 @@ class Record:
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    @modes.guarded()
+    @umask.guarded()
     def failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
         """Writes failure.json: the task whose failure was the cause, and its last lines; a later failure replaces it.
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit import status
 from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
 from toolkit.launch.tasks import Planned
+from toolkit.support import status
 
 __all__ = ["STACKS", "Running"]
 

@@ -10,9 +10,9 @@ import tempfile
 import time
 from typing import Any
 
-from toolkit import status, stops
 from toolkit.errors import LaunchError, RequestError, TaskFailed
 from toolkit.launch.request import Request
+from toolkit.support import signals, status
 
 __all__ = ["dry_run", "start"]
 
@@ -41,7 +41,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None, where: st
 
     mark = secrets.token_hex(8)
     with (
-        stops.noted() as received,
+        signals.noted() as received,
         ports or HeldPorts() as held,
         tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
     ):
@@ -85,7 +85,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None, where: st
                             raise
                         later = f" in {budget.delay:.0f} s" if budget.delay else ""
                         display.say(f"{error}\nlaunch: starting the job again{later}, {budget.words}")
-                        stops.sleep(budget.delay, received)
+                        signals.sleep(budget.delay, received)
             finally:
                 display.close()
 

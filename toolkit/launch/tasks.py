@@ -7,12 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from toolkit import cluster as _cluster
-from toolkit import devices, secrecy, status
+from toolkit import devices
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
 from toolkit.launch import guard, ports
 from toolkit.launch.request import Request
+from toolkit.support import redaction, status
 
 __all__ = ["Planned", "describe", "own_addresses", "plan"]
 
@@ -140,9 +141,9 @@ def shell_line(planned: Planned, environ: Mapping[str, str]) -> str:
         planned: The task.
         environ: Whose secrets are masked.
     """
-    shown = {name: secrecy.masked(value, environ) for name, value in planned.environment.items()}
+    shown = {name: redaction.masked(value, environ) for name, value in planned.environment.items()}
     pairs = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-    command = [secrecy.masked(part, environ) for part in planned.arguments("/dev/null")]
+    command = [redaction.masked(part, environ) for part in planned.arguments("/dev/null")]
     return f"env {' '.join(pairs)} {shlex.join(command)}"
 
 

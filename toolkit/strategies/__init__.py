@@ -15,6 +15,7 @@ statistics    one value on all workers for what each has estimated
 leaving       the end of a process that others train with
 weights       whether all workers hold the same weights
 fitting       what Keras's training loop needs from several processes
+parameter_servers  how variables on parameter servers are pulled, pushed and counted, and steps handed out
 multi_worker  a replica on each device of several processes, gradients all-reduced
 parameter_server  variables on parameter servers, steps handed out to workers
 table         names, `create`, and what "auto" means
@@ -23,9 +24,20 @@ table         names, `create`, and what "auto" means
 from typing import Any
 
 from toolkit.strategies.exchange import GradientExchange
+from toolkit.strategies.parameter_servers import ParameterServerOptions
 from toolkit.strategies.table import NAMES, create
 
-__all__ = ["NAMES", "GradientExchange", "computes_here", "create", "enable_fit", "is_chief", "report", "settle"]
+__all__ = [
+    "NAMES",
+    "GradientExchange",
+    "ParameterServerOptions",
+    "computes_here",
+    "create",
+    "enable_fit",
+    "is_chief",
+    "report",
+    "settle",
+]
 
 
 def enable_fit(strategy):

@@ -23,7 +23,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
 from toolkit.strategies.sharded import ShardedVariable, drop_snapshots, snapshots
-from toolkit.wrapping import wrap
+from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_keras"]
 

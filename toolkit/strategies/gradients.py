@@ -18,7 +18,7 @@ import tensorflow as tf
 from toolkit.strategies import collectives
 from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.sharded import ShardedVariable
-from toolkit.wrapping import wrap
+from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
 

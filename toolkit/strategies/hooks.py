@@ -12,7 +12,7 @@ from tensorflow.python.distribute import cross_device_utils, multi_worker_util
 from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from toolkit.wrapping import wrap
+from toolkit.support.wrapping import wrap
 
 __all__ = ["expect_heartbeats", "install"]
 

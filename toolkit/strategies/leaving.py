@@ -11,8 +11,8 @@ import sys
 
 import tensorflow as tf
 
-from toolkit import status
 from toolkit.strategies import agreement
+from toolkit.support import status
 
 __all__ = ["leave_together"]
 

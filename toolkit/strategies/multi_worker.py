@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
-from toolkit import status
 from toolkit.errors import StrategyError
 from toolkit.strategies import gradients, hooks, seeds, sharing
 from toolkit.strategies.agreement import extremes, processes
 from toolkit.strategies.ending import EndingTogether, called_by_symbolic_build
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.leaving import leave_together
+from toolkit.support import status
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
 

@@ -1,7 +1,7 @@
 """Variables on parameter servers, and steps that a chief hands out to workers, at each worker's own pace.
 
 This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it. The rooms'
-`toolkit.parameter_servers` does the work.
+`toolkit.strategies.parameter_servers` does the work.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
-from toolkit import secrecy, status
 from toolkit.errors import StrategyError
-from toolkit.parameter_servers import Options, private, step
-from toolkit.parameter_servers.dispatch import Dispatcher, answers
-from toolkit.parameter_servers.ledger import Ledger
-from toolkit.parameter_servers.placement import Placement, loads, table
-from toolkit.parameter_servers.server import serve
-from toolkit.parameter_servers.session import Session
-from toolkit.parameter_servers.sharded import Sharded
-from toolkit.parameter_servers.sources import Stream, numbered, per_worker
 from toolkit.strategies.fitting import adapt_keras
+from toolkit.strategies.parameter_servers import ParameterServerOptions, private, step
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
+from toolkit.strategies.parameter_servers.ledger import Ledger
+from toolkit.strategies.parameter_servers.placement import Placement, loads, table
+from toolkit.strategies.parameter_servers.server import serve
+from toolkit.strategies.parameter_servers.session import Session
+from toolkit.strategies.parameter_servers.sharded import Sharded
+from toolkit.strategies.parameter_servers.sources import Stream, numbered, per_worker
+from toolkit.support import redaction, status
 
 __all__ = ["ParameterServerStrategy", "create"]
 
@@ -40,7 +40,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         options: Where variables live, and how asynchronous training is.
     """
 
-    def __init__(self, cluster: _cluster.Cluster, options: Options) -> None:
+    def __init__(self, cluster: _cluster.Cluster, options: ParameterServerOptions) -> None:
         members = cluster.restricted_to([task for task in cluster.tasks if task.job != "evaluator"])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(members.as_dict()), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -184,7 +184,7 @@ def create(
     cluster: _cluster.Cluster,
     task: _cluster.Task,
     *,
-    options: Options | None = None,
+    options: ParameterServerOptions | None = None,
     start_timeout: float | None = None,
 ) -> ParameterServerStrategy:
     """In the chief, returns the strategy when all have been met. In a worker or ps, serves and ends the process.
@@ -218,14 +218,14 @@ def create(
     _cluster.check_proxies(cluster, os.environ)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     # What tasks tell one another isn't enciphered, and a message shows where it differs.
-    arguments = secrecy.masked_command(sys.argv[1:], os.environ)
+    arguments = redaction.masked_command(sys.argv[1:], os.environ)
     program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.job())
     if task.job != "chief":
         _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)
     _cluster.meet(cluster, task, timeout=start_timeout, peers=others, program=program)
     _wait_for_servers(cluster, others)
-    return ParameterServerStrategy(cluster, options or Options())
+    return ParameterServerStrategy(cluster, options or ParameterServerOptions())
 
 
 def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
@@ -241,7 +241,7 @@ def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
         time.sleep(0.05)
 
 
-def _words(options: Options) -> tuple[str, str]:
+def _words(options: ParameterServerOptions) -> tuple[str, str]:
     if options.synchronous:
         how = "synchronous rounds"
     elif options.max_staleness is not None:

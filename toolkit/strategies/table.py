@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
-from toolkit.parameter_servers import Options
 from toolkit.strategies import mirrored, one_device
+from toolkit.strategies.parameter_servers import ParameterServerOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +25,7 @@ def create(
     devices: Sequence[str] = (),
     membership: Membership | None = None,
     start_timeout: float | None = None,
-    parameter_server: Options | None = None,
+    parameter_server: ParameterServerOptions | None = None,
     gradients: "GradientExchange | None" = None,
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
@@ -114,7 +114,7 @@ def _multi_worker(
 
 
 def _parameter_server(
-    name: str, membership: Membership | None, options: Options | None, start_timeout: float | None
+    name: str, membership: Membership | None, options: ParameterServerOptions | None, start_timeout: float | None
 ) -> "tf.distribute.Strategy":
     membership = _required(name, membership, tasks="--chief --workers=2 --ps=2")
     from toolkit.strategies import parameter_server

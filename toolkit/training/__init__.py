@@ -1,6 +1,5 @@
 """Everything around `fit`: run directory, checkpoints, exact resume, progress, the summary.
 
-files        writing a file so that it is there whole or not at all
 checkpoints  a directory of checkpoints: arrays and a manifest with their SHA-256
 state        a model's variables as arrays, and back
 finite       whether weights are still numbers

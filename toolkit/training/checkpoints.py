@@ -24,10 +24,9 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit import modes
-from toolkit.digests import sha256
 from toolkit.errors import CheckpointError
-from toolkit.training import files
+from toolkit.support import files, umask
+from toolkit.support.digests import sha256
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +90,7 @@ class CheckpointStore:
         aside = self.directory / f"{_WRITING}{path.name}"
         replaced = self.directory / f"{_REPLACED}{path.name}"
         try:
-            with modes.guarded():
+            with umask.guarded():
                 files.make_directory(self.directory)
                 self._tidy()
                 aside.mkdir()

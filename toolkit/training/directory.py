@@ -17,9 +17,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit import secrecy, status
 from toolkit.errors import CheckpointError, RunDirectoryError
-from toolkit.training import files
+from toolkit.support import files, redaction, status
 
 __all__ = ["RunDirectory", "choose", "expanded"]
 
@@ -123,7 +122,7 @@ class RunDirectory:
             CheckpointError: The run was started with other values.
             RunDirectoryError: They can't be written.
         """
-        config = secrecy.masked_all(dict(config), os.environ)
+        config = redaction.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
             try:

@@ -8,9 +8,9 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolkit import status
 from toolkit.errors import RunDirectoryError
-from toolkit.training import files, state
+from toolkit.support import files, status
+from toolkit.training import state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import choose
 

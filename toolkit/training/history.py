@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from toolkit.training import files
+from toolkit.support import files
 from toolkit.training.throughput import Throughput
 
 __all__ = ["History"]

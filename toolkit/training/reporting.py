@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from toolkit import status
+from toolkit.support import status
 from toolkit.training.length import Length
 from toolkit.training.throughput import Throughput
 

@@ -8,9 +8,10 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolkit import modes, secrecy, status, strategies
+from toolkit import strategies
 from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
-from toolkit.training import files, state
+from toolkit.support import files, redaction, status, umask
+from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
 from toolkit.training.comparing import compare, compare_restored
 from toolkit.training.directory import RunDirectory, choose, expanded
@@ -75,7 +76,7 @@ class Run:
         self._summary: dict[str, Any] = {"recipe": recipe}
         self._settled: dict[str, Any] = {"recipe": recipe}
         self._signals = StopSignals()
-        self._guard = modes.guarded()  # TensorBoard, Keras and TensorFlow make files here too.
+        self._guard = umask.guarded()  # TensorBoard, Keras and TensorFlow make files here too.
         self._began = time.monotonic()
         self._length = Length(epochs=1, steps_per_epoch=1)
         self._resumed = Position()
@@ -284,7 +285,7 @@ class Run:
             "wall_seconds": round(time.monotonic() - self._began, 3),
             "resumed_from_step": self.step if self._resume else None,
             "versions": versions(),
-            "command": secrecy.masked_command(command(), os.environ),
+            "command": redaction.masked_command(command(), os.environ),
             "launch_logs": status.logs(),
         }
         step = self._profiling.breakdown
@@ -293,5 +294,5 @@ class Run:
         if said:
             summary["parameter_servers"] = said
         if isinstance(self.directory, RunDirectory):
-            files.write_json(self.directory.summary, secrecy.masked_all(summary, os.environ))
+            files.write_json(self.directory.summary, redaction.masked_all(summary, os.environ))
         return summary

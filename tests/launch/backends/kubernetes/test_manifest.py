@@ -1,0 +1,216 @@
+"""Manifests: valid by Kubernetes's own schemas, understood by the pods that they make, and safe."""
+
+import json
+import re
+import string
+
+import jsonschema
+import kubernetes_validate
+import own_fields
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.cli.main import main
+from toolkit.cluster import discover
+from toolkit.errors import LaunchError
+from toolkit.launch.backends import kubernetes
+
+VERSIONS = ("1.31", "1.35")
+RECIPE = ("-m", "recipes.cifar_parameter_server", "--run_dir=/runs/it's $(x)")
+EVERY = (("chief", 1), ("worker", 3), ("ps", 2), ("evaluator", 1))
+
+
+def request(**changes):
+    given = {"name": "cifar", "jobs": (("worker", 2),), "image": "registry.test/x:1", "command": RECIPE}
+    return kubernetes.Request(**{**given, **changes})
+
+
+def objects(**changes):
+    return {each["kind"]: each for each in kubernetes.manifest(request(**changes))}
+
+
+def pods(made):
+    """(job's name in its object, pod template, how many) of every kind of object."""
+    (job,) = [each for each in made.values() if each["kind"] in ("Job", "JobSet", "TFJob")]
+    if job["kind"] == "Job":
+        return [("", job["spec"]["template"], job["spec"]["completions"])]
+    if job["kind"] == "JobSet":
+        jobs = [(each["name"], each["template"]["spec"]) for each in job["spec"]["replicatedJobs"]]
+        return [(name, spec["template"], spec["completions"]) for name, spec in jobs]
+    return [(n.lower(), each["template"], each["replicas"]) for n, each in job["spec"]["tfReplicaSpecs"].items()]
+
+
+def expanded(text):
+    """As kubelet does: https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container/."""
+    parts = re.split(r"(\$\$|\$\([^)]*\))", text)
+    return "".join("$" if part == "$$" else "EXPANDED" if part.startswith("$(") else part for part in parts)
+
+
+def as_job(name, spec):
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def check(each):
+    for version in VERSIONS:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("kind", kubernetes.KINDS)
+@pytest.mark.parametrize("jobs", [(("worker", 2),), EVERY], ids=["workers", "every job"])
+def test_what_is_written_is_valid_by_the_published_schemas(kind, jobs):
+    volumes = (kubernetes.Volume.parse("runs:/runs"), kubernetes.Volume.parse("data:/data"))
+    made = objects(kind=kind, jobs=jobs, gpus=1, cpu="500m", memory="8Gi", volumes=volumes, namespace="team")
+    assert set(made) == {"job": {"Service", "NetworkPolicy", "Job"}}.get(
+        kind, {"NetworkPolicy", {"jobset": "JobSet", "tfjob": "TFJob"}.get(kind)}
+    )
+    for each in made.values():
+        assert each["metadata"]["namespace"] == "team"
+        if each["kind"] in own_fields.SCHEMAS:  # What they hold is Kubernetes's, see below.
+            jsonschema.validate(each, own_fields.SCHEMAS[each["kind"]])
+        else:
+            check(each)
+    if kind == "jobset":
+        for job in made["JobSet"]["spec"]["replicatedJobs"]:
+            check(as_job(job["name"], job["template"]["spec"]))
+    if kind == "tfjob":
+        for _, template, _ in pods(made):
+            check(as_job("x", {"template": {**template, "spec": {"restartPolicy": "Never", **template["spec"]}}}))
+
+
+@pytest.mark.parametrize("kind", own_fields.SCHEMAS)
+def test_a_misspelt_field_of_their_own_would_be_noticed(kind):
+    made = objects(kind=kind.lower())[kind]
+    made["spec"]["tlsSecondsAfterFinished"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="tlsSecondsAfterFinished"):
+        jsonschema.validate(made, own_fields.SCHEMAS[kind])
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_each_pod_finds_its_task_and_all_have_the_same_cluster(kind):
+    seen = {}
+    for job, template, number in pods(objects(kind=kind, jobs=EVERY)):
+        (container,) = template["spec"]["containers"]
+        environ = {each["name"]: each["value"] for each in container["env"]}
+        for index in range(number):
+            found = discover({**environ, "JOB_COMPLETION_INDEX": str(index)})
+            host = f"cifar-{index}" if kind == "job" else f"cifar-{job}-0-{index}"
+            assert found.cluster.address(found.task) == f"{host}.cifar:2222"
+            seen[str(found.task)] = found.cluster
+    assert sorted(seen) == ["chief:0", "evaluator:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
+    assert len({json.dumps(cluster.as_dict()) for cluster in seen.values()}) == 1
+
+
+@pytest.mark.parametrize("kind", kubernetes.KINDS)
+def test_containers_may_do_little_and_only_their_own_reach_them(kind):
+    made = objects(kind=kind, jobs=EVERY, gpus=2)
+    for job, template, _ in pods(made):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["automountServiceAccountToken"] is False
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["name"] == "tensorflow", "the name that TFJob looks for"
+        gpus = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
+        assert gpus == (2 if job in ("", "chief", "worker") else None)
+        labels = template["metadata"]["labels"]
+        wanted = made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        assert wanted.items() <= labels.items()
+    (rule,) = made["NetworkPolicy"]["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": wanted}}]}
+
+
+def test_what_cannot_be_done_is_not_tried_again():
+    (give_up, drained) = objects()["Job"]["spec"]["podFailurePolicy"]["rules"]
+    assert (give_up["action"], give_up["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert drained["action"] == "Ignore"
+    assert objects(max_restarts=2)["Job"]["spec"]["backoffLimit"] == 4
+    assert objects(kind="jobset", max_restarts=2)["JobSet"]["spec"]["failurePolicy"] == {
+        "maxRestarts": 2,
+        "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+    assert objects(kind="tfjob")["TFJob"]["spec"]["tfReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
+
+
+def test_the_command_prints_yaml_that_kubectl_takes(capsys):
+    flags = [
+        "--name=cifar",
+        "--workers=2",
+        "--image=registry.test/x:1",
+        "--volume=runs:/runs",
+        "--env=A=it's: {x}\n- y",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(["manifest", "kubernetes", *flags, "-m", "recipes.cifar_multi_worker", "--run_dir=/runs/a b"])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    made = list(yaml.safe_load_all(out))
+    assert [each["kind"] for each in made] == ["Service", "NetworkPolicy", "Job"]
+    (container,) = made[2]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "recipes.cifar_multi_worker", "--run_dir=/runs/a b"]
+    assert {"name": "A", "value": "it's: {x}\n- y"} in container["env"]
+    for each in made:
+        check(each)
+
+
+def test_lost_checkpoints_are_said_beforehand(capsys):
+    with pytest.raises(SystemExit):
+        main(["manifest", "kubernetes", "--name=a", "--workers=2", "--image=x", "-m", "m"])
+    assert "checkpoints are lost with their pod" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["manifest", "kubernetes", "--name=a", "--workers=2", "--image=x", "--volume=runs:/runs", "-m", "m"])
+    assert "give --run_dir=/runs/a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "Cifar"},
+        {"name": "-a"},
+        {"name": "a" * 62},
+        {"name": "a\nkind: Secret"},
+        {"kind": "pod"},
+        {"image": ""},
+        {"image": "a b"},
+        {"image": "--rm"},
+        {"command": ("-m",)},
+        {"cpu": "much"},
+        {"memory": "8 Gi"},
+        {"gpus": -1},
+        {"user": 0},
+        {"port": 80},
+        {"namespace": "Team"},
+        {"max_restarts": -1},
+        {"environment": (("A B", "x"),)},
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_here(changes):
+    with pytest.raises(LaunchError, match="Kubernetes doesn't take that"):
+        request(**changes)
+
+
+@pytest.mark.parametrize("text", ["runs", "runs:runs", "Runs:/runs", ":/runs"])
+def test_volumes_that_are_none(text):
+    with pytest.raises(LaunchError, match="CLAIM:/PATH"):
+        kubernetes.Volume.parse(text)
+
+
+HOSTILE = st.text(max_size=60) | st.sampled_from(
+    ["$(x)", "`x`", "'\"", "- a\n- b", "{{x}}", "!!python/object", "\u2028", "~"]
+)
+
+
+@given(values=st.lists(HOSTILE, max_size=4), name=st.text(string.ascii_lowercase + "-", min_size=1, max_size=70))
+def test_whatever_is_in_them_arguments_come_through_as_they_are(values, name):
+    try:
+        made = kubernetes.manifest(
+            request(name=name, command=("-m", "x", *values), environment=(("A", "".join(values)),))
+        )
+    except LaunchError:
+        return
+    (*_, job) = yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert [expanded(part) for part in container["command"]] == ["python", "-m", "x", *values]
+    assert expanded(container["env"][-1]["value"]) == "".join(values)

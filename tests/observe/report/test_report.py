@@ -1,0 +1,278 @@
+"""The page about a run: made of whatever a run directory holds, whole in itself, and right in a real browser."""
+
+import http.server
+import json
+import os
+import pathlib
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from browser import CHROMIUM, look
+
+from toolkit.cli.main import main
+from toolkit.errors import RequestError, RunDirectoryError
+from toolkit.observe import report
+from toolkit.observe.report.timeline import spans_of
+
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+STEP = {"steps": 5, "milliseconds": 76.0, "compute": 70.0, "communication": 3.0, "input": 0.5, "other": 2.5}
+ROW = {
+    "predicted_seconds": 0.5,
+    "measured_seconds": 0.52,
+    "predicted_bytes": 1e7,
+    "measured_bytes": None,
+    "parameters": 10**7,
+    "loss": 2.1,
+}
+EVENTS = [
+    ("started", "chief:0", 0.0, 1, {}),
+    ("started", "worker:0", 0.1, 2, {}),
+    ("ended", "worker:0", 20.0, 2, {"code": -9, "dismissed": False}),
+    ("started", "worker:0", 20.5, 3, {}),
+    ("ended", "chief:0", 60.0, 1, {"code": 0, "dismissed": False}),
+    ("ended", "worker:0", 61.0, 3, {"code": 143, "dismissed": True}),
+]
+
+
+def made(folder, name="a run", **changes):
+    """A run directory with something for every picture."""
+    path = folder / name
+    path.mkdir()
+    (folder / "logs").mkdir(exist_ok=True)
+    lines = [json.dumps({"event": e, "task": t, "at": 1e9 + at, "pid": pid, **more}) for e, t, at, pid, more in EVENTS]
+    (folder / "logs" / "events.jsonl").write_text("\n".join(lines) + '\n{"at": 1')
+    summary = {
+        "recipe": "cifar_mirrored",
+        "status": "completed",
+        "emulated": True,
+        "replicas": 2,
+        "devices": ["CPU:0", "CPU:1"],
+        "test_accuracy": 0.8125,
+        "wall_seconds": 61.0,
+        "step": STEP,
+        "launch_logs": str(folder / "logs"),
+        "parallelism": [
+            {"conv": "replicated", "fc": "sharded", **ROW},
+            {"conv": "planned", "fc": "planned", **ROW, "measured_seconds": 0.49},
+        ],
+        "parameter_servers": {
+            "staleness": {"0": 40, "1": 75, "2": 5},
+            "updates": 120,
+            "steps_by_worker": {"worker:0": 120},
+        },
+        "command": ["python", "-m", "recipes.x", "--api_token=hunter2", "it's"],
+        "versions": {"tensorflow": "2.21.0"},
+        **changes,
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "run.json").write_text(json.dumps({"recipe": "cifar_mirrored", "config": {"seed": 1}}))
+    rows = ["epoch,step,loss,accuracy,val_loss,val_accuracy,images_per_second", *(
+        f"{n},{100 * n},{2 / n},{0.3 * n},{2.1 / n},{0.25 * n},{1000 + n}" for n in (1, 2, 3)
+    )]  # fmt: skip
+    (path / "history.csv").write_text("\n".join(rows) + "\n")
+    return path
+
+
+PICTURES = [
+    "Loss",
+    "Accuracy",
+    "Images per second",
+    "Where a step's time goes",
+    "Tasks, their ends and restarts",
+    "Staleness of gradients",
+    "Ways to divide the layers, predicted and measured",
+]
+
+
+def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
+    path = made(tmp_path)
+    assert report.write([path]) == path / "report.html"
+    text = (path / "report.html").read_text()
+    assert [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)] == PICTURES
+    assert "81.25%" in text
+    assert "92% is computing" in text
+    assert "CPU devices stood in for GPUs" in text
+    assert "hunter2" not in text
+    assert "--api_token=***" in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    references = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    assert references <= set(ids)
+
+
+def test_several_runs_stand_beside_one_another(tmp_path, monkeypatch, capsys):
+    first, second = made(tmp_path, "first"), made(tmp_path, "second", test_accuracy=0.75)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(first), str(second)])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "report.html\n"
+    text = (tmp_path / "report.html").read_text()
+    assert "2 runs compared" in text
+    assert re.search(r"test accuracy</th>\s*<td>81.25%</td>\s*<td>75.00%</td>", text)
+    assert "first test" in text
+
+
+def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path):
+    path = made(tmp_path)
+    (path / "summary.json").unlink()
+    (path / "history.csv").write_text("epoch,loss\n1,2.0\n2,nan\n")
+    text = report.write([path]).read_text()
+    assert "not finished" in text
+    assert "it is running, or was killed" in text
+    assert re.findall(r"<h3>(.*?)</h3>", text) == ["Loss"]
+
+
+@pytest.mark.parametrize(
+    "spoil", ["{", "[]", '{"step": 3, "parallelism": [1], "parameter_servers": "x", "command": 4}', ""]
+)
+def test_files_that_are_damaged_are_passed_over(tmp_path, spoil):
+    path = made(tmp_path)
+    (path / "summary.json").write_text(spoil)
+    (path / "history.csv").write_bytes(b"epoch,loss\n\xff\x00,1\n")
+    assert report.write([path]).exists()
+
+
+def test_what_a_run_is_called_is_not_read_as_html(tmp_path):
+    name = "<script>alert(1)<|script> ' \""
+    text = report.write([made(tmp_path, name, dataset='"><img src=x>', model="${x} {{ 7*7 }}")]).read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "{{ 7*7 }}" in text
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match="there is no such directory"):
+        report.write([tmp_path / "nowhere"])
+    with pytest.raises(RunDirectoryError, match="it holds no run"):
+        report.write([tmp_path])
+    with pytest.raises(RequestError, match="Name a file in a directory that is there"):
+        report.write([made(tmp_path)], tmp_path / "nowhere" / "it.html")
+
+
+def test_a_device_is_written_to_and_a_link_followed(tmp_path):
+    run = made(tmp_path)
+    os.mkfifo(tmp_path / "pipe.html")
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit((tmp_path / "pipe.html").read_text)
+        report.write([run], tmp_path / "pipe.html")
+        assert "</html>" in read.result(20)
+    assert (tmp_path / "pipe.html").is_fifo()
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    report.write([run], tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "history.csv", ""])
+def test_a_runs_own_files_are_not_written_over(tmp_path, name):
+    run = made(tmp_path)
+    with pytest.raises(RequestError, match="Name a file that ends in .html"):
+        report.write([run], run / name)
+    assert json.loads((run / "summary.json").read_text())["recipe"] == "cifar_mirrored"
+
+
+ODD = {
+    "step": [{"milliseconds": "x"}, {**STEP, "compute": None}, {**STEP, "compute": 1e308}, 5],
+    "parallelism": [5, [{}], [{"conv": 1, "predicted_seconds": 1e308, "measured_seconds": 2}]],
+    "parameter_servers": [{"steps_by_worker": [1]}, {"staleness": {"x": 1}}, {"staleness": {"1": "x"}}, []],
+    "train_accuracy": [10**400, "x", [1]],
+    "launch_logs": ["\0", "/dev/null", 5],
+    "command": [["\ud800"], [1, None], "x"],
+    "versions": [[1], {"x": [1]}],
+    "status": [None, {"a": 1}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in ODD.items() for value in values])
+@pytest.mark.filterwarnings("default")  # matplotlib's, of numbers that don't fit into a picture.
+def test_whatever_a_summary_holds_there_is_a_page(tmp_path, key, value):
+    text = report.write([made(tmp_path, **{key: value})]).read_text()
+    assert "</html>" in text
+    assert "81.25%" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", "[" * 100_000),
+        ("../logs/events.jsonl", '{"at": 1, "event": "started", "task": "a", "pid": [1]}\n' + "[" * 100_000),
+        ("../logs/events.jsonl", '{"at": 1' + "0" * 400 + ', "event": "started", "task": "a", "pid": 1}'),
+        ("history.csv", "epoch,loss\n1,1e308\n2,-1e308\n3,1e-320\n"),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_whatever_is_in_the_files_there_is_a_page(tmp_path, file, content):
+    path = made(tmp_path)
+    (path / file).write_text(content)
+    assert "</html>" in report.write([path]).read_text()
+
+
+def test_training_that_diverged_is_said(tmp_path):
+    path = made(tmp_path)
+    (path / "history.csv").write_text("epoch,loss\n1,2.0\n2,nan\n")
+    assert "training diverged" in report.write([path]).read_text()
+
+
+def test_many_runs_and_strange_names(tmp_path):
+    names = ["back\\slash", "_under", "a$b$c", *map(str, range(7))]
+    text = report.write([made(tmp_path, name) for name in names], tmp_path / "all.html").read_text()
+    titles = [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)]
+    assert titles == PICTURES
+    for name in names[:3]:
+        assert f"{name} training" in text
+
+
+def test_tasks_are_told_apart_by_how_they_ended(tmp_path):
+    spans = spans_of(report.read(made(tmp_path)), prefix="")
+    assert [(span.task, round(span.end - span.start), span.ending) for span in spans] == [
+        ("chief:0", 60, "done"),
+        ("worker:0", 20, "signal 9"),
+        ("worker:0", 40, "ended by the launcher"),
+    ]
+
+
+@browser
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "flags"), [(1280, ()), (500, ()), (1280, ("--force-dark-mode",))])
+def test_in_a_browser_all_pictures_are_there_and_nothing_is_asked_of_a_network(tmp_path, width, flags):
+    page = report.write([made(tmp_path, "it's"), made(tmp_path, "second")], tmp_path / "both.html")
+    plain = look(page, tmp_path, *flags, width=width)
+    assert plain.console == []
+    assert plain.requests == []
+    measured = look(page, tmp_path, *flags, width=width, measure=True).seen
+    assert [title for title, *_ in measured["figures"]] == PICTURES
+    assert all(w >= min(360, width - 120) and h > 90 for _, w, h in measured["figures"])
+    assert measured["overflow"] <= 0, "the page is wider than the screen"
+    assert measured["ink"] == measured["label"], "a chart's text has another colour than the page's"
+    dark = sum(map(int, re.findall(r"\d+", measured["paper"])[:3])) < 300
+    assert dark == bool(flags)
+
+
+@browser
+@pytest.mark.slow
+def test_the_browser_would_have_noticed(tmp_path):
+    """A page with an error and a picture from elsewhere, so that the test above can fail."""
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = pathlib.Path(tmp_path, "bad.html")
+        address = f"http://127.0.0.1:{server.server_port}/x.png"
+        page.write_text(f"<img src='{address}'><script>console.error('oh')</script>")
+        seen = look(page, tmp_path)
+        server.shutdown()
+    assert asked == ["/x.png"]
+    assert address in seen.requests
+    assert any("oh" in line for line in seen.console)

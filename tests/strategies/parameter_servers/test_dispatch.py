@@ -1,0 +1,129 @@
+"""Work on its way to workers and back, with threads in the place of workers."""
+
+import random
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from toolkit.cluster import Cluster
+from toolkit.errors import TaskLost
+from toolkit.strategies.parameter_servers import dispatch
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
+
+CLUSTER = Cluster(
+    {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"], "ps": ["127.0.0.1:5"]}
+)
+
+
+class Coordinator:
+    """Gives work to three threads, and raises what it raised when asked whether it is done."""
+
+    def __init__(self):
+        self.error = None
+        self.threads = []
+        self.free = threading.Semaphore(3)
+
+    def done(self):
+        if self.error:
+            raise self.error
+
+    def take(self, work):
+        def run():
+            with self.free:
+                try:
+                    work()
+                except Exception as error:
+                    self.error = error
+
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+
+
+@pytest.fixture
+def dispatcher(monkeypatch):
+    coordinator = Coordinator()
+    monkeypatch.setattr(dispatch.private, "schedule", lambda c, work: c.take(work))
+    monkeypatch.setattr(dispatch.private, "worker_index", lambda: 0)
+    monkeypatch.setattr(dispatch, "answers", lambda *_: True)
+    yield Dispatcher(coordinator, CLUSTER)
+    for thread in coordinator.threads:
+        thread.join(10)
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 1, 2, 5, 9])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_no_step_overlaps_with_more_steps_of_others_than_allowed(dispatcher, staleness, steps):
+    """Each step reads a version, takes its time, and is applied: what is counted is what was applied in between."""
+    if staleness is not None and 0 < staleness < steps:
+        pytest.skip("the session sends no dispatch as long as that")
+    chance = random.Random(4)
+    lock, version, ages, order = threading.Lock(), [0], [], []
+
+    def run(attempt):
+        assert attempt == 1
+        for _ in range(steps):
+            with lock:
+                read = version[0]
+            time.sleep(chance.random() * 0.004)
+            with lock:
+                ages.append(version[0] - read)
+                version[0] += 1
+        return version[0]
+
+    for _ in range(60):
+        dispatcher.send(Work(steps, run, order.append), staleness=staleness)
+    dispatcher.settle()
+    assert len(order) == 60
+    assert version[0] == 60 * steps
+    if staleness is not None:
+        assert max(ages) <= staleness
+    if staleness != 0:
+        assert max(ages) > 0  # They did run beside one another.
+
+
+def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
+    def fails(_):
+        raise tf.errors.InvalidArgumentError(None, None, "a shape")
+
+    dispatcher.send(Work(1, fails, print), staleness=None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a shape"):
+        dispatcher.settle()
+
+
+def test_a_lost_ps_is_named(dispatcher, monkeypatch):
+    monkeypatch.setattr(dispatch, "answers", lambda _, task: task.job != "ps")
+
+    def fails(_):
+        raise tf.errors.UnavailableError(None, None, "connection reset")
+
+    dispatcher.send(Work(1, fails, print), staleness=None)
+    with pytest.raises(TaskLost, match=r"ps:0 is gone.*--resume"):
+        dispatcher.settle()
+
+
+def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
+    monkeypatch.setattr(dispatch, "answers", lambda _, task: task.job != "worker")
+    monkeypatch.setattr(dispatch, "_QUIET", 0.1)
+    monkeypatch.setattr(dispatch, "_NO_WORKER", 0.5)
+    release = threading.Event()
+    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
+    with pytest.raises(TaskLost, match="All 3 workers"):
+        dispatcher.settle()
+    release.set()
+
+
+def test_workers_that_come_back_one_by_one_are_not_waited_for_for_ever(dispatcher, monkeypatch):
+    """TensorFlow takes none of them back before all are there."""
+    workers = [str(task) for task in dispatcher.cluster.tasks if task.job == "worker"]
+    gone = set(workers)
+    monkeypatch.setattr(dispatch, "answers", lambda _, task: str(task) not in gone)
+    monkeypatch.setattr(dispatch, "_QUIET", 0.1)
+    monkeypatch.setattr(dispatch, "_NO_WORKER", 1)
+    release = threading.Event()
+    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
+    threading.Timer(0.5, gone.discard, [workers[0]]).start()
+    with pytest.raises(TaskLost, match="All 3 workers were lost"):
+        dispatcher.settle()
+    release.set()

@@ -1,0 +1,13 @@
+"""Where a cluster is found when there is no TF_CONFIG: the environment that a launcher of tasks leaves.
+
+Come here to teach the toolkit another launcher: a file with a function `membership(environ)`, and a row in
+`cluster/discovery.py`.
+
+variables   numbers that a launcher left in the environment
+ports       ports for tasks that a launcher gave none
+jobs        which job each rank has, where a launcher only numbers them
+hostlist    Slurm's compressed lists written out
+slurm       the membership of a process in an srun step
+open_mpi    the membership of a process that mpirun started
+kubernetes  the membership of a pod in an Indexed Job
+"""

@@ -1,0 +1,88 @@
+"""The membership of a process in an srun step.
+
+The variables are those that srun's manual lists under "Output environment variables"
+(https://slurm.schedmd.com/srun.html). sbatch and salloc set others of similar names for a whole
+allocation; only a step has one process for each task.
+"""
+
+from collections.abc import Mapping
+
+from toolkit.cluster.addresses import join
+from toolkit.cluster.membership import Membership
+from toolkit.cluster.sources import jobs, ports, variables
+from toolkit.cluster.sources.hostlist import expand, expand_counts
+from toolkit.cluster.spec import Cluster
+from toolkit.errors import ClusterError
+
+__all__ = ["membership"]
+
+
+def membership(environ: Mapping[str, str]) -> Membership | None:
+    """Reads srun's variables: every task of the step is a worker, in rank order, unless TOOLKIT_TASKS says otherwise.
+
+    TOOLKIT_TASKS="chief:1,worker:2,ps:1" makes rank 0 the chief, 1 and 2 workers, 3 a ps.
+
+    Returns:
+        None outside a step, in a step of one task, and where mpirun started the process: mpirun
+        has srun start its daemons, so that the step's variables are about those.
+
+    Raises:
+        ClusterError: The variables contradict each other, or the tasks' distribution isn't known.
+    """
+    if not environ.get("SLURM_STEP_ID") or "OMPI_COMM_WORLD_SIZE" in environ:
+        return None
+    # A shell in an salloc or sbatch allocation is a step of one task.
+    if "SLURM_STEP_NUM_TASKS" not in environ:
+        return None
+    tasks = variables.count(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm")
+    if tasks < 2:
+        return None
+    rank = _number(environ, "PROCID")
+    job, step = _number(environ, "JOB_ID"), _number(environ, "STEP_ID")
+    nodes = expand(variables.text(environ, "SLURM_STEP_NODELIST", launcher="Slurm"))
+    counts = expand_counts(variables.text(environ, "SLURM_STEP_TASKS_PER_NODE", launcher="Slurm"))
+    if len(counts) != len(nodes) or sum(counts) != tasks or rank >= tasks:
+        raise ClusterError(
+            asked=f"Slurm step {job}.{step} has {tasks} tasks on {len(nodes)} nodes, and this is task {rank}",
+            found=f"SLURM_STEP_TASKS_PER_NODE counts {sum(counts)} on {len(counts)}",
+            remedy="Leave Slurm's variables as srun sets them, or set TF_CONFIG instead",
+        )
+    places = _layout(environ.get("SLURM_DISTRIBUTION", ""), counts)
+    _check_own_place(environ, places, rank)
+    chosen = ports.choose(job=job + step, tasks=tasks)
+    addresses = [join(nodes[node], port) for (node, _), port in zip(places, chosen, strict=True)]
+    ranks = jobs.of_ranks(environ.get(jobs.VARIABLE), ranks=tasks)
+    cluster = Cluster(jobs.shared_out(ranks, addresses))
+    return Membership(cluster=cluster, task=ranks[rank], source=f"Slurm step {job}.{step}")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    return variables.whole(environ, f"SLURM_{name}", launcher="Slurm")
+
+
+def _layout(distribution: str, counts: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Returns each rank's node and its place on that node. With one task on each node all ways are the same."""
+    block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    # "cyclic:block,NoPack": what follows the first word is about sockets and cores.
+    way = distribution.partition(":")[0].partition(",")[0].partition("=")[0].lower()
+    if way == "arbitrary" or (way == "plane" and max(counts) > 1):
+        raise ClusterError(
+            asked="this Slurm step has tasks to be told apart by their ranks",
+            found=f"--distribution={distribution} doesn't say which rank is on which node",
+            remedy="Start it with srun --distribution=block, or set TF_CONFIG instead",
+        )
+    # Round robin: first the first task of every node, then the second of those that have one.
+    return sorted(block, key=lambda place: (place[1], place[0])) if way == "cyclic" else block
+
+
+def _check_own_place(environ: Mapping[str, str], places: list[tuple[int, int]], rank: int) -> None:
+    names = ("NODEID", "LOCALID")
+    if any(f"SLURM_{name}" not in environ for name in names):
+        return
+    own = tuple(_number(environ, name) for name in names)
+    if own != places[rank]:
+        raise ClusterError(
+            asked=f"task {rank} of this Slurm step should be number {places[rank][1]} on node {places[rank][0]}",
+            found=f"it is number {own[1]} on node {own[0]}",
+            remedy="Start it with srun --distribution=block, or set TF_CONFIG instead",
+        )

@@ -1,0 +1,113 @@
+"""An Indexed Job, a JobSet or a TFJob, with a headless service and a network policy.
+
+What failed is started again as its kind has it: an Indexed Job replaces a failed pod, and the others, which fail with
+it, too; a JobSet restarts all jobs together, up to max_restarts; a TFJob starts a pod again for exit codes from 128 on.
+Exit code 2 says that what was asked can't be done: an Indexed Job and a JobSet give up then.
+"""
+
+from typing import Any
+
+from toolkit.errors import RequestError
+from toolkit.launch.backends.kubernetes.pods import CONTAINER, template
+from toolkit.launch.backends.kubernetes.request import Request
+
+__all__ = ["manifest"]
+
+
+def manifest(request: Request) -> list[dict[str, Any]]:
+    """Returns the objects to create, in order."""
+    makers = {"job": _indexed_job, "jobset": _jobset, "tfjob": _tfjob}
+    return [*_service(request), _policy(request), makers[request.kind](request)]
+
+
+def _metadata(request: Request) -> dict[str, Any]:
+    where = {"namespace": request.namespace} if request.namespace else {}
+    return {"name": request.name, **where, "labels": _labels(request)}
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return {"app.kubernetes.io/name": request.name}
+
+
+def _service(request: Request) -> list[dict[str, Any]]:
+    """Names for the pods; a JobSet and a TFJob have their own."""
+    if request.kind != "job":
+        return []
+    spec = {
+        "clusterIP": "None",
+        "selector": _labels(request),
+        # Tasks look for one another before any of them is ready.
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "grpc", "port": request.port}],
+    }
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}]
+
+
+def _policy(request: Request) -> dict[str, Any]:
+    """TensorFlow's servers take orders from anyone who reaches them: only the job's own pods may."""
+    own = {"podSelector": {"matchLabels": _labels(request)}}
+    spec = {"podSelector": {"matchLabels": _labels(request)}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(request), "spec": spec}
+
+
+def _job_spec(request: Request, job: str | None, number: int, *, backoff: int) -> dict[str, Any]:
+    return {
+        "completionMode": "Indexed",
+        "completions": number,
+        "parallelism": number,
+        "backoffLimit": backoff,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": CONTAINER,
+                        "operator": "In",
+                        "values": [RequestError.exit_code],
+                    },
+                },
+                # A node that is drained or preempted is no fault of the job's.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": template(request, job),
+    }
+
+
+def _indexed_job(request: Request) -> dict[str, Any]:
+    tasks = sum(number for _, number in request.jobs)
+    # A task that fails takes the others with it: each restart of the job costs as many failures as there are pods.
+    spec = _job_spec(request, None, tasks, backoff=request.max_restarts * tasks)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(request), "spec": spec}
+
+
+def _jobset(request: Request) -> dict[str, Any]:
+    jobs = [
+        {"name": job, "replicas": 1, "template": {"spec": _job_spec(request, job, number, backoff=0)}}
+        for job, number in request.jobs
+    ]
+    leads = "chief" if any(job == "chief" for job, _ in request.jobs) else "worker"
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": request.name, "publishNotReadyAddresses": True},
+        "failurePolicy": {
+            "maxRestarts": request.max_restarts,
+            # What the pods' own policy has given up for good, exit code 2, isn't restarted.
+            "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+        },
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [leads]},
+        "replicatedJobs": jobs,
+    }
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(request), "spec": spec}
+
+
+def _tfjob(request: Request) -> dict[str, Any]:
+    names = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
+    replicas = {
+        names[job]: {"replicas": number, "restartPolicy": "ExitCode", "template": template(request, job)}
+        for job, number in request.jobs
+    }
+    spec = {
+        "runPolicy": {"backoffLimit": request.max_restarts, "cleanPodPolicy": "Running"},
+        "tfReplicaSpecs": replicas,
+    }
+    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(request), "spec": spec}

@@ -1,0 +1,148 @@
+"""sbatch, the job's state, its logs, and its end."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch.backends.slurm.request import Request
+from toolkit.launch.backends.slurm.script import script
+from toolkit.support import redaction, signals
+
+__all__ = ["submit"]
+
+_SECONDS = 1.0  # Between two questions to Slurm.
+_DONE = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "FORGOTTEN",
+)
+
+
+def submit(request: Request, *, show: Callable[[str], None]) -> None:
+    """Submits the job, shows its logs, and returns when it is completed.
+
+    A signal to this process cancels the job.
+
+    Args:
+        request: What is to run.
+        show: Is given whole lines, without their ends.
+
+    Raises:
+        LaunchError: Slurm isn't there, or doesn't take the job.
+        TaskFailed: The job failed.
+        JobStopped: This process was told to stop, and the job is cancelled.
+    """
+    if shutil.which("sbatch") is None:
+        raise LaunchError(
+            asked="--engine=slurm submits a job",
+            found="there is no sbatch on this machine",
+            remedy="Run it on a login node",
+        )
+    try:
+        request.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            asked=f"the tasks' logs are to go to {request.logs}",
+            found=f"it can't be written ({(error.strerror or str(error)).lower()})",
+            remedy="Name a directory that can be written with --log_dir",
+        ) from error
+    batch = request.logs / "job.sh"
+    batch.touch(mode=0o600)  # It holds the arguments as they are.
+    batch.write_text(script(request), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
+    output = str((request.logs / "job.log").absolute()).replace("%", "%%")
+    job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
+    show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
+    with signals.noted() as received:
+        followed = _Logs(request.logs)
+        state = _followed(job, followed, received, show)
+        for line in followed.lines():
+            show(line)
+    if received:
+        raise JobStopped(received[0])
+    if state[0] != "COMPLETED":
+        raise TaskFailed(
+            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {request.logs}",
+            code=state[1] or 1,
+        )
+    show(f"launch: Slurm job {job} is completed")
+
+
+def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str], None]) -> tuple[str, int]:
+    """Shows the logs until the job has ended; returns its state and exit code."""
+    before, cancelled = "", False
+    while True:
+        state, code = _state(job)
+        if state != before:
+            show(f"launch: Slurm job {job} is {state}")
+            if before and state == "PENDING":  # Slurm lets a job that is queued again wait for two minutes.
+                subprocess.run(
+                    ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False
+                )
+            before = state
+        for line in logs.lines():
+            show(line)
+        if state in _DONE:
+            return state, code
+        if received and not cancelled:
+            show(f"launch: {signal.Signals(received[0]).name}: cancelling Slurm job {job}")
+            subprocess.run(["scancel", job], capture_output=True, check=False)
+            cancelled = True
+        time.sleep(_SECONDS)
+
+
+def _state(job: str) -> tuple[str, int]:
+    """A job's state in Slurm's word, and its exit code, of its signal's kind where that ended it."""
+    done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
+    found = re.search(r"\bJobState=(\w+)", done.stdout)
+    code = re.search(r"\bExitCode=(\d+):(\d+)", done.stdout)
+    if found is None:  # Slurm forgets a job some minutes after its end; its controller may be away for a while.
+        return ("FORGOTTEN" if "Invalid job id" in done.stderr else "UNKNOWN", 0)
+    number = 0 if code is None else int(code[1]) or (128 + int(code[2]) if int(code[2]) else 0)
+    return found[1], number
+
+
+def _asked(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise LaunchError(
+            asked="--engine=slurm submits a job",
+            found=f"sbatch refused it: {said[-1].removeprefix('sbatch: error: ')}",
+            remedy="See what it says; --dry_run prints the script",
+        )
+    return done.stdout
+
+
+class _Logs:
+    """The tasks' logs, read as they grow."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self._read: dict[pathlib.Path, int] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yields whole new lines, each with its task's rank."""
+        for path in sorted([*self._directory.glob("task-*.log"), *self._directory.glob("job.log")]):
+            name = "job" if path.stem == "job" else f"task {path.stem.partition('-')[2]}"
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    text = file.read()
+            except OSError:
+                continue
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                yield f"{name} | {redaction.masked(line, os.environ)}"

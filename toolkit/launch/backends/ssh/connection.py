@@ -1,0 +1,177 @@
+"""The ssh process of one host."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+from toolkit.errors import LaunchError
+from toolkit.launch.backends.ssh import wire
+from toolkit.launch.backends.ssh.hosts import Host
+from toolkit.launch.backends.ssh.request import Request
+
+__all__ = ["Connection", "address_of", "ssh"]
+
+_CONNECT = 10  # Seconds for a connection to be made.
+_ALIVE = 5  # Seconds between ssh's own signs of life.
+
+
+def ssh(request: Request) -> list[str]:
+    """Returns ssh's own part of a command: the user's ssh and configuration, which asks nothing."""
+    own = ["-F", request.ssh_config] if request.ssh_config else []
+    options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
+    # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
+    every = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes", *options]
+    return ["ssh", *own, *(word for option in every for word in ("-o", option))]
+
+
+def address_of(request: Request, host: Host) -> str:
+    """Returns the name or address at which ssh reaches a host, by its configuration: other hosts are to use it, too.
+
+    Raises:
+        LaunchError: There is no ssh, or it can't read its configuration.
+    """
+    command = [*ssh(request), "-G", "--", host.name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CONNECT, check=False)
+    except FileNotFoundError:
+        raise LaunchError(
+            asked="--hosts starts tasks by ssh",
+            found="there is no ssh on this machine",
+            remedy="Install it: sudo apt-get install openssh-client",
+        ) from None
+    except subprocess.TimeoutExpired:
+        return host.name.rpartition("@")[2]
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LaunchError(
+            asked=f"ssh is to reach {host.name}", found=f"it says: {said[-1]}", remedy="Mend ssh's configuration"
+        )
+    found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
+    return found[1] if found else host.name.rpartition("@")[2]
+
+
+class Connection:
+    """A host's agent, at the end of ssh.
+
+    Args:
+        request: What was asked.
+        host: Which.
+        mark: Of this job.
+        first: Whether it is the job's first host.
+
+    Attributes:
+        heard: When it last said something, by the monotonic clock.
+        ready: What it said when it was ready; None before.
+        ended: What it said of its end; None before.
+        refused: Why it won't be ready, in words; "" as long as it may.
+    """
+
+    def __init__(self, request: Request, host: Host, *, mark: str, first: bool) -> None:
+        self.host = host
+        self.heard = self._beaten = time.monotonic()
+        self.ready: dict[str, Any] | None = None
+        self.ended: dict[str, Any] | None = None
+        self.refused = ""
+        self._request = request
+        self._reader = wire.Reader()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close().
+        path = ["env", f"PYTHONPATH={request.path}"] if request.path else []
+        # All of it is quoted for the shell that sshd starts; everything of the user's follows as JSON.
+        remote = "exec " + shlex.join([*path, request.python, "-m", "toolkit.launch.backends.ssh.agent"])
+        self.process = subprocess.Popen(
+            [*ssh(request), "--", host.name, remote],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # The terminal's Ctrl-C is passed on, so that tasks can write a checkpoint.
+        )
+        assert self.process.stdout is not None
+        self.descriptor = self.process.stdout.fileno()
+        os.set_blocking(self.descriptor, False)
+        self.send(
+            "prepare",
+            directory=request.directory,
+            tasks=host.tasks,
+            mark=mark,
+            first=first,
+            silence=max(5.0, request.heartbeat_timeout),
+            grace=request.grace,
+        )
+
+    def send(self, kind: str, **facts: Any) -> None:
+        """Sends a message; to a host that is gone, nothing."""
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(wire.line(kind, **facts))
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            pass
+
+    def beat(self) -> None:
+        """Shows the agent that this end lives, once a second."""
+        now = time.monotonic()
+        if now - self._beaten >= wire.BEAT:
+            self._beaten = now
+            self.send("beat")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the messages that have come; notes those that this class has attributes for."""
+        try:
+            data = os.read(self.descriptor, 1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        found = self._reader.messages(data)
+        if found:
+            self.heard = time.monotonic()
+        for message in found:
+            if message["toolkit"] == "ready":
+                self.ready = message
+            elif message["toolkit"] == "end":
+                self.ended = message
+                if self.ready is None:
+                    self.refused = str(message["text"])
+        if not data and self.ready is None and not self.refused:
+            self.refused = self.words()
+        return found
+
+    @property
+    def gone(self) -> bool:
+        """Whether ssh has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def silent(self) -> float:
+        """Seconds since it last said something."""
+        return time.monotonic() - self.heard
+
+    def words(self) -> str:
+        """What ssh or the host's shell said last."""
+        code = self.process.wait(5) if self.gone else None
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
+        said = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
+        said = said or self._reader.strange or [f"ssh ended with exit code {code}"]
+        return said[-1].strip()[:300]
+
+    def close(self) -> None:
+        """Ends ssh; the agent's input ends with it, and the tasks there soon after."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except OSError:
+                pass
+        if not self.gone:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(2)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._errors.close()

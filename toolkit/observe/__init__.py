@@ -1,0 +1,20 @@
+"""Seeing the machine and the run: come here to learn what is wrong, where operations run, and how a run went.
+
+Nothing in this wing changes a training; everything in it reads, measures, and says what to do.
+
+placement  which device each operation and variable is on
+doctor     what is wrong with this machine and environment, and the command that mends it
+scaling    how a recipe's speed grows with replicas, and what bounds it
+report     one page of HTML about a run, or several compared
+"""
+
+import importlib
+from typing import Any
+
+__all__ = ["doctor", "placement", "report", "scaling"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # Each when it is first named: a command needs one of them.
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(name)

@@ -1,0 +1,37 @@
+"""What is wrong with this machine and this environment, and the command that mends it.
+
+finding      what a check found
+situation    what the checks look at
+versions     packages that fit together
+environment  variables and files that change what a script does
+gpus         cards, driver, libraries, and whether TensorFlow sees them
+machine      processor, limits, disks, the clock
+network      the hosts of a cluster
+data         the data sets that are there
+training     ten steps of training, run in a process of its own
+self_test    one device, two replicas and two processes, compared
+"""
+
+from collections.abc import Iterator
+
+from toolkit.observe.doctor import data, environment, gpus, machine, network, versions
+from toolkit.observe.doctor.finding import Finding
+from toolkit.observe.doctor.finding import failure as _failure
+from toolkit.observe.doctor.self_test import self_test
+from toolkit.observe.doctor.situation import Situation
+
+__all__ = ["Finding", "Situation", "examine", "self_test"]
+
+
+def examine(situation: Situation) -> Iterator[Finding]:
+    """Yields what each check found, one after another. No check changes anything, or raises."""
+    for room in (versions, environment, gpus, machine, network, data):
+        try:
+            yield from room.look(situation)
+        except Exception as error:  # What it looks at can be broken in ways that nobody thought of.
+            name = room.__name__.rpartition(".")[2]
+            yield _failure(
+                name,
+                f"the check itself failed: {type(error).__name__}: {error}",
+                "python -X faulthandler -m toolkit doctor --json",
+            )

@@ -1,0 +1,26 @@
+"""The data sets that are there."""
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from toolkit.data import cifar10
+from toolkit.observe.doctor.finding import Finding, ok, warning
+from toolkit.observe.doctor.situation import Situation
+
+__all__ = ["look"]
+
+
+def look(situation: Situation) -> Iterator[Finding]:
+    """Yields which data set `--data=auto` takes."""
+    named = situation.environ.get("TFDS_DATA_DIR")
+    if named and not os.path.isdir(os.path.expanduser(named)):
+        yield warning(
+            "data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p {shlex.quote(named)}"
+        )
+        return
+    directory = cifar10.default_directory()
+    if cifar10.is_prepared(directory):
+        yield ok("data", f"CIFAR-10 is prepared in {directory}")
+    else:
+        yield ok("data", f"no CIFAR-10 in {directory}: --data=auto takes the embedded data set")

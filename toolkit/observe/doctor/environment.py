@@ -1,0 +1,158 @@
+"""Variables and files that change what a script does, without a word."""
+
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator
+
+from toolkit.cluster import check, check_proxies, discover
+from toolkit.devices.visible import resolve
+from toolkit.errors import ClusterError, DeviceError
+from toolkit.observe.doctor.finding import Finding, failure, ok, warning
+from toolkit.observe.doctor.situation import Situation
+
+__all__ = ["look"]
+
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_MOST_SCRIPTS, _MOST_BYTES = 200, 1 << 20
+_DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras import .*\bdistribution\b", re.MULTILINE)
+
+
+def look(situation: Situation) -> Iterator[Finding]:
+    """Yields a finding for each surprise, or one that there is none."""
+    parts = (_backend, _legacy, _visible, _growth, _threads, _cluster, _proxies, _distribution)
+    wrong = [finding for part in parts for finding in part(situation)]
+    yield from wrong
+    if not wrong:
+        yield ok("environment", "no variable or file there changes what a script does")
+
+
+def _backend(situation: Situation) -> Iterator[Finding]:
+    environ = situation.environ
+    named = environ.get("KERAS_BACKEND")
+    if named:
+        if named != "tensorflow":
+            yield failure(
+                "KERAS_BACKEND",
+                f"KERAS_BACKEND={named}, and TensorFlow's strategies train no other backend than tensorflow",
+                "unset KERAS_BACKEND",
+            )
+        return
+    file = pathlib.Path(environ.get("KERAS_HOME") or pathlib.Path(environ.get("HOME", "~")) / ".keras", "keras.json")
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        settings = None
+    if not isinstance(settings, dict):
+        yield failure(
+            "keras.json",
+            f"{file} holds no JSON object, and `import keras` fails",
+            f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.bad')}",
+        )
+        return
+    backend = settings.get("backend", "tensorflow")
+    if backend != "tensorflow":
+        yield failure(
+            "keras.json",
+            f"{file} chooses the backend {backend}, and TensorFlow's strategies train no other than tensorflow",
+            "export KERAS_BACKEND=tensorflow",
+        )
+
+
+def _legacy(situation: Situation) -> Iterator[Finding]:
+    value = situation.environ.get("TF_USE_LEGACY_KERAS", "")
+    if value.lower() in ("1", "true"):
+        yield warning(
+            "TF_USE_LEGACY_KERAS",
+            f"TF_USE_LEGACY_KERAS={value} makes tf.keras Keras 2, whose models `import keras` doesn't take",
+            "unset TF_USE_LEGACY_KERAS",
+        )
+
+
+def _visible(situation: Situation) -> Iterator[Finding]:
+    value = situation.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return
+    try:
+        seen = resolve(value, situation.inventory)
+    except DeviceError as error:
+        yield failure(
+            "CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={value}, but {error.found}", "unset CUDA_VISIBLE_DEVICES"
+        )
+        return
+    hidden = len(situation.inventory.gpus) - len(seen)
+    if hidden > 0:
+        cards = "card is" if hidden == 1 else "cards are"
+        yield warning(
+            "CUDA_VISIBLE_DEVICES",
+            f"CUDA_VISIBLE_DEVICES={value!r}: {hidden} of {len(situation.inventory.gpus)} {cards} hidden",
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _growth(situation: Situation) -> Iterator[Finding]:
+    value = situation.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    if value is not None:
+        yield warning(
+            "TF_FORCE_GPU_ALLOW_GROWTH",
+            f"TF_FORCE_GPU_ALLOW_GROWTH={value} decides over what --memory and tf.config say",
+            "unset TF_FORCE_GPU_ALLOW_GROWTH",
+        )
+
+
+def _threads(situation: Situation) -> Iterator[Finding]:
+    cores = situation.inventory.cores
+    for name in _THREADS:
+        value = situation.environ.get(name, "").strip()
+        if not value:
+            continue
+        if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) == 0:
+            yield warning(name, f"{name}={value} is no number of threads", f"unset {name}")
+        elif int(value) < cores:
+            yield warning(name, f"{name}={value}, and there are {cores} cores: some will idle", f"unset {name}")
+
+
+def _cluster(situation: Situation) -> Iterator[Finding]:
+    text = situation.environ.get("TF_CONFIG")
+    if text is not None:
+        checked = check(text)
+        for problem in checked.problems:
+            yield failure("TF_CONFIG", f"{problem.place}: {problem.found}", problem.cure)
+        return
+    try:
+        discover(situation.environ)
+    except ClusterError as error:
+        yield failure("cluster", error.found, error.remedy)
+
+
+def _proxies(situation: Situation) -> Iterator[Finding]:
+    clusters = [] if situation.cluster is None else [situation.cluster]
+    if "TF_CONFIG" in situation.environ and (own := check(situation.environ["TF_CONFIG"]).cluster):
+        clusters.append(own)
+    for cluster in clusters:
+        try:
+            check_proxies(cluster, situation.environ)
+        except ClusterError as error:
+            yield failure("proxy", error.found, error.remedy)
+            return
+
+
+def _distribution(situation: Situation) -> Iterator[Finding]:
+    try:
+        scripts = sorted(path for path in situation.here.glob("*.py") if path.is_file())[:_MOST_SCRIPTS]
+    except OSError:
+        return
+    for script in scripts:
+        try:
+            text = script.read_bytes()[:_MOST_BYTES].decode(errors="replace")
+        except OSError:
+            continue
+        if _DISTRIBUTION.search(text):
+            yield warning(
+                "keras.distribution",
+                f"{script.name} uses keras.distribution, which does nothing on Keras's TensorFlow backend",
+                "Make the strategy with toolkit.strategies.create() instead; the README has a script",
+            )

@@ -1,0 +1,28 @@
+"""Where operations and variables run: said by us beforehand, or asked of TensorFlow afterwards.
+
+private    hooks of TensorFlow that are not public
+names      devices as people write them
+report     where everything ran: operations, copies between devices, variables
+observing  running something once, and watching
+placing    layers of a model on devices of their own
+"""
+
+from typing import Any
+
+from toolkit.observe.placement.names import device
+from toolkit.observe.placement.private import kernels
+from toolkit.observe.placement.report import Copy, Operation, Report, Variable
+
+__all__ = ["Copy", "Operation", "Report", "Variable", "device", "kernels", "observe", "place"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "observe":
+        from toolkit.observe.placement.observing import observe
+
+        return observe
+    if name == "place":
+        from toolkit.observe.placement.placing import place
+
+        return place
+    raise AttributeError(name)

@@ -1,0 +1,274 @@
+"""Charts as SVG that takes its colours from the page: dark on white, light on black, and in print.
+
+Lines differ in marker and dash as well as in colour. Colours: Okabe and Ito, "Color Universal Design",
+https://jfly.uni-koeln.de/color/.
+"""
+
+import hashlib
+import html
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolkit.observe.report.reading import RunData
+from toolkit.observe.report.timeline import spans_of
+from toolkit.observe.report.trying import tried
+
+__all__ = ["Picture", "draw"]
+
+_INK = "#010203"  # Stands for the page's own colour of text.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_PARTS = {"compute": "#0072b2", "communication": "#d55e00", "input": "#e69f00", "other": "#999999"}
+_HATCHES = {"compute": "", "communication": "///", "input": "...", "other": "xx"}
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "hatch.color": _INK,
+    "hatch.linewidth": 0.4,
+    "text.parse_math": False,
+}
+
+
+class Picture:
+    """A chart.
+
+    Attributes:
+        title: Above it.
+        svg: An <svg> element.
+        words: What it shows, for those who don't see it.
+    """
+
+    def __init__(self, title: str, svg: str, words: str) -> None:
+        self.title, self.svg, self.words = title, svg, words
+
+
+def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
+    """Returns the charts for which the runs have data; one that can't be drawn is noted."""
+    makers: list[Callable[[Sequence[RunData]], Picture | None]] = [
+        lambda runs: _curves(runs, "Loss", ("loss", "val_loss"), "loss"),
+        lambda runs: _curves(runs, "Accuracy", ("accuracy", "val_accuracy"), "share of examples"),
+        lambda runs: _curves(runs, "Images per second", ("images_per_second",), "images/s"),
+        _steps,
+        _timeline,
+        _staleness,
+        _plan,
+    ]
+    return [picture for make in makers if (picture := tried(notes, None, make, runs)) is not None]
+
+
+def _figure(height: float = 3.0) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: float = 3.0) -> Picture:
+    import matplotlib
+
+    # Each picture's ids are its own: several stand on one page.
+    salt = hashlib.sha256(title.encode()).hexdigest()[:8]
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # Letters that its fonts lack, the browser's may have.
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # Names that leave no room for lines.
+        figure, axes = _figure(height)
+        plot(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{salt}-", svg)
+    svg = svg.replace(_INK, "currentColor")
+    box = re.search(r'viewBox="([^"]+)"', svg)
+    head = f'<svg viewBox="{box[1] if box else "0 0 400 200"}" role="img" aria-label="{html.escape(words)}" '
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    svg = head + spaces + svg[svg.index(">") + 1 :]
+    return Picture(title, svg, words)
+
+
+def _curves(runs: Sequence[RunData], title: str, columns: Sequence[str], unit: str) -> Picture | None:
+    lines = []
+    for number, run in enumerate(runs):
+        for column in columns:
+            points = [(row["epoch"], row[column]) for row in run.history if _are_numbers(row, "epoch", column)]
+            if points:
+                kind = "" if len(columns) == 1 else ("test" if column.startswith("val_") else "training")
+                label = " ".join(filter(None, (run.name if len(runs) > 1 else "", kind))) or run.name
+                label = f" {label}" if label.startswith("_") else label  # Or matplotlib leaves it out.
+                lines.append((number, column.startswith("val_"), label, points))
+    if not lines:
+        return None
+
+    def plot(axes: Any) -> None:
+        for number, test, label, points in lines:
+            axes.plot(
+                *zip(*points, strict=True),
+                label=label,
+                color=_COLOURS[number % len(_COLOURS)],
+                linestyle=_DASHES[1 if test else 0],
+                marker=_MARKERS[(2 * number + test) % len(_MARKERS)],
+                markersize=4,
+            )
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(unit)
+        axes.grid(alpha=0.25, color=_INK)
+        if len({point[0] for line in lines for point in line[3]}) < 12:
+            axes.set_xticks(sorted({point[0] for line in lines for point in line[3]}))
+        if len(lines) > 1:
+            axes.legend(fontsize=8)
+
+    last = "; ".join(f"{label}: {points[-1][1]:.4g} after epoch {points[-1][0]:.0f}" for _, _, label, points in lines)
+    return _picture(title, f"{title} by epoch. {last}.", plot)
+
+
+def _steps(runs: Sequence[RunData]) -> Picture | None:
+    seen = [(run.name, run.summary["step"]) for run in runs if isinstance(run.summary.get("step"), dict)]
+    seen = [(name, step) for name, step in seen if _are_numbers(step, "milliseconds", *_PARTS)]
+    if not seen:
+        return None
+
+    def plot(axes: Any) -> None:
+        names = [name for name, _ in seen]
+        starts = [0.0] * len(seen)
+        for part, colour in _PARTS.items():
+            widths = [step[part] for _, step in seen]
+            axes.barh(range(len(seen)), widths, left=starts, color=colour, hatch=_HATCHES[part], label=part, height=0.6)
+            starts = [start + width for start, width in zip(starts, widths, strict=True)]
+        axes.set_yticks(range(len(seen)) if len(seen) > 1 else [], names if len(seen) > 1 else None)
+        axes.invert_yaxis()
+        axes.set_xlabel("ms of a step")
+        axes.figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{part} {step[part]:.1f}" for part in _PARTS) + f" of {step['milliseconds']:.1f} ms"
+        for name, step in seen
+    )
+    return _picture("Where a step's time goes", f"{words}.", plot, height=1.5 + 0.45 * len(seen))
+
+
+_ENDINGS = {
+    "done": ("#009e73", ""),
+    "ended by the launcher": ("#56b4e9", "..."),
+    "running when this was written": ("#999999", "xx"),
+    "failed": ("#d55e00", "///"),
+}
+
+
+def _timeline(runs: Sequence[RunData]) -> Picture | None:
+    spans = [span for run in runs for span in spans_of(run, prefix=f"{run.name} " if len(runs) > 1 else "")]
+    if not spans:
+        return None
+    tasks = list(dict.fromkeys(span.task for span in spans))
+    begin = min(span.start for span in spans)
+
+    def plot(axes: Any) -> None:
+        for span in spans:
+            kind = span.ending if span.ending in _ENDINGS else "failed"
+            colour, hatch = _ENDINGS[kind]
+            place, length = tasks.index(span.task), span.end - span.start
+            axes.barh(
+                place,
+                length,
+                left=span.start - begin,
+                height=0.6,
+                color=colour,
+                hatch=hatch,
+                edgecolor=_INK,
+                linewidth=0.6,
+                label=kind,
+            )
+            if kind == "failed":
+                axes.annotate(span.ending, (span.end - begin, place - 0.3), fontsize=7, ha="right", va="bottom")
+        axes.set_yticks(range(len(tasks)), tasks)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel("seconds since the first task was started")
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        axes.figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize=8)
+
+    ends = "; ".join(f"{span.task}: {span.end - span.start:.0f} s, {span.ending}" for span in spans)
+    return _picture("Tasks, their ends and restarts", f"{ends}.", plot, height=1.5 + 0.35 * len(tasks))
+
+
+def _staleness(runs: Sequence[RunData]) -> Picture | None:
+    counted = []
+    for run in runs:
+        said = run.summary.get("parameter_servers")
+        histogram = said.get("staleness") if isinstance(said, dict) else None
+        if isinstance(histogram, dict) and histogram:
+            counted.append((run.name, {int(late): int(number) for late, number in histogram.items()}))
+    if not counted:
+        return None
+
+    def plot(axes: Any) -> None:
+        width = 0.8 / len(counted)
+        for number, (name, histogram) in enumerate(counted):
+            at = [late + (number - (len(counted) - 1) / 2) * width for late in histogram]
+            axes.bar(
+                at,
+                list(histogram.values()),
+                width,
+                color=_COLOURS[number % len(_COLOURS)],
+                hatch=["", "///", "...", "xx"][number % 4],
+                label=name,
+            )
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("updates between reading weights and applying the gradient")
+        axes.set_ylabel("gradients")
+        if len(counted) > 1:
+            axes.legend(fontsize=8)
+
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{n} late by {late}" for late, n in sorted(h.items())) for name, h in counted
+    )
+    return _picture("Staleness of gradients", f"{words}.", plot)
+
+
+def _plan(runs: Sequence[RunData]) -> Picture | None:
+    rows = [row for run in runs for row in run.summary.get("parallelism") or () if isinstance(row, dict)]
+    rows = [row for row in rows if _are_numbers(row, "predicted_seconds", "measured_seconds")]
+    if not rows:
+        return None
+    labels = ["as planned" if row["conv"] == "planned" else f"conv {row['conv']}\nFC {row['fc']}" for row in rows]
+
+    def plot(axes: Any) -> None:
+        for number, (name, hatch) in enumerate((("predicted", ""), ("measured", "///"))):
+            at = [index + (number - 0.5) * 0.4 for index in range(len(rows))]
+            axes.barh(
+                at,
+                [row[f"{name}_seconds"] * 1e3 for row in rows],
+                0.4,
+                color=_COLOURS[number % len(_COLOURS)],
+                hatch=hatch,
+                label=name,
+            )
+        axes.set_yticks(range(len(rows)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("ms per step")
+        axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+
+    words = "; ".join(
+        f"{label.replace(chr(10), ', ')}: predicted {row['predicted_seconds'] * 1e3:.0f} ms, "
+        f"measured {row['measured_seconds'] * 1e3:.0f} ms"
+        for label, row in zip(labels, rows, strict=True)
+    )
+    return _picture(
+        "Ways to divide the layers, predicted and measured", f"{words}.", plot, height=1.0 + 0.5 * len(rows)
+    )
+
+
+def _are_numbers(row: dict[str, Any], *names: str) -> bool:
+    return all(isinstance(row.get(name), (int, float)) for name in names)

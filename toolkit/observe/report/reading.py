@@ -1,0 +1,154 @@
+"""A run directory, as far as it is there: a run that was killed has left less than one that is done."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from toolkit.errors import RunDirectoryError
+from toolkit.support.files import check_file, read_text
+from toolkit.support.redaction import masked, masked_all
+
+__all__ = ["RunData", "read"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run directory says.
+
+    Attributes:
+        path: The directory.
+        name: What to call the run.
+        summary: summary.json, or what run.json says of a run that has none.
+        history: Rows of history.csv, numbers where they are numbers.
+        evaluation: Rows of evaluation.csv, of an evaluator task.
+        events: Starts and ends of tasks, from the launcher's record.
+        notes: What is missing or can't be read, a sentence each without its full stop.
+    """
+
+    path: pathlib.Path
+    name: str
+    summary: dict[str, Any]
+    history: tuple[dict[str, Any], ...]
+    evaluation: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+def read(path: str | pathlib.Path) -> RunData:
+    """Reads a run directory.
+
+    Raises:
+        RunDirectoryError: It isn't one.
+    """
+    path = pathlib.Path(path)
+    found = _no_run(path)
+    if found:
+        raise RunDirectoryError(
+            asked=f"{path} is a run directory",
+            found=found,
+            remedy="Name a directory that a recipe has written, such as one under ./runs",
+        )
+    notes: list[str] = []
+    summary = _object(path / "summary.json", notes)
+    if summary is None and (path / "summary.json").exists():
+        summary = {"status": "unknown"}
+    elif summary is None:
+        identity = _object(path / "run.json", notes) or {}
+        config = identity.get("config")
+        summary = {
+            "recipe": identity.get("recipe"),
+            **(config if isinstance(config, dict) else {}),
+            "status": "not finished",
+        }
+        notes.append("The run hasn't ended by itself: it is running, or was killed")
+    logs = summary.get("launch_logs")
+    return RunData(
+        path=path,
+        name=_readable(masked(path.resolve().name, os.environ)),
+        summary=summary,
+        history=tuple(_rows(path / "history.csv", notes)),
+        evaluation=tuple(_rows(path / "evaluation.csv", notes)),
+        events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
+        notes=tuple(notes),
+    )
+
+
+def _no_run(path: pathlib.Path) -> str:
+    """Returns why a path is no run directory; "" where it is one."""
+    try:
+        if not path.is_dir():
+            return "there is no such directory"
+        there = any((path / name).exists() for name in ("run.json", "summary.json", "history.csv"))
+    except OSError as error:
+        return f"it can't be read ({(error.strerror or str(error)).lower()})"
+    return "" if there else "it holds no run"
+
+
+def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
+    try:
+        value = _readable(masked_all(json.loads(read_text(path)), os.environ))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} can't be read ({type(error).__name__})")
+        return None
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} holds no object")
+    return value if isinstance(value, dict) else None
+
+
+def _readable(value: Any) -> Any:
+    """Puts ? in the place of what isn't text: half pairs, as which names of files and JSON can hold other bytes."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(name): _readable(each) for name, each in value.items()}
+    return [_readable(each) for each in value] if isinstance(value, list) else value
+
+
+def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        check_file(path)
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+            if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
+                notes.append(f"{path.name} has numbers that are not finite: training diverged")
+            return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
+    except FileNotFoundError:
+        return []
+    except (OSError, csv.Error) as error:
+        notes.append(f"{path.name} can't be read ({type(error).__name__})")
+        return []
+
+
+def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        text = read_text(path, errors="replace")
+    except (OSError, ValueError):
+        notes.append(f"The launcher's record {path} is gone")
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            event = _readable(json.loads(line))
+            known = {"at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])}
+            found.append({**event, **known, "pid": int(event["pid"])})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be half written.
+            continue
+    return found
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None if value == "" else value
+    return number
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

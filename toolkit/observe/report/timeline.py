@@ -1,0 +1,54 @@
+"""The processes of a job's tasks, from the launcher's record."""
+
+import dataclasses
+from typing import Any
+
+from toolkit.observe.report.reading import RunData
+
+__all__ = ["Span", "spans_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A process of a task; its code is None while it runs, as far as is known."""
+
+    task: str
+    start: float
+    end: float
+    code: int | None
+    dismissed: bool
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: "done", "ended by the launcher", "running when this was written", or a failure."""
+        if self.code is None:
+            return "running when this was written"
+        if self.code == 0:
+            return "done"
+        if self.dismissed:
+            return "ended by the launcher"
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+
+def spans_of(run: RunData, *, prefix: str) -> list[Span]:
+    """Returns the processes of a run's tasks, in the order in which they were started.
+
+    Args:
+        run: With the launcher's record.
+        prefix: Of the tasks' names.
+    """
+    started: dict[tuple[str, Any], float] = {}
+    found = []
+    for event in run.events:
+        key = (event["task"], event.get("pid"))
+        if event["event"] == "started":
+            started[key] = event["at"]
+        elif event["event"] == "ended" and key in started:
+            code = event.get("code")
+            dismissed = bool(event.get("dismissed"))
+            found.append(
+                Span(prefix + key[0], started.pop(key), event["at"], code if isinstance(code, int) else None, dismissed)
+            )
+    latest = max((event["at"] for event in run.events), default=0.0)
+    found += [Span(prefix + task, at, max(latest, at), None, False) for (task, _), at in started.items()]
+    return sorted(found, key=lambda span: span.start)

@@ -1,0 +1,79 @@
+"""From run directories to a file."""
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.errors import RequestError
+from toolkit.observe.report.page import render
+from toolkit.observe.report.reading import RunData, read
+from toolkit.support.files import write_text
+from toolkit.training.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from toolkit.training import Run
+
+__all__ = ["after", "write"]
+
+NAME = "report.html"
+_LOG = logging.getLogger(__name__)
+
+
+def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> pathlib.Path:
+    """Writes the page about one run, or about several compared, and returns where it is.
+
+    Args:
+        directories: Run directories.
+        out: The file; None for report.html in the run's directory, or here where there are several.
+
+    Raises:
+        RunDirectoryError: One of them is no run directory.
+        RequestError: The page can't be written there.
+    """
+    runs = [read(path) for path in directories]
+    file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
+    with _said(file):
+        _check(file, runs)
+    text = render(runs)
+    with _said(file):
+        if file.exists() and not file.is_file():  # A device or a pipe is written to, not replaced.
+            file.write_text(text, encoding="utf-8")
+        else:
+            write_text(file.resolve(), text)
+    return file
+
+
+@contextlib.contextmanager
+def _said(file: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, a link to itself a RuntimeError.
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise RequestError(
+            asked=f"the report is to be written to {file}",
+            found=f"that can't be done ({reason})",
+            remedy="Name a file in a directory that is there with --out",
+        ) from error
+
+
+def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
+    """Refuses what would cost a run its own files, before the work."""
+    found = ""
+    if not file.name or file.is_dir():
+        found = "that is no name of a file"
+    elif file.suffix.lower() not in (".html", ".htm") and file.resolve().parent in {run.path.resolve() for run in runs}:
+        found = "there it could take the place of the run's own files"
+    if found:
+        raise RequestError(asked=f"--out={file}", found=found, remedy="Name a file that ends in .html")
+
+
+def after(run: "Run") -> None:
+    """Writes the page about a run that has ended, where this process holds its directory; a failure is only logged."""
+    if not isinstance(run.directory, RunDirectory):
+        return
+    try:
+        _LOG.info("Report: %s", write([run.directory.path]))
+    except Exception as error:  # It is a look at the run, and never a reason for it to fail.
+        _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)

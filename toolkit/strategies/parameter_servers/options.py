@@ -1,0 +1,67 @@
+"""Where variables live, and how asynchronous training is."""
+
+import dataclasses
+from typing import Any
+
+from toolkit.errors import StrategyError
+
+__all__ = ["PLACEMENTS", "ParameterServerOptions"]
+
+PLACEMENTS = ("round_robin", "balanced", "sharded")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterServerOptions:
+    """How parameter servers are used.
+
+    Attributes:
+        variables: "round_robin", each next variable on the next ps, as TensorFlow does it; "balanced",
+            each on the ps that holds the fewest bytes; "sharded", balanced, and large ones cut into
+            rows that several ps hold.
+        shards: Parts of each sharded variable; None for one on each ps.
+        min_shard_bytes: No part is smaller; so smaller variables stay whole.
+        synchronous: Rounds: the workers share each batch, and their gradients are applied together.
+        max_staleness: No gradient is applied that was computed from parameters that more than so
+            many updates have changed since; None for any number.
+        steps_per_dispatch: Steps that a worker is sent at once; None for what suits their length.
+
+    Raises:
+        StrategyError: A value is none that it can be.
+    """
+
+    variables: str = "round_robin"
+    shards: int | None = None
+    min_shard_bytes: int = 256 << 10
+    synchronous: bool = False
+    max_staleness: int | None = None
+    steps_per_dispatch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.variables not in PLACEMENTS:
+            raise _wrong("variables", self.variables, "there is no such placement", "one of " + ", ".join(PLACEMENTS))
+        _check("shards", self.shards, least=1)
+        _check("min_shard_bytes", self.min_shard_bytes, least=1)
+        _check("max_staleness", self.max_staleness, least=0)
+        _check("steps_per_dispatch", self.steps_per_dispatch, least=1)
+        if self.shards is not None and self.variables != "sharded":
+            raise _wrong(
+                "shards", self.shards, f"variables={self.variables!r} keeps variables whole", "it with sharded"
+            )
+        if self.synchronous and (self.max_staleness or (self.steps_per_dispatch or 1) > 1):
+            raise StrategyError(
+                asked="synchronous rounds with "
+                + ("max_staleness" if self.max_staleness else "several steps per dispatch"),
+                found="in a round all gradients are computed from the same parameters, a step at a time",
+                remedy="Leave one of the two out",
+            )
+
+
+def _check(name: str, value: Any, *, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _wrong(name, value, f"it must be a whole number of at least {least}", f"{least} or more")
+
+
+def _wrong(name: str, value: Any, found: str, give: str) -> StrategyError:
+    return StrategyError(asked=f"{name}={value!r}", found=found, remedy=f"Give {give}")

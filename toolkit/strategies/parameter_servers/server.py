@@ -1,0 +1,68 @@
+"""The life of a worker or ps: it serves until the chief is done."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from toolkit.cluster import Cluster, Task
+from toolkit.strategies.parameter_servers.dispatch import answers
+from toolkit.support import status
+
+__all__ = ["serve"]
+
+_LOG = logging.getLogger(__name__)
+_LOOK = 1.0  # Seconds between two looks at the chief.
+_PATIENCE = 5.0  # Seconds that it may be out of reach.
+
+
+def serve(cluster: Cluster, task: Task) -> NoReturn:
+    """Serves, then ends the process: with 0 when the chief has ended, with 143 or 130 on a signal.
+
+    TensorFlow's own `join` never returns, and lets no signal handler of Python's run.
+
+    Args:
+        cluster: All tasks.
+        task: Who this process is: a worker or ps.
+    """
+    stop = threading.Event()
+    received: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        received.append(number)
+        stop.set()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+    members = [other for other in cluster.tasks if other.job != "evaluator"]
+    spec = tf.train.ClusterSpec(cluster.restricted_to(members).as_dict())
+    server = tf.distribute.Server(spec, job_name=task.job, task_index=task.index, protocol="grpc", config=_config(task))
+    status.report(state="serving", strategy="parameter_server")
+    _LOG.info("%s serves at %s until the chief ends", task, cluster.address(task))
+    seen = time.monotonic()
+    while not stop.wait(_LOOK):
+        now = time.monotonic()
+        if answers(cluster, cluster.chief):
+            seen = now
+        elif now - seen > _PATIENCE:
+            _LOG.info("The chief has ended, and so does %s", task)
+            break
+    status.report(state="ending")
+    del server
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + received[0] if received else 0)  # TensorFlow's server has no end of its own.
+
+
+def _config(task: Task) -> Any:
+    config = tf.compat.v1.ConfigProto()
+    config.gpu_options.allow_growth = True
+    if task.job == "ps":
+        config.device_count["GPU"] = 0
+    return config

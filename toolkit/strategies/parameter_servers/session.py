@@ -1,0 +1,279 @@
+"""What `fit`, `evaluate` and `predict` of a model call in place of Keras's own functions of a step."""
+
+import collections
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.parameter_servers.calls import Calls
+from toolkit.strategies.parameter_servers.counting import Counting
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
+from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, Ledger, balance
+from toolkit.strategies.parameter_servers.options import ParameterServerOptions
+from toolkit.strategies.parameter_servers.pace import Pace
+from toolkit.strategies.parameter_servers.rounds import EXAMPLES, shares_of
+from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
+from toolkit.strategies.parameter_servers.sums import Sums
+from toolkit.strategies.parameter_servers.variables import Variables
+
+__all__ = ["Session"]
+
+_LOG = logging.getLogger(__name__)
+_EVALUATED = 8  # Numbered batches evaluated in one dispatch.
+
+
+class Session:
+    """Training and evaluation of one compiled model.
+
+    Args:
+        model: Built and compiled under the strategy's scope.
+        dispatcher: Of the strategy.
+        ledgers: Of each ps device.
+        options: How asynchronous.
+
+    Attributes:
+        staleness: How many gradients were so many updates old when they were applied.
+        applied: Steps that are applied, in this process.
+        recovered: Steps of killed workers that had been applied, wholly or on some ps, before they were run again.
+        interrupted: Those of them that were killed in the midst of being applied.
+    """
+
+    def __init__(
+        self, model: Any, dispatcher: Dispatcher, ledgers: dict[str, Ledger], options: ParameterServerOptions
+    ) -> None:
+        self.model = model
+        self.dispatcher = dispatcher
+        self.options = options
+        self.staleness: collections.Counter = collections.Counter()
+        self.applied = self.recovered = self.interrupted = 0
+        self._variables = variables = Variables(model, ledgers)
+        self._counting = Counting(variables)
+        self._sums = Sums(variables)
+        self._calls = Calls(variables, self._counting)
+        self._pace = Pace(options, dispatcher.workers)
+        self._lock = threading.Lock()
+        self._pending: list[tuple[int, Any]] = []  # The ledgers' number of a step, and its batch.
+        self._stream: Stream | None = None
+        self._sent = 0  # Steps since training was last settled.
+        self._first = 0  # The ledgers' number of the first of them.
+        self._here: int | None = None  # Steps left in this epoch.
+        self._left: int | None = None  # And in all.
+
+    def begin(self) -> None:
+        """Begins a training.
+
+        Raises:
+            StrategyError: The model can't be trained so.
+        """
+        self.settle()
+        if self.model.run_eagerly:
+            raise StrategyError(
+                asked="compile(run_eagerly=True)",
+                found="under parameter servers steps run as functions on the workers",
+                remedy="Leave run_eagerly out",
+            )
+
+    def begin_epoch(self, steps: int | None, epochs: int) -> None:
+        """Begins an epoch.
+
+        Args:
+            steps: In it, None where `fit` doesn't know.
+            epochs: Left with it.
+        """
+        self._here = steps
+        self._left = None if steps is None else steps * epochs
+
+    # What Keras calls.
+
+    def train(self, given: Any) -> dict[str, float]:
+        """Sends the next steps of `fit` on their way; returns how training stands as far as is known."""
+        reader = reader_of(given)
+        for item in self._next(reader):
+            if self._stream is not reader.stream:
+                self._flush()
+                self._stream = reader.stream
+            if self.options.synchronous:
+                self._round(reader.stream, item)
+            else:
+                self._pending.append((self._first + self._sent, item))
+                self._sent += 1
+            if len(self._pending) >= self._pace.steps:
+                self._flush()
+            if self._here is not None and self._left is not None:
+                self._here -= 1
+                self._left -= 1
+        if self._here == 0:  # So that the time it takes is the epoch's.
+            self._flush()
+            self.dispatcher.settle()
+        known = self._known()
+        if self._sent >= CAPACITY // 2:
+            self.settle()
+        return known
+
+    def test(self, given: Any) -> dict[str, float]:
+        """Sends the next batches of `evaluate` on their way."""
+        reader = reader_of(given)
+        for item in self._next(reader):
+            self._stream = reader.stream
+            self._pending.append((-1, item))
+            if len(self._pending) >= (_EVALUATED if reader.stream.kind == "numbered" else 1):
+                self._flush()
+        return self._known()
+
+    def predict(self, data: Sequence[Any]) -> Any:
+        """Predicts some batches."""
+        results = [self._predicted(batch) for batch in data]
+        if len(results) == 1:
+            return results[0]
+        return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *results)
+
+    def results(self, original: Any) -> Any:
+        """In the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
+        if not tf.inside_function():
+            self.settle()
+        return original()
+
+    def reset(self, original: Any) -> None:
+        """In the place of `Model.reset_metrics`: what is under way counts for what was before."""
+        self.settle()
+        original()
+
+    def settle(self) -> None:
+        """Waits for all steps, and sets what counts: the optimizer's steps, seeds, metrics.
+
+        Raises:
+            TaskLost: A ps is gone, or all workers are.
+        """
+        self._flush()
+        self.dispatcher.settle()
+        self._sums.settle()
+        self._counting.settle(self._sent)
+        if self._sent:
+            ages, missing = balance(self._ledgers.values(), self._first, self._sent)
+            self.staleness.update(ages)
+            self.applied += self._sent
+            if missing > self.interrupted:
+                _LOG.warning("%d of %d steps are not in the ledgers of all ps with variables", missing, self._sent)
+            self._first += self._sent
+            self._sent = 0
+
+    # How it is done.
+
+    @property
+    def _ledgers(self) -> dict[str, Ledger]:
+        return {device: self._variables.ledgers[device] for device in self._variables.applied_on}
+
+    def _next(self, reader: Reader) -> Iterator[Any]:
+        """Goes through the batches of one execution; raises StopIteration in the caller where there is none."""
+        items = []
+        for _ in range(self.model.steps_per_execution):
+            try:
+                items.append(reader.take())
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+        if not items:
+            raise tf.errors.OutOfRangeError(None, None, "the data is at its end")  # Which Keras knows.
+        return iter(items)
+
+    def _known(self) -> dict[str, float]:
+        known = self._sums.known()
+        if not known:  # Of an epoch's first step something must be known.
+            self._flush()
+            self.dispatcher.wait(lambda: self._sums.changed)
+            known = self._sums.known()
+        return known
+
+    def _flush(self) -> None:
+        """Sends what is pending."""
+        pending, self._pending = self._pending, []
+        if not pending or self._stream is None:
+            return
+        self._sums.start()
+        if pending[0][0] < 0:
+            call = self._calls.batches(self._stream, [item for _, item in pending])
+            work = Work(len(pending), lambda attempt: _fetched([call(attempt > 1)]), self._sums.add)
+            self.dispatcher.send(work, staleness=None)
+        elif len(pending) == self._pace.steps:
+            self._send(self._stream, pending)
+        else:  # The function is one of a single step, or of as many as are sent at once.
+            for one in pending:
+                self._send(self._stream, [one])
+        self._pace.adapt(self._left)
+
+    def _send(self, stream: Stream, pending: list[tuple[int, Any]]) -> None:
+        first = pending[0][0]
+        call = self._calls.steps(stream, [item for _, item in pending], first, first - self._first)
+
+        def run(attempt: int) -> list:
+            return _fetched([call(False)]) if attempt == 1 else self._again(stream, pending)
+
+        def done(result: list) -> None:
+            self._sums.add(result)
+            if len(pending) == 1:
+                self._pace.note(work.seconds)
+
+        work = Work(len(pending), run, done, trains=True)
+        self.dispatcher.send(work, staleness=self.options.max_staleness)
+
+    def _again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
+        """Runs the steps of a worker that died, each by itself, without what was applied before."""
+        numbers = [number for number, _ in pending]
+        seen = {device: ledger.look(numbers) for device, ledger in self._ledgers.items()}
+        outputs = []
+        for place, (number, item) in enumerate(pending):
+            notes = {device: int(found[place]) for device, found in seen.items()}
+            missing = frozenset(device for device, note in notes.items() if not note)
+            before = len(missing) < len(notes)
+            if before:
+                with self._lock:
+                    self.recovered += 1
+                    self.interrupted += INTERRUPTED in notes.values()
+            only = missing if before else None
+            call = self._calls.steps(stream, [item], number, number - self._first, only=only)
+            outputs.append(call(place == 0))
+        return _fetched(outputs)
+
+    def _round(self, stream: Stream, item: Any) -> None:
+        """Does a step together: every worker a share of the batch."""
+        self._sums.start()
+        count = self.dispatcher.workers
+        function, applying = self._calls.round(stream, count)
+        counting = [tf.constant(value) for value in self._counting.at(self._sent)]
+        number = tf.constant(item if stream.kind == "numbered" else 0, tf.int64)
+        examples = np.zeros(count)
+
+        def one(share: int, data: list) -> Work:
+            def done(result: list) -> None:
+                examples[share] = result[0][1].pop(EXAMPLES)
+                self._sums.add(result)
+
+            arguments = (number, tf.constant(share, tf.int64), counting, data)
+            return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
+
+        for share, data in shares_of(stream, item, count):
+            self.dispatcher.send(one(share, data), staleness=None)
+        self.dispatcher.settle()
+        try:
+            applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counting)
+        except tf.errors.OpError:
+            self.dispatcher.look()
+            raise
+        self._sent += 1
+
+    def _predicted(self, batch: Any) -> Any:
+        call = self._calls.batch(batch)
+        results: list = []
+        work = Work(1, lambda _: tf.nest.map_structure(lambda tensor: tensor.numpy(), call()), results.append)
+        self.dispatcher.send(work, staleness=None)
+        self.dispatcher.wait(lambda: bool(results))
+        return results[0]
+
+
+def _fetched(outputs: Sequence[tuple]) -> list[tuple]:
+    """Brings a function's results from the worker."""
+    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]

@@ -1,0 +1,13 @@
+"""What every room needs and none owns: small helpers that know nothing of training.
+
+Come here before writing a file, masking a secret, noting a signal or wrapping somebody else's function: each is done in
+one way in the whole house.
+
+umask      files that not everybody may write
+files      writing a file so that it is there whole or not at all
+digests    the SHA-256 of a file
+redaction  which variables and flags hold secrets, and texts without them
+wrapping   a function of somebody else's, wrapped once
+signals    signals that ask a program to stop
+status     what a task and the launcher that started it tell each other
+"""

@@ -1,0 +1,111 @@
+"""Writing a file so that it is there whole or not at all: aside, synced, renamed."""
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import pathlib
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.support import umask
+
+__all__ = ["check_file", "make_directory", "plain", "read_text", "sync", "write_csv", "write_json", "write_text"]
+
+
+def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
+    """Returns the text of a file.
+
+    Raises:
+        OSError: It can't be read, or `check_file` refuses it.
+        ValueError: It is no UTF-8.
+    """
+    check_file(path)
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Makes sure that reading this comes to an end: that of a pipe or a device needn't.
+
+    Raises:
+        OSError: It is no file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Replaces `path` by a file that holds `text`; whoever reads it sees the old or the new one.
+
+    Raises:
+        OSError: It can't be written; the old file is untouched.
+    """
+    aside = path.with_name(f".{path.name}.writing")
+    aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
+    try:
+        with umask.guarded(), aside.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """As `write_text`, for a value that JSON can hold. NaN and infinity, which it can't, become null."""
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # A path need not be text; what of it isn't stands in Python's as half a pair, which JSON can write as \udcff.
+    write_text(path, text.encode(errors="backslashreplace").decode())
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with None in the place of each NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:
+    """As `write_text`, for rows that may have different columns.
+
+    Args:
+        path: The file.
+        rows: Column -> value of each.
+        empty: The columns where there is no row.
+    """
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row)) or list(empty)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def make_directory(path: pathlib.Path) -> None:
+    """Makes a directory, and those above it, which survive a power cut; not everybody may write in them.
+
+    Raises:
+        OSError: It can't be made, or something else is there.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    with umask.guarded():
+        path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Makes what was written to a file, or renamed in a directory, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
