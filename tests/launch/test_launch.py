@@ -147,6 +147,22 @@ def test_signals_to_the_launcher_end_all_tasks(launcher, number):
     assert launcher.nothing_left(within=1) is True
 
 
+def test_a_launcher_under_nohup_goes_on_after_a_hangup(launcher):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What a program is started with is inherited.
+    try:
+        process = launcher.start("--workers=1", body="print('up', flush=True)\ntime.sleep(1000)")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for(process, b"up")
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert b"Stopped by SIGTERM" in err
+
+
 def test_tasks_get_the_signal_and_time_to_save(launcher):
     body = """
 def save(*_):

@@ -59,7 +59,7 @@ def meet(
     if len(cluster.tasks) > 1:
         others = [task for task in peers or cluster.tasks if task != me]
         with (
-            signals.obeyed(f"waiting for {', '.join(str(task) for task in others[:_NAMED])}"),
+            signals.exiting(f"waiting for {', '.join(str(task) for task in others[:_NAMED])}"),
             _Meeting(cluster, me, others, program or {}) as meeting,
         ):
             meeting.hold(timeout)

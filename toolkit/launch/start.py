@@ -41,7 +41,7 @@ def start(request: Request, *, display: Any = None, ports: Any = None, where: st
 
     mark = secrets.token_hex(8)
     with (
-        signals.noted() as received,
+        signals.recorded() as received,
         ports or HeldPorts() as held,
         tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
     ):

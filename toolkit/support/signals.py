@@ -1,34 +1,55 @@
-"""Signals that ask a program to stop: noted instead of obeyed at once, or obeyed with a word."""
+"""Signals that ask a program to stop: recorded instead of obeyed at once, or obeyed with a word.
+
+Every handler in the house is set by `handle`, so that all are right about nohup and about threads.
+"""
 
 import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 
 from toolkit.errors import JobStopped
 
-__all__ = ["SIGNALS", "noted", "obeyed", "sleep"]
+__all__ = ["SIGNALS", "exiting", "handle", "recorded", "sleep"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[int]]:
-    """Yields a list to which the number of each such signal is appended, from now to the end of the block."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in SIGNALS}
+def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Has `handler` called for these signals until the end of the block, which puts back what was there before.
+
+    A signal that is ignored stays ignored: nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs.
+    Outside the main thread nothing is changed: Python allows no handlers there.
+
+    Args:
+        numbers: The signals.
+        handler: As for `signal.signal`.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handler) for number in heeded}
     try:
-        yield received
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager
-def obeyed(doing: str) -> Iterator[None]:
+def recorded(numbers: Collection[int] = SIGNALS) -> Iterator[list[int]]:
+    """Yields a list to which the number of each such signal is appended until the end of the block."""
+    received: list[int] = []
+    with handle(numbers, lambda number, _: received.append(number)):
+        yield received
+
+
+@contextlib.contextmanager
+def exiting(doing: str) -> Iterator[None]:
     """Ends the program with 128 + the signal's number and one line, where Python or the system would end it.
 
     A handler of the program's own is left alone.
@@ -42,15 +63,9 @@ def obeyed(doing: str) -> Iterator[None]:
         sys.stderr.flush()
         raise SystemExit(128 + number)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # Elsewhere Python allows no handlers.
-        plain = (signal.SIG_DFL, signal.default_int_handler)
-        before = {number: signal.signal(number, end) for number in SIGNALS if signal.getsignal(number) in plain}
-    try:
+    plain = (signal.SIG_DFL, signal.default_int_handler)
+    with handle([number for number in SIGNALS if signal.getsignal(number) in plain], end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def sleep(seconds: float, received: Sequence[int]) -> None:
@@ -58,7 +73,7 @@ def sleep(seconds: float, received: Sequence[int]) -> None:
 
     Args:
         seconds: How long.
-        received: What `noted` yields.
+        received: What `recorded` yields.
 
     Raises:
         JobStopped: A signal has come.

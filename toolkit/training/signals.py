@@ -1,12 +1,12 @@
 """SIGINT, SIGTERM and SIGHUP, held back until the training step is finished."""
 
+import contextlib
 import logging
 import signal
-import threading
 from types import FrameType
-from typing import Any
 
 from toolkit.errors import StoppedBySignal
+from toolkit.support import signals
 
 __all__ = ["StopSignals"]
 
@@ -26,18 +26,14 @@ class StopSignals:
     def __init__(self) -> None:
         self.held = False
         self.received: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Elsewhere Python allows no handlers.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background job of the shell.
-                    self._before[number] = signal.signal(number, self._handle)
+        self._handlers.enter_context(signals.handle(signals.SIGNALS, self._handle))
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
+        self._handlers.close()
         self.held = False
 
     def _handle(self, number: int, _: FrameType | None) -> None:

@@ -101,7 +101,7 @@ def _run(request: Request, replicas: int, number: int, batch: int | None) -> dic
 
 def _finished(command: list[str], out: Any) -> int:
     """Runs a program; a signal to this process is handed on, and waited for."""
-    with signals.noted() as received:
+    with signals.recorded() as received:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

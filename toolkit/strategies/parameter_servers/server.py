@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from toolkit.cluster import Cluster, Task
 from toolkit.strategies.parameter_servers.dispatch import answers
-from toolkit.support import status
+from toolkit.support import signals, status
 
 __all__ = ["serve"]
 
@@ -37,27 +37,27 @@ def serve(cluster: Cluster, task: Task) -> NoReturn:
         received.append(number)
         stop.set()
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, end)
-    members = [other for other in cluster.tasks if other.job != "evaluator"]
-    spec = tf.train.ClusterSpec(cluster.restricted_to(members).as_dict())
-    server = tf.distribute.Server(spec, job_name=task.job, task_index=task.index, protocol="grpc", config=_config(task))
-    status.report(state="serving", strategy="parameter_server")
-    _LOG.info("%s serves at %s until the chief ends", task, cluster.address(task))
-    seen = time.monotonic()
-    while not stop.wait(_LOOK):
-        now = time.monotonic()
-        if answers(cluster, cluster.chief):
-            seen = now
-        elif now - seen > _PATIENCE:
-            _LOG.info("The chief has ended, and so does %s", task)
-            break
-    status.report(state="ending")
-    del server
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(128 + received[0] if received else 0)  # TensorFlow's server has no end of its own.
+    with signals.handle((signal.SIGINT, signal.SIGTERM), end):
+        members = [other for other in cluster.tasks if other.job != "evaluator"]
+        spec = tf.train.ClusterSpec(cluster.restricted_to(members).as_dict())
+        server = tf.distribute.Server(
+            spec, job_name=task.job, task_index=task.index, protocol="grpc", config=_config(task)
+        )
+        status.report(state="serving", strategy="parameter_server")
+        _LOG.info("%s serves at %s until the chief ends", task, cluster.address(task))
+        seen = time.monotonic()
+        while not stop.wait(_LOOK):
+            now = time.monotonic()
+            if answers(cluster, cluster.chief):
+                seen = now
+            elif now - seen > _PATIENCE:
+                _LOG.info("The chief has ended, and so does %s", task)
+                break
+        status.report(state="ending")
+        del server
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + received[0] if received else 0)  # TensorFlow's server has no end of its own.
 
 
 def _config(task: Task) -> Any:

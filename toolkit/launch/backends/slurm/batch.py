@@ -13,11 +13,10 @@ import pathlib
 import signal
 import subprocess
 import sys
-from types import FrameType
 
 from toolkit.cluster.sources.jobs import VARIABLE
 from toolkit.errors import RequestError
-from toolkit.support import status
+from toolkit.support import signals, status
 
 __all__: list[str] = []
 
@@ -37,25 +36,19 @@ def _main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     job, restarts = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    told: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        told.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)  # scancel; srun gets its own.
-    code = _srun(given, job, restarts)
-    _say(f"srun ended with exit code {code}")
-    if told or code in (0, RequestError.exit_code):
+    with signals.recorded((signal.SIGTERM, signal.SIGINT)) as received:  # scancel; srun gets its own.
+        code = _srun(given, job, restarts)
+        _say(f"srun ended with exit code {code}")
+        if received or code in (0, RequestError.exit_code):
+            return code
+        if code == 128 + signal.SIGTERM:
+            return _requeue(job, code, "its time was nearly up")
+        if not _nodes_answer():
+            return _requeue(job, code, "a node doesn't answer")
+        failures = _count(given.logs / _FAILURES)
+        if failures <= given.max_restarts:
+            return _requeue(job, code, f"it failed, restart {failures} of {given.max_restarts}")
         return code
-    if code == 128 + signal.SIGTERM:
-        return _requeue(job, code, "its time was nearly up")
-    if not _nodes_answer():
-        return _requeue(job, code, "a node doesn't answer")
-    failures = _count(given.logs / _FAILURES)
-    if failures <= given.max_restarts:
-        return _requeue(job, code, f"it failed, restart {failures} of {given.max_restarts}")
-    return code
 
 
 def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:

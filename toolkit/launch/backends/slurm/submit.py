@@ -64,7 +64,7 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
     output = str((request.logs / "job.log").absolute()).replace("%", "%%")
     job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
     show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
-    with signals.noted() as received:
+    with signals.recorded() as received:
         followed = _Logs(request.logs)
         state = _followed(job, followed, received, show)
         for line in followed.lines():

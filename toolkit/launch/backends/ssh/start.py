@@ -34,7 +34,7 @@ def start(request: Request) -> None:
         TaskFailed: A task failed, or a host is gone.
         JobStopped: This program was told to stop.
     """
-    with signals.noted() as received:
+    with signals.recorded() as received:
         addresses = {host: address_of(request, host) for host in request.hosts}
         check_addresses(request, addresses)
         _, tasks = place(request, addresses)
