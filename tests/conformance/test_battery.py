@@ -7,6 +7,7 @@ step; the plain network does so little enough to be held to 1e-5 for 20 steps.
 
 import functools
 import itertools
+import json
 import pathlib
 import tempfile
 
@@ -114,6 +115,14 @@ def test_the_numbers_are_those_of_one_device(strategy, training):
     # 203 test examples, each counted once: the accuracy is a whole number of 203rds.
     assert many["evaluated"][1] * 203 == pytest.approx(round(many["evaluated"][1] * 203), abs=1e-3)
     assert many["agree"], "replicas hold different weights"
+    described = json.loads(str(many["described"]))
+    name, replicas = STRATEGIES[strategy]
+    assert described["strategy"] == ("parameter_server" if name in train.SERVED else name)
+    assert described["replicas"] == replicas
+    assert described["devices"] == [f"CPU:{i}" for i in range(replicas if name == "mirrored" else 1)]
+    jobs = {job: len(addresses) for job, addresses in described.get("cluster", {}).items()}
+    served = {"chief": 1, "worker": 2, "ps": 2}
+    assert jobs == (served if name in train.SERVED else {"worker": replicas} if name == "multi_worker" else {})
 
 
 def compiled(strategy):

@@ -9,6 +9,7 @@ Under multi_worker there are as many of these as replicas, each with its TF_CONF
 of a cluster with parameter servers, of which the chief writes.
 """
 
+import json
 import sys
 
 import keras
@@ -106,6 +107,7 @@ def main():
         losses=losses.losses,
         evaluated=[evaluated["loss"], evaluated["accuracy"]],
         predicted=model.predict(examples.test_images, batch_size=30 * int(replicas), verbose=0),
+        described=json.dumps(toolkit.strategies.describe(strategy)),
         agree=all(copies_agree(variable) for variable in model.weights),
         **{f"state/{key}": value for key, value in state.capture(model).items()},
     )

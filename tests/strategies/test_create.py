@@ -25,6 +25,19 @@ def test_auto_goes_by_the_number_of_devices(four_devices):
     assert strategies.create().num_replicas_in_sync == 4
 
 
+def test_a_strategy_says_what_it_is(four_devices):
+    import tensorflow as tf
+
+    one = {"strategy": "one_device", "replicas": 1, "devices": ["CPU:0"]}
+    assert strategies.describe(tf.distribute.get_strategy()) == one
+    assert strategies.describe(strategies.create("one_device", devices=("CPU:0",))) == one
+    mirrored = {"strategy": "mirrored", "replicas": 2, "devices": ["CPU:2", "CPU:1"]}
+    assert strategies.describe(strategies.create("mirrored", devices=("CPU:2", "CPU:1"))) == mirrored
+    assert strategies.describe(tf.distribute.MirroredStrategy(["CPU:2", "CPU:1"])) == mirrored
+    other = {"strategy": "OneDeviceStrategy", "replicas": 1, "devices": ["CPU:1"]}
+    assert strategies.describe(tf.distribute.OneDeviceStrategy("/cpu:1")) == other
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(StrategyError, match="auto, one_device, mirrored"):
         strategies.create("mirored")

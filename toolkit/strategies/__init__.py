@@ -18,14 +18,14 @@ fitting       what Keras's training loop needs from several processes
 parameter_servers  how variables on parameter servers are pulled, pushed and counted, and steps handed out
 multi_worker  a replica on each device of several processes, gradients all-reduced
 parameter_server  variables on parameter servers, steps handed out to workers
-table         names, `create`, and what "auto" means
+table         names, `create`, what "auto" means, and what a strategy is
 """
 
 from typing import Any
 
 from toolkit.strategies.exchange import GradientExchange
 from toolkit.strategies.parameter_servers import ParameterServerOptions
-from toolkit.strategies.table import NAMES, create
+from toolkit.strategies.table import NAMES, create, describe
 
 __all__ = [
     "NAMES",
@@ -33,6 +33,7 @@ __all__ = [
     "ParameterServerOptions",
     "computes_here",
     "create",
+    "describe",
     "enable_fit",
     "is_chief",
     "report",

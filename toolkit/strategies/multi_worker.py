@@ -35,6 +35,9 @@ _Policy = tf.data.experimental.AutoShardPolicy
 class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
 
+    Attributes:
+        cluster: All tasks, those that don't train too; None where TensorFlow was asked who takes part.
+
     Args:
         cluster_resolver: As TensorFlow's; None for what the environment describes.
         communication_options: As TensorFlow's.
@@ -44,6 +47,8 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ClusterError: TF_CONFIG is wrong, or a task can't be met.
         StrategyError: TensorFlow was started too early.
     """
+
+    cluster: _cluster.Cluster | None = None
 
     def __init__(
         self, cluster_resolver: Any = None, communication_options: Any = None, *, start_timeout: float | None = None
@@ -179,7 +184,9 @@ def create(
             found="TensorFlow uses one CPU device per worker",
             remedy="Leave gpus out or ask for gpus=1, and start more workers",
         )
-    return MultiWorkerStrategy(_resolve(members, task), start_timeout=start_timeout)
+    strategy = MultiWorkerStrategy(_resolve(members, task), start_timeout=start_timeout)
+    strategy.cluster = members
+    return strategy
 
 
 def _resolver() -> Any:

@@ -8,7 +8,7 @@ from toolkit.errors import StrategyError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["create"]
+__all__ = ["create", "first_device"]
 
 
 def create(devices: Sequence[str]) -> "tf.distribute.Strategy":
@@ -22,7 +22,7 @@ def create(devices: Sequence[str]) -> "tf.distribute.Strategy":
     """
     import tensorflow as tf
 
-    first = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    first = first_device()
     if tuple(devices) != (first,):
         raise StrategyError(
             asked=f"strategy one_device on {', '.join(devices)}",
@@ -30,3 +30,10 @@ def create(devices: Sequence[str]) -> "tf.distribute.Strategy":
             remedy="Configure gpus=1, or create mirrored, which takes any devices",
         )
     return tf.distribute.get_strategy()
+
+
+def first_device() -> str:
+    """Returns the logical device that TensorFlow's default strategy uses: "GPU:0", or "CPU:0" without a GPU."""
+    import tensorflow as tf
+
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"

@@ -52,7 +52,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 found=f"each shows {self.num_replicas_in_sync} GPUs",
                 remedy="Start as many workers as there are GPUs, and show each of them one (CUDA_VISIBLE_DEVICES)",
             )
-        self.cluster = members
+        self.cluster = cluster
         self.options = options
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         private.used_with_coordinator(self)

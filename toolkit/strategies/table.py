@@ -1,8 +1,8 @@
-"""The names of the strategies, and what "auto" means."""
+"""The names of the strategies, what "auto" means, and what a strategy is, for a summary."""
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from toolkit.strategies.exchange import GradientExchange
 
-__all__ = ["NAMES", "create"]
+__all__ = ["NAMES", "create", "describe"]
 
 NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")
 
@@ -81,6 +81,39 @@ def create(
     return strategy
 
 
+def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+    """Returns what a strategy is, as values that JSON can hold, for the summary of a run.
+
+    Args:
+        strategy: Any, made by `create` or not.
+
+    Returns:
+        strategy: The name by which `create` makes such a one; for others the name of the class.
+        replicas: How many copies of the model train; under parameter servers the number of workers.
+        devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
+        cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
+    """
+    import tensorflow as tf
+
+    # What `create` was given has the evaluators too; TensorFlow's own ParameterServerStrategy doesn't give a resolver.
+    resolver = strategy.cluster_resolver
+    cluster = getattr(strategy, "cluster", None) or (resolver and resolver.cluster_spec())
+    described: dict[str, Any] = {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
+    if cluster and isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        workers = len(cluster.as_dict()["worker"])
+        described |= {"strategy": "parameter_server", "replicas": workers, "devices": list(_all_devices())}
+    elif type(strategy).__name__ == "_DefaultDistributionStrategy":  # It doesn't say which device it uses.
+        described |= {"strategy": "one_device", "devices": [one_device.first_device()]}
+    else:
+        if isinstance(strategy, tf.distribute.MirroredStrategy):
+            described["strategy"] = "mirrored"
+        elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            described["strategy"] = "multi_worker"
+        devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+        described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
+    return {**described, "cluster": cluster.as_dict()} if cluster else described
+
+
 def _synchronous(
     name: str,
     membership: Membership | None,
@@ -136,7 +169,9 @@ def _all_devices() -> tuple[str, ...]:
     import tensorflow as tf
 
     for kind in ("GPU", "CPU"):
-        found = tf.config.list_logical_devices(kind)
+        # Once a chief is connected, TensorFlow lists the devices of its workers and ps among its own.
+        jobs = (tf.DeviceSpec.from_string(device.name).job for device in tf.config.list_logical_devices(kind))
+        found = [job for job in jobs if job not in ("worker", "ps")]
         if found:
             return tuple(f"{kind}:{i}" for i in range(len(found)))
     raise AssertionError("TensorFlow always has a CPU device")
