@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit.support import umask
+from toolkit.support import files, umask
 
 __all__ = ["FAILURE", "FILE", "Record"]
 
@@ -44,7 +44,6 @@ class Record:
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    @umask.guarded()
     def failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
         """Writes failure.json: the task whose failure was the cause, and its last lines; a later failure replaces it.
 
@@ -68,4 +67,4 @@ class Record:
     def keep(self, found: Mapping[str, Any]) -> None:
         """Writes failure.json as another launcher has made it."""
         with contextlib.suppress(OSError):
-            self._failure.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            files.write_json(self._failure, found)

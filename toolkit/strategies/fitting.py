@@ -23,6 +23,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
 from toolkit.strategies.sharded import ShardedVariable, drop_snapshots, snapshots
+from toolkit.support import files
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_keras"]
@@ -156,10 +157,6 @@ def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: A
     path = pathlib.Path(filepath)
     # Keras tells the format by the end of the name.
     suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
-    aside = path.with_name(f".{path.name.removesuffix(suffix)}.{socket.gethostname()}-{os.getpid()}{suffix}")
-    try:
-        result = original(model, aside, *args, **kwargs)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return result
+    own = f".{path.name.removesuffix(suffix)}.{socket.gethostname()}-{os.getpid()}{suffix}"
+    with files.replacing(path, name=own) as aside:
+        return original(model, aside, *args, **kwargs)

@@ -1,5 +1,6 @@
 """Writing a file so that it is there whole or not at all: aside, synced, renamed."""
 
+import contextlib
 import csv
 import errno
 import io
@@ -8,12 +9,22 @@ import math
 import os
 import pathlib
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolkit.support import umask
 
-__all__ = ["check_file", "make_directory", "plain", "read_text", "sync", "write_csv", "write_json", "write_text"]
+__all__ = [
+    "check_file",
+    "make_directory",
+    "plain",
+    "read_text",
+    "replacing",
+    "sync",
+    "write_csv",
+    "write_json",
+    "write_text",
+]
 
 
 def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
@@ -37,23 +48,35 @@ def check_file(path: pathlib.Path) -> None:
         raise OSError(errno.EINVAL, "it is no file", str(path))
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathlib.Path]:
+    """Yields where to write what is renamed to `path` at the end of the block: readers see the old or the new file.
+
+    Where the block raises, the old file is untouched and what was written is removed. Renaming replaces whatever stands
+    at `path`, for root even /dev/null: look what it is.
+
+    Args:
+        path: The file.
+        name: Of the new file meanwhile, beside the old one; ".NAME.writing" unless given.
+    """
+    aside = path.with_name(name or f".{path.name}.writing")
+    aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
+    try:
+        yield aside
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Replaces `path` by a file that holds `text`; whoever reads it sees the old or the new one.
+    """Replaces `path` by a file that holds `text`, which survives a power cut.
 
     Raises:
         OSError: It can't be written; the old file is untouched.
     """
-    aside = path.with_name(f".{path.name}.writing")
-    aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
-    try:
-        with umask.guarded(), aside.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    with umask.guarded(), replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8", newline="")
+        sync(aside)
     sync(path.parent)
 
 

@@ -259,14 +259,10 @@ class Run:
         return summary
 
     def _write_model(self, model: "keras.Model", path: pathlib.Path) -> None:
-        aside = path.with_name(".writing.keras")
-        try:
+        with files.replacing(path, name=".writing.keras") as aside:  # Keras tells the format by the end of the name.
             model.save(aside)
             files.sync(aside)
-            aside.replace(path)
-            files.sync(path.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+        files.sync(path.parent)
 
     def _write_summary(self, outcome: str, *, steps: int | None = None) -> dict[str, Any]:
         rows = self._history.rows
