@@ -86,7 +86,6 @@ def test_bytes_of_the_docstrings(alexnet):
     bias = 2 * 3 / 4 * 4096 * 4
     assert received(Choice(split="inputs", comes_split=True)) == 2 * 3 * own + bias
     assert received(Choice(split="inputs")) == 2 * (3 / 4 * own + 3 * own) + bias + counted
-    assert received(Choice(split="outputs", keep_split=True, scheme="c")) == 3 * 3 * own + counted
     assert received(Choice(split="outputs"), replicas=1) == 0
 
 

@@ -39,8 +39,6 @@ NETWORKS = {
     "by inputs": {"first": given(ShardedDense, split="inputs"), "second": given(ShardedDense, split="inputs")},
     "a pair": PAIR,
     "convolution": {"conv": ShardedConv2D},
-    "scheme b": {"first": given(ShardedDense, scheme="b"), "conv": given(ShardedConv2D, scheme="b")},
-    "scheme c": {"first": given(ShardedDense, scheme="c"), "conv": given(ShardedConv2D, scheme="c")},
 }
 
 
@@ -99,7 +97,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
 @pytest.mark.parametrize(
     "extra",
     [
-        {"kernel_regularizer": "l1l2"},
+        {"kernel_regularizer": {"class_name": "L1L2", "config": {"l1": 0.01, "l2": 0.01}}},
         {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
         {"kernel_constraint": "max_norm"},
         {"kernel_constraint": "non_neg"},
@@ -138,6 +136,12 @@ def test_a_saved_model_is_whole_and_comes_back_at_another_number(four_devices, t
     np.testing.assert_allclose(first(X[:5]), alone(X[:5]), atol=1e-6)
 
 
+def test_a_configuration_of_an_earlier_version_is_taken():
+    config = {**ShardedDense(8, split="inputs").get_config(), "scheme": "b"}
+    assert ShardedDense.from_config(config).split == "inputs"
+    assert ShardedConv2D.from_config({**ShardedConv2D(8, 3).get_config(), "scheme": "a"}).filters == 8
+
+
 def test_weights_taken_and_set_are_whole(four_devices):
     with strategies.create("mirrored", devices=four_devices[:3]).scope():
         model = network(**PAIR)
@@ -158,7 +162,6 @@ def test_activations_travel_in_16_bits_where_asked(four_devices):
     ("make", "said"),
     [
         (lambda: ShardedDense(8, split="rows"), "split='rows'"),
-        (lambda: ShardedDense(8, scheme="d"), "scheme='d'"),
         (lambda: ShardedDense(8, exchange_dtype="int8"), "int8"),
         (lambda: ShardedDense(8, activation="softmax", keep_split=True), "softmax"),
         (lambda: keras.Sequential([keras.Input((8,)), ShardedDense(3)]), "4 replicas, but it has 3 to split"),

@@ -1,7 +1,7 @@
 """Which layers are replicated and which are split.
 
-rows        examples and features between replicas
-parts       regularizers and constraints of what is split
+activations  examples and features between replicas
+regularizers  regularizers and constraints of sharded variables
 layers      ShardedDense and ShardedConv2D
 operations  what Keras's layers compute
 cost        what each layer costs

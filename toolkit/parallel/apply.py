@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["alike", "copied", "parallelize", "plain"]
 
-_OURS = ("split", "keep_split", "scheme", "exchange_dtype")
+_OURS = ("split", "keep_split", "exchange_dtype")
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
@@ -49,7 +49,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         choice = sharded.get(id(layer))
         if choice is None:
             return alike(layer)
-        config = {**_config(layer), "scheme": choice.scheme, "exchange_dtype": exchange_dtype}
+        config = {**_config(layer), "exchange_dtype": exchange_dtype}
         if "filters" in config:
             return ShardedConv2D.from_config(config)
         return ShardedDense.from_config({**config, "split": choice.split, "keep_split": choice.keep_split})

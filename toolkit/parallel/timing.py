@@ -110,16 +110,15 @@ def layer_memory(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     """Returns the bytes that a replica holds for a layer: weights, gradients, the optimizer's numbers, activations.
 
     Activations are the outputs, which the backward pass needs; those of everybody's examples where the layer is
-    sharded, and its gathered inputs, of one turn in the schemes that come in turns.
+    sharded, and its gathered inputs.
     """
     mine, other = held(layer, choice, replicas=setting.replicas)
     weights = (mine * (2 + setting.slots) + other) * layer.weight_bytes
     everybody = setting.replicas * setting.batch * layer.number_bytes
     own = setting.batch * layer.outputs * layer.number_bytes
     if choice.split == "outputs":
-        turns = 1 if choice.scheme == "a" else setting.replicas
         parts = everybody * layer.outputs / setting.replicas
-        return weights + everybody * layer.inputs / turns + parts + (0 if choice.keep_split else own)
+        return weights + everybody * layer.inputs + parts + (0 if choice.keep_split else own)
     if choice.split == "inputs":
         gathered = 0 if choice.comes_split else everybody * layer.inputs / setting.replicas
         return weights + gathered + everybody * layer.outputs + own

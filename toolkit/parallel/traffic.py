@@ -21,13 +21,11 @@ class Choice:
         split: "outputs", "inputs", or None where each replica has all of it.
         keep_split: Its output stays split by features.
         comes_split: Its input is split by features already.
-        scheme: "a", "b" or "c" of arXiv 1404.5997, section 4, where it is split by outputs.
     """
 
     split: str | None = None
     keep_split: bool = False
     comes_split: bool = False
-    scheme: str = "a"
 
     def __str__(self) -> str:
         if self.split is None:
@@ -89,7 +87,7 @@ def exchanges(
     if not choice.comes_split:
         found.append(Exchange("activations", 4 * others, 1))  # How many rows each has.
     if choice.split == "outputs":
-        found += _gathered(choice, replicas, batch * layer.inputs * number, both)
+        found += [Exchange("activations", others * batch * layer.inputs * number, 1)] * both
         if not choice.keep_split:
             columns = -(-layer.units // replicas) * (layer.outputs // layer.units)
             found += [Exchange("activations", others * batch * columns * number, 1)] * 2
@@ -97,17 +95,6 @@ def exchanges(
     if not choice.comes_split:
         found += [Exchange("activations", others * batch * -(-layer.features // replicas) * number, 1)] * both
     return [*found, *[Exchange("activations", others * batch * layer.outputs * number, 1)] * 2]
-
-
-def _gathered(choice: Choice, replicas: int, own: float, both: int) -> list[Exchange]:
-    """Everybody's inputs, of `own` bytes on each replica, and the way back of their gradients."""
-    others = replicas - 1
-    turns = 1 if choice.scheme == "a" else replicas
-    forward = Exchange("activations", others * own, turns)
-    if choice.scheme == "a":
-        return [forward] * both
-    back = Exchange("activations", others * own * (2 if choice.scheme == "b" else 1), turns)
-    return [forward, forward, *([back] if both == 2 else [])]
 
 
 def _all_reduce(kind: str, size: float, replicas: int) -> Exchange:

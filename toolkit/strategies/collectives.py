@@ -23,9 +23,7 @@ __all__ = [
     "on_cpus_of_one_process",
     "place",
     "reduce_scatter",
-    "reduce_to",
     "replicas",
-    "send_from",
 ]
 
 _GROUP = 1_000_007  # Far from the keys that TensorFlow counts up from 1.
@@ -97,30 +95,6 @@ def all_to_all(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     return exchange(x)
 
 
-def send_from(x: tf.Tensor, sender: int, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns one replica's tensor on all of them; its gradient is the sum of theirs."""
-
-    @tf.custom_gradient
-    def exchange(x: tf.Tensor) -> tuple:
-        return _send(x, sender, dtype), lambda dy: reduce_to(dy, sender, dtype=dtype)
-
-    return exchange(x)
-
-
-def reduce_to(x: tf.Tensor, receiver: int, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns the sum of all replicas' tensors on one of them, and zeros on the others. It has no gradient."""
-    number, count = place()
-    if count == 1:
-        return x
-    if _within_one_process():
-        total = _together(
-            x, lambda values, index: _sum(_travelled(values, dtype), x.dtype) if index == receiver else values[index]
-        )
-    else:
-        total = all_reduce(x, dtype=dtype)
-    return total if number == receiver else tf.zeros_like(x)
-
-
 def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns the sum over all replicas. It has no gradient.
 
@@ -185,22 +159,6 @@ def _swap(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
     return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent))
 
 
-def _send(x: tf.Tensor, sender: int, dtype: tf.DType | None) -> tf.Tensor:
-    number, count = place()
-    if count == 1:
-        return x
-    if _within_one_process():
-        return _together(x, lambda values, _: tf.cast(_travelled([values[sender]], dtype)[0], x.dtype))
-    sent = tf.cast(x, dtype or x.dtype)
-    if number == sender:
-        got = _collective(tf.raw_ops.CollectiveBcastSendV2, sent, ordered=False)
-    else:
-        kind = tf.float16 if sent.dtype == tf.bfloat16 else sent.dtype
-        got = _collective(tf.raw_ops.CollectiveBcastRecvV2, None, ordered=False, T=kind, shape=tf.shape(sent))
-        got = tf.bitcast(got, sent.dtype)
-    return _as(x, got)
-
-
 def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
     got = tf.reshape(got, tf.shape(x))
     got.set_shape(x.shape)
@@ -236,7 +194,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
     return tf.add_n([tf.cast(value, dtype) for value in values])
 
 
-def _collective(operation: Callable, x: tf.Tensor | None, *, ordered: bool = True, **kwargs: Any) -> tf.Tensor:
+def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     """Runs one of TensorFlow's collective operations on this replica.
 
     No token orders it: it begins when its own input is there, beside others that wait for theirs.
@@ -244,18 +202,15 @@ def _collective(operation: Callable, x: tf.Tensor | None, *, ordered: bool = Tru
     the shape of what has a name, and the last batch of an epoch has another, so the size is part of it.
     """
     number, count = place()
-    if ordered:
-        kwargs["ordering_token"] = []
-    if x is not None and x.dtype == tf.bfloat16:  # Which they don't take; nothing is computed of it on the way.
-        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), ordered=ordered, **kwargs), tf.bfloat16)
-    if x is not None:
-        kwargs["input"] = x
-    size = tf.size(x, tf.int64) if x is not None else tf.reduce_prod(tf.cast(kwargs["shape"], tf.int64))
+    if x.dtype == tf.bfloat16:  # Which they don't take; nothing is computed of it on the way.
+        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16)), tf.bfloat16)
+    call = next(_counts[number]) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
+        input=x,
         group_size=count,
         group_key=_GROUP,
-        instance_key=tf.cast(tf.math.floormod(next(_counts[number]) * 1_000_003 + size, 2**31 - 1), tf.int32),
+        instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
+        ordering_token=[],
         communication_hint="auto",
         timeout_seconds=_TIMEOUT,
-        **kwargs,
     )

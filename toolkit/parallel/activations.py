@@ -1,0 +1,121 @@
+"""Activations between replicas: from a replica's own examples to all examples, and back.
+
+A replica's own examples are [n, ...]. Replicas may have different numbers of them (the last batch of an evaluation),
+so each pads its own to the largest number, m. All examples are [replicas * m, ...], replica after replica.
+
+Every function takes the communication dtype, which activations and their gradients have between replicas; None leaves
+them as they are.
+"""
+
+import threading
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from toolkit.strategies import collectives
+
+__all__ = [
+    "Counts",
+    "count",
+    "examples_to_features",
+    "features_to_examples",
+    "gather",
+    "last_counts",
+    "sum_to_examples",
+]
+
+_of_this_replica = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+class Counts(NamedTuple):
+    """How many examples this replica has, and how many each replica's are padded to: int32 scalars."""
+
+    own: tf.Tensor
+    padded: tf.Tensor
+
+
+def count(x: tf.Tensor) -> Counts:
+    """Returns how many examples this replica has in x, [n, ...], and what they are padded to: a collective."""
+    own = tf.constant(x.shape[0], tf.int32) if x.shape[0] is not None else tf.shape(x)[0]
+    _of_this_replica.counts = Counts(own, collectives.largest(own))
+    return _of_this_replica.counts
+
+
+def last_counts() -> Counts:
+    """Returns what `count` found last in this replica: in the layer before one whose input is split already."""
+    return _of_this_replica.counts
+
+
+def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
+    """Returns all examples, from own ones: [n, ...] to [replicas * m, ...]."""
+    everybody = collectives.all_gather(_padded(x, counts), dtype=dtype)
+    joined = tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0))
+    joined.set_shape([None, *x.shape[1:]])
+    return joined
+
+
+def features_to_examples(
+    y: tf.Tensor, counts: Counts, features: int, *, axis: int = -1, dtype: tf.DType | None
+) -> tf.Tensor:
+    """Returns own examples with all features, from all examples with this replica's features.
+
+    Args:
+        y: [replicas * m, ..., s].
+        counts: As `count` returned them.
+        features: How many all replicas have together, without padding.
+        axis: The axis of y that has its features.
+        dtype: The communication dtype.
+
+    Returns:
+        [n, ..., features].
+    """
+    _, replicas = collectives.place()
+    shape = y.shape.as_list()
+    axis %= len(shape)
+    y = tf.reshape(y, tf.concat([[replicas, counts.padded], tf.shape(y)[1:]], 0))
+    y = collectives.all_to_all(y, dtype=dtype)
+    # [features' replica, m, ...] to [m, ..., features' replica, s, ...].
+    y = tf.transpose(y, [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)])
+    y = tf.reshape(y, tf.concat([tf.shape(y)[:axis], [replicas * shape[axis]], tf.shape(y)[axis + 2 :]], 0))
+    index = [slice(None)] * len(shape)
+    index[0], index[axis] = slice(counts.own), slice(features)
+    y = y[tuple(index)]
+    shape[0], shape[axis] = None, features
+    y.set_shape(shape)
+    return y
+
+
+def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.DType | None) -> tf.Tensor:
+    """Returns all examples with this replica's features, from own examples with all features.
+
+    Args:
+        x: [n, features].
+        counts: As `count` returned them.
+        size: Features of each replica; what is missing of the last one's is filled with zeros.
+        dtype: The communication dtype.
+
+    Returns:
+        [replicas * m, size].
+    """
+    _, replicas = collectives.place()
+    x = _padded(x, counts)
+    x = tf.pad(x, [[0, 0], [0, replicas * size - x.shape[-1]]])
+    x = tf.transpose(tf.reshape(x, [counts.padded, replicas, size]), [1, 0, 2])
+    x = tf.reshape(collectives.all_to_all(x, dtype=dtype), [-1, size])
+    x.set_shape([None, size])
+    return x
+
+
+def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
+    """Returns sums over replicas for own examples, from terms for all examples: [replicas * m, s] to [n, s]."""
+    _, replicas = collectives.place()
+    features = y.shape[-1]
+    y = collectives.reduce_scatter(tf.reshape(y, [replicas, counts.padded, features]), dtype=dtype)[: counts.own]
+    y.set_shape([None, features])
+    return y
+
+
+def _padded(x: tf.Tensor, counts: Counts) -> tf.Tensor:
+    padded = tf.pad(x, [[0, counts.padded - counts.own], *[[0, 0]] * (len(x.shape) - 1)])
+    padded.set_shape([None, *x.shape[1:]])
+    return padded

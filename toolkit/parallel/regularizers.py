@@ -1,0 +1,62 @@
+"""Regularizers and constraints of a variable of which each replica holds a shard."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies import collectives
+from toolkit.strategies.sharded import ShardedVariable
+
+__all__ = ["ShardedConstraint", "ShardedRegularizer"]
+
+_SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+class ShardedRegularizer(keras.regularizers.Regularizer):
+    """A regularizer of a whole variable, which Keras calls in a step with one shard of it.
+
+    Keras adds 1/replicas of each replica's penalty to its loss, and then sums gradients over replicas. A shard's
+    gradient isn't summed: so a penalty that is a sum over elements counts `replicas` times, and any other is computed
+    from the gathered variable, whose gradient is brought back.
+
+    Args:
+        whole: The user's regularizer.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __call__(self, variable: ShardedVariable) -> tf.Tensor:
+        _, count = collectives.place()
+        if count == 1:
+            return self.whole(variable.whole())
+        shard = keras.ops.convert_to_tensor(variable)
+        if type(self.whole) in _SUMS:
+            own = self.whole(shard)
+            # The value is the whole variable's on every replica, the gradient is the shard's.
+            return tf.stop_gradient(collectives.all_reduce(own) - count * own) + count * own
+        return self.whole(variable.gathered(shard))
+
+    def get_config(self) -> dict:
+        return {"whole": self.whole}
+
+
+class ShardedConstraint(keras.constraints.Constraint):
+    """A constraint of a whole variable, which in a step takes one shard of it and returns the new shard.
+
+    Args:
+        whole: The user's constraint.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __call__(self, variable: ShardedVariable) -> tf.Tensor:
+        shard = keras.ops.convert_to_tensor(variable)
+        if isinstance(self.whole, keras.constraints.NonNeg):  # Of each element by itself.
+            return self.whole(shard)
+        return variable.part_of(self.whole(variable.gathered(shard)))
+
+    def get_config(self) -> dict:
+        return {"whole": self.whole}
