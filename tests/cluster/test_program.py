@@ -50,9 +50,9 @@ def test_each_difference_has_its_remedy(key, said):
 
 
 def test_a_job_is_known_by_name_and_start_unless_each_host_has_its_own_launcher(monkeypatch):
-    assert status.job() is None
-    monkeypatch.setenv(status.BEGAN, "slurm-7")
+    assert status.attempt_id() is None
+    monkeypatch.setenv(status.JOB_ID, "slurm-7")
     monkeypatch.setenv(status.ATTEMPT, "2")
-    assert status.job() == "slurm-7, start 2"
-    monkeypatch.setenv(status.PART, "1")
-    assert status.job() is None
+    assert status.attempt_id() == "slurm-7, attempt 2"
+    monkeypatch.setenv(status.PARTIAL, "1")
+    assert status.attempt_id() is None

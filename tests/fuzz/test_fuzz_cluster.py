@@ -11,7 +11,8 @@ from fuzzing import ODD_TEXTS, Pairs, answered, damaged, dumped, fuzzed, refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolkit.cluster import Cluster, check, discover, parse, read
+from toolkit.cluster import Cluster, check, discover, load
+from toolkit.cluster.discovery import read_file
 from toolkit.cluster.rules import JOBS
 from toolkit.cluster.sources.hostlist import expand, expand_counts
 
@@ -92,7 +93,7 @@ def test_any_file(tmp_path, content):
     file = tmp_path / "cluster.json"
     file.write_bytes(content)
     with answered():
-        parse(read(file), source=str(file), task_required=False)
+        load(file)
     for task in (None, "worker:0"):
         with answered():
             discover({}, file=file, task=task)
@@ -101,9 +102,9 @@ def test_any_file(tmp_path, content):
 @pytest.mark.parametrize("name", ODD_TEXTS)
 def test_files_of_odd_names_and_tasks(tmp_path, name):
     with answered():
-        read(tmp_path / name if name not in ("/",) else name)
+        read_file(tmp_path / name if name not in ("/",) else name)
     with answered():
-        read(name)
+        read_file(name)
     with answered():
         discover({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, task=name)
     with answered():

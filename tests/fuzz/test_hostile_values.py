@@ -20,7 +20,8 @@ import yaml
 from fuzzing import refused
 
 from toolkit.cli.main import _run
-from toolkit.cluster import Cluster, Task, discover, parse, read
+from toolkit.cluster import Cluster, Task, discover, parse
+from toolkit.cluster.discovery import read_file
 from toolkit.errors import RequestError
 from toolkit.launch.backends import slurm
 from toolkit.observe import report
@@ -328,4 +329,4 @@ def test_tasks_addresses_and_clusters_take_nothing_of_the_kind(value):
     with pytest.raises(RequestError):
         Cluster({value: ["a:1"]})
     with pytest.raises(RequestError):
-        read(f"{value}/x")
+        read_file(f"{value}/x")

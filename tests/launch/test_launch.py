@@ -66,8 +66,8 @@ def test_dry_run_prints_what_a_shell_can_run(launcher):
 
 def test_tasks_know_whether_other_launchers_start_the_rest_of_the_job(launcher):
     file = launcher.cluster_file(["127.0.0.1:23771", "127.0.0.1:23772"])
-    assert "TOOLKIT_PART=1" in launcher.run(file, "--task=worker:1", "--dry_run", body="pass")[1]
-    assert "TOOLKIT_PART" not in launcher.run(file, "--dry_run", body="pass")[1]
+    assert "TOOLKIT_PARTIAL=1" in launcher.run(file, "--task=worker:1", "--dry_run", body="pass")[1]
+    assert "TOOLKIT_PARTIAL" not in launcher.run(file, "--dry_run", body="pass")[1]
 
 
 def test_threads_are_divided_unless_the_user_has_said(launcher):

@@ -109,12 +109,12 @@ def test_other_flags_on_one_worker_are_refused_by_both(tmp_path):
         assert "Traceback" not in text
 
 
-MEETS = """
+RENDEZVOUS = """
 import json, os, sys
-began, index = sys.argv[1:]
+job, index = sys.argv[1:]
 config = json.loads(os.environ["TF_CONFIG"])
 config["task"]["index"] = int(index)
-os.environ.update(TF_CONFIG=json.dumps(config), TOOLKIT_BEGAN=began)
+os.environ.update(TF_CONFIG=json.dumps(config), TOOLKIT_JOB_ID=job)
 import toolkit
 from toolkit.cli.ending import exit_code
 sys.exit(exit_code(lambda: toolkit.strategies.create("auto"), interrupted=""))
@@ -122,7 +122,7 @@ sys.exit(exit_code(lambda: toolkit.strategies.create("auto"), interrupted=""))
 
 
 def test_a_task_of_an_earlier_job_and_one_that_is_started_twice_are_refused(tmp_path):
-    (tmp_path / "train.py").write_text(MEETS)
+    (tmp_path / "train.py").write_text(RENDEZVOUS)
     both = [("stale", [["slurm-7", "0"], ["slurm-8", "1"]]), ("twice", [["slurm-7", "0"], ["slurm-7", "0"]])]
     with contextlib.ExitStack() as stack:
         groups = []
@@ -134,8 +134,8 @@ def test_a_task_of_an_earlier_job_and_one_that_is_started_twice_are_refused(tmp_
         assert codes == [2, 2], outputs
         assert all("Traceback" not in text for text in outputs)
     (_, stale), (_, twice) = ends
-    assert "their jobs differ: slurm-7, start 1 here, slurm-8, start 1 there. End what is left" in stale[0]
-    assert "their jobs differ: slurm-8, start 1 here, slurm-7, start 1 there. End what is left" in stale[1]
+    assert "their jobs differ: slurm-7, attempt 1 here, slurm-8, attempt 1 there. End what is left" in stale[0]
+    assert "their jobs differ: slurm-8, attempt 1 here, slurm-7, attempt 1 there. End what is left" in stale[1]
     assert all("this process is to be worker:0, but another one says that it is, too" in text for text in twice)
 
 

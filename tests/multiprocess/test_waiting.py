@@ -12,8 +12,8 @@ import processes
 import pytest
 
 MEET = """
-from toolkit.cluster import Cluster, Task, meet
-meet(Cluster({"worker": ["127.0.0.1:23851", "127.0.0.1:23852"]}), Task("worker", 0), timeout=100)
+from toolkit.cluster import Cluster, Task, wait_for_tasks
+wait_for_tasks(Cluster({"worker": ["127.0.0.1:23851", "127.0.0.1:23852"]}), Task("worker", 0), timeout=100)
 """
 PLAIN = """
 import toolkit

@@ -189,7 +189,7 @@ def test_an_absent_peer_ends_in_a_sentence(recipe):
     )
     assert done.returncode == 2
     assert "waiting for worker:1 at 127.0.0.1:23812 (connection refused)" in done.stdout
-    assert "1 could not be met: worker:1" in done.stderr
+    assert "1 could not be reached: worker:1" in done.stderr
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1:23821", "localhost:23821"], ["127.0.0.1:99999", "127.0.0.1:5"]])

@@ -14,8 +14,8 @@ import shlex
 import sys
 
 from toolkit.cli import explain
-from toolkit.cluster import Cluster, Task, check, discover, parse
-from toolkit.cluster.discovery import read
+from toolkit.cluster import Cluster, Task, check, discover, load, parse
+from toolkit.cluster.discovery import read_file
 from toolkit.errors import ClusterError
 
 __all__ = ["add_arguments", "run"]
@@ -80,7 +80,7 @@ def _asked_for(arguments: argparse.Namespace) -> Cluster:
         )
     if jobs:
         return Cluster(jobs)
-    return parse(read(arguments.cluster), source=arguments.cluster, task_required=False).sound
+    return load(arguments.cluster)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def _text(file: str | None) -> tuple[str | None, str]:
     if file is None:
         return os.environ.get("TF_CONFIG"), "TF_CONFIG"
     if file != "-":
-        return read(file), file
+        return read_file(file), file
     try:
         return sys.stdin.read(), "standard input"
     except UnicodeDecodeError:

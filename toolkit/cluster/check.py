@@ -1,14 +1,20 @@
-"""Everything wrong with a TF_CONFIG, in one go."""
+"""Everything wrong with a TF_CONFIG, in one go: as JSON, as a cluster, and as a task in it."""
 
+import collections
 import dataclasses
+import json
+import re
 
-from toolkit.cluster import document, rules
-from toolkit.cluster.problems import Problem, refusal, shown
+from toolkit.cluster import rules
+from toolkit.cluster.problems import Problem, inside, refusal, shown
 from toolkit.cluster.spec import Cluster, Task
 
 __all__ = ["Checked", "check", "parse"]
 
 _TASK = 'Write "task": {"type": "worker", "index": 0}, each process its own'
+_START = "line 1, column 1"
+_QUOTES = "Put names and texts in double quotes; in a shell, put single quotes around the whole"
+_SAMPLE = 'Write {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
             rpc_layer and environment.
         task_required: Whether it must name a task; a file that describes a cluster for all doesn't.
     """
-    value, problems = document.read(text)
+    value, problems = _object(text)
     if value is None:
         return Checked(cluster=None, task=None, problems=tuple(problems))
     cluster, reading = None, None
@@ -114,9 +120,79 @@ def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
     indices = sorted(reading.indices.get(task.job, ()))
     if task.job not in reading.indices or task.index in indices:
         return []
-    found = f"{task.index} is not among the {len(indices)} of {task.job}"
     if not indices:
         return []
+    found = f"{task.index} is not among the {len(indices)} of {task.job}"
     dense = indices[-1] == len(indices) - 1
     choices = (f"0 to {indices[-1]}" if indices[-1] else "0") if dense else ", ".join(map(str, indices[:20]))
     return [Problem(place="task.index", found=found, cure=f"Choose from {choices}, or add its address to the cluster")]
+
+
+class _Object(dict):
+    """A JSON object that remembers which keys it was given twice."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _object(text: str | None) -> tuple[dict | None, list[Problem]]:
+    """Reads a JSON object; None, and why, where there is none.
+
+    A repeated key is a problem, and the object is returned all the same, with its last value.
+    """
+    if text is None or not text.strip():
+        return None, [Problem(place=_START, found="there is nothing at all", cure=_SAMPLE)]
+    try:
+        value = json.loads(text, object_pairs_hook=_pairs)
+    except json.JSONDecodeError as error:
+        return None, [_syntax(text, error)]
+    except (ValueError, RecursionError):
+        # A number of thousands of digits, or brackets a thousand deep.
+        return None, [Problem(place=_START, found="it is too large to be read", cure=_SAMPLE)]
+    if not isinstance(value, dict):
+        return None, [Problem(place=_START, found=f"this is {shown(value)}, not an object", cure=_SAMPLE)]
+    return value, _repeated(value)
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> _Object:
+    found = _Object(pairs)
+    if len(found) < len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        found.repeated = tuple(name for name, count in counts.items() if count > 1)
+    return found
+
+
+def _repeated(value: dict) -> list[Problem]:
+    problems = []
+    waiting: list[tuple[str, object]] = [("", value)]
+    while waiting:  # Not recursive: the text decides how deep this goes.
+        place, each = waiting.pop()
+        if isinstance(each, _Object):
+            problems += [
+                Problem(
+                    place=inside(place, name),
+                    found="this key is there more than once, and only the last would count",
+                    cure="Keep one",
+                )
+                for name in each.repeated
+            ]
+            waiting += [(inside(place, name), member) for name, member in reversed(each.items())]
+        elif isinstance(each, list):
+            waiting += [(f"{place}[{i}]", member) for i, member in enumerate(each) if isinstance(member, (dict, list))]
+    return problems
+
+
+def _syntax(text: str, error: json.JSONDecodeError) -> Problem:
+    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    said = error.msg[:1].lower() + error.msg[1:]
+    # Python 3.13 has a message of its own for this, and points at the comma.
+    if (before.endswith(",") and after[:1] in ("}", "]")) or error.msg.startswith("Illegal trailing comma"):
+        said, cure = "a comma is followed by nothing", "Remove the comma"
+    elif error.msg == "Extra data":
+        said, cure = "the object has ended and more follows", "Remove what follows, or put it inside the braces"
+    elif not after:
+        said, cure = "the text ends too early", "Add what is missing, perhaps closing braces: it may have been cut off"
+    elif re.match(r"['\w\u2018\u2019\u201c\u201d]", after) and "Expecting" in error.msg:
+        cure = _QUOTES
+    else:
+        cure = "Correct it there or just before; " + _QUOTES[0].lower() + _QUOTES[1:]
+    return Problem(place=f"line {error.lineno}, column {error.colno}", found=f"this is no JSON: {said}", cure=cure)

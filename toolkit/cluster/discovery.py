@@ -1,16 +1,15 @@
-"""The first that applies: a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
+"""Which cluster this process belongs to: by a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
 
 import os
 import re
 from collections.abc import Mapping
 
 from toolkit.cluster.check import check, parse
-from toolkit.cluster.membership import Membership
 from toolkit.cluster.sources import kubernetes, open_mpi, slurm
-from toolkit.cluster.spec import Cluster, Task
+from toolkit.cluster.spec import Cluster, Membership, Task
 from toolkit.errors import ClusterError
 
-__all__ = ["discover", "read", "require"]
+__all__ = ["discover", "load", "read_file", "require"]
 
 _LONGEST = 10_000_000  # Characters of a file: a hundred thousand tasks.
 
@@ -36,7 +35,9 @@ def discover(
     if re.fullmatch(r"\s*(\{\s*\})?\s*", config):
         config = ""
     if file is not None:
-        return _from_file(file, task, config)
+        found = parse(read_file(file), source=os.fspath(file), task_required=False)
+        described = found.task or (check(config).task if config else None)
+        return _membership(found.sound, task, described, source=os.fspath(file))
     if config:
         found = parse(config, source="TF_CONFIG", task_required=task is None)
         return _membership(found.sound, task, found.task, source="TF_CONFIG")
@@ -67,8 +68,17 @@ def require(
     return found
 
 
-def read(file: str | os.PathLike[str]) -> str:
-    """Returns the text of a file.
+def load(file: str | os.PathLike[str]) -> Cluster:
+    """Returns the cluster that a file describes, such as those in tf_configs/.
+
+    Raises:
+        ClusterError: It can't be read, or something is wrong with it.
+    """
+    return parse(read_file(file), source=os.fspath(file), task_required=False).sound
+
+
+def read_file(file: str | os.PathLike[str]) -> str:
+    """Returns the text of a file that is to describe a cluster.
 
     Raises:
         ClusterError: It can't be read.
@@ -76,31 +86,21 @@ def read(file: str | os.PathLike[str]) -> str:
     try:
         with open(file, encoding="utf-8-sig") as stream:
             text = stream.read(_LONGEST + 1)
+        fault = f"it has more than {_LONGEST:,} characters" if len(text) > _LONGEST else ""
     except (OSError, ValueError) as error:
-        found = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        fault = f"it can't be read: {reason}"
+    if fault:
         raise ClusterError(
             asked=f"{str(file)!r} should describe a cluster",
-            found=f"it can't be read: {found}",
-            remedy="Name a file such as tf_configs/local_two_workers.json",
-        ) from None
-    if len(text) > _LONGEST:
-        raise ClusterError(
-            asked=f"{str(file)!r} should describe a cluster",
-            found=f"it has more than {_LONGEST:,} characters",
+            found=fault,
             remedy="Name a file such as tf_configs/local_two_workers.json",
         )
     return text
 
 
-def _from_file(file: str | os.PathLike[str], task: str | None, config: str) -> Membership:
-    source = os.fspath(file)
-    found = parse(read(file), source=source, task_required=False)
-    said = found.task or (check(config).task if config else None)
-    return _membership(found.sound, task, said, source=source)
-
-
-def _membership(cluster: Cluster, task: str | None, said: Task | None, *, source: str) -> Membership:
-    own = Task.parse(task) if task is not None else said
+def _membership(cluster: Cluster, asked: str | None, described: Task | None, *, source: str) -> Membership:
+    own = Task.parse(asked) if asked is not None else described
     if own is None:
         raise ClusterError(
             asked=f"{source} describes a cluster of {len(cluster.tasks):,} tasks",

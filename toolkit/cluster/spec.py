@@ -1,4 +1,4 @@
-"""Task and Cluster, which become TF_CONFIG."""
+"""Task and Cluster, which become TF_CONFIG, and what a process was given of them."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from toolkit.cluster import rules
 from toolkit.cluster.problems import refusal
 from toolkit.errors import ClusterError
 
-__all__ = ["Cluster", "Task"]
+__all__ = ["Cluster", "Membership", "Task"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,14 @@ class Cluster:
         sound = reading.jobs
         ordered = tuple((job, tuple(sorted(sound[job].items()))) for job in rules.JOBS if job in sound)
         object.__setattr__(self, "jobs", ordered)
+
+    @classmethod
+    def at(cls, addresses: Mapping[Task, str]) -> "Cluster":
+        """Returns the cluster of these tasks, each at its address."""
+        jobs: dict[str, dict[int, str]] = {}
+        for task, address in addresses.items():
+            jobs.setdefault(task.job, {})[task.index] = address
+        return cls(jobs)
 
     def __repr__(self) -> str:
         return f"Cluster({self.as_dict()!r})"
@@ -135,10 +143,7 @@ class Cluster:
 
     def restricted_to(self, tasks: Sequence[Task]) -> "Cluster":
         """Returns the cluster of these tasks alone."""
-        jobs: dict[str, dict[int, str]] = {}
-        for task in tasks:
-            jobs.setdefault(task.job, {})[task.index] = self.address(task)
-        return Cluster(jobs)
+        return Cluster.at({task: self.address(task) for task in tasks})
 
     def listed(self) -> str:
         """Returns the tasks in few words: "chief:0, worker:0 to worker:7"."""
@@ -156,3 +161,18 @@ class Cluster:
             raise ClusterError(
                 asked=f"task {task}", found="the cluster has no such task", remedy=f"Its tasks are {self.listed()}"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What a process was given.
+
+    Args:
+        cluster: All tasks.
+        task: This process. It is in the cluster, save for an evaluator:0 that evaluates it from outside.
+        source: Where both come from, in words: "TF_CONFIG", "tf_configs/two_hosts.json", "Slurm step 12.0".
+    """
+
+    cluster: Cluster
+    task: Task
+    source: str

@@ -64,7 +64,7 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
         jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in request.jobs}
         cluster = Cluster(jobs)
         return cluster, cluster.tasks
-    cluster = request.cluster or _read(request.cluster_file or "")
+    cluster = request.cluster or _cluster.load(request.cluster_file or "")
     if not request.open_network:
         _cluster.refuse_public(cluster)
     if request.tasks:
@@ -81,10 +81,6 @@ def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
     for task in mine:
         held.given(_cluster.split(cluster.address(task))[1], task=str(task))
     return cluster, tuple(mine)
-
-
-def _read(file: str) -> Cluster:
-    return _cluster.parse(_cluster.read(file), source=file, task_required=False).sound
 
 
 def plan(
@@ -122,9 +118,9 @@ def plan(
             **_gpus(task, training, inventory, environ),
             **_cluster.without_proxies(cluster, environ),
             **ports.ENVIRONMENT,
-            status.VARIABLE: f"{task}@{status_path}",
-            status.BEGAN: began,
-            **({status.PART: "1"} if len(mine) < len(cluster.tasks) else {}),
+            status.SOCKET: f"{task}@{status_path}",
+            status.JOB_ID: began,
+            **({status.PARTIAL: "1"} if len(mine) < len(cluster.tasks) else {}),
             guard.VARIABLE: mark,
             status.START_TIMEOUT: f"{request.start_timeout:g}",
             status.HEARTBEAT_TIMEOUT: f"{request.heartbeat_timeout:g}",

@@ -219,11 +219,13 @@ def create(
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     # What tasks tell one another isn't enciphered, and a message shows where it differs.
     arguments = redaction.masked_command(sys.argv[1:], os.environ)
-    program = _cluster.describe(getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.job())
+    program = _cluster.describe(
+        getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
+    )
     if task.job != "chief":
-        _cluster.meet(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
+        _cluster.wait_for_tasks(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
         serve(cluster, task)
-    _cluster.meet(cluster, task, timeout=start_timeout, peers=others, program=program)
+    _cluster.wait_for_tasks(cluster, task, timeout=start_timeout, peers=others, program=program)
     _wait_for_servers(cluster, others)
     return ParameterServerStrategy(cluster, options or ParameterServerOptions())
 

@@ -1,6 +1,7 @@
-"""What a task tells the launcher that started it, by JSON messages to a Unix socket, and what that told it.
+"""What a task reports to the launcher that started it, and what launchers set in the environment of their tasks.
 
-Where no launcher listens, nothing is sent, and a report costs a dictionary look-up.
+A report is a JSON message to a Unix socket. Where no launcher listens, nothing is sent, and a report costs a dictionary
+look-up.
 """
 
 import json
@@ -10,28 +11,27 @@ from typing import Any
 
 __all__ = [
     "ATTEMPT",
-    "BEGAN",
     "HEARTBEAT_TIMEOUT",
+    "JOB_ID",
     "LOGS",
-    "PART",
+    "PARTIAL",
     "RESUME",
+    "SOCKET",
     "START_TIMEOUT",
-    "VARIABLE",
     "attempt",
-    "began",
+    "attempt_id",
     "failed",
     "heartbeat_timeout",
-    "job",
+    "job_id",
     "logs",
     "report",
     "restarted",
     "start_timeout",
 ]
 
-# In the environment that the launcher gives its children:
-VARIABLE = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
-BEGAN = "TOOLKIT_BEGAN"  # What a job's files are named by, the same in all tasks and after a restart.
-PART = "TOOLKIT_PART"  # "1" where a launcher on another host starts other tasks, with a BEGAN of its own.
+SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
+JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named by it: the same in all tasks and all attempts.
+PARTIAL = "TOOLKIT_PARTIAL"  # "1" where launchers of other hosts start the other tasks, each with a job id of its own.
 LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
@@ -41,44 +41,44 @@ RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether
 _failed = False
 
 
-def began() -> str | None:
-    """Returns what the launcher names this job's files by, such as "20260719-140512"; None without one."""
-    return os.environ.get(BEGAN)
+def job_id() -> str | None:
+    """Returns the id of this process's job, such as "20260719-140512-3fa9"; None without a launcher."""
+    return os.environ.get(JOB_ID)
 
 
-def job() -> str | None:
-    """Returns what all tasks of this start of a job have and no others; None where nothing says it."""
-    name = began()
-    return None if name is None or os.environ.get(PART) == "1" else f"{name}, start {attempt()}"
+def attempt_id() -> str | None:
+    """Returns what all tasks of this attempt of a job share and no others do; None where nothing says it."""
+    job = job_id()
+    return None if job is None or os.environ.get(PARTIAL) == "1" else f"{job}, attempt {attempt()}"
 
 
 def logs() -> str | None:
-    """Returns the directory of the job's logs, and of its launcher's record; None without a launcher."""
+    """Returns the directory of the job's logs and of its launcher's record; None without a launcher."""
     return os.environ.get(LOGS)
 
 
 def attempt() -> int:
-    """Returns the how many-th start of its job this is, from 1."""
+    """Returns which attempt of its job this process belongs to, counted from 1."""
     return int(os.environ.get(ATTEMPT, "1"))
 
 
 def heartbeat_timeout() -> float:
-    """Returns after how many seconds a worker that isn't heard of counts as gone: what the launcher says, or 15."""
+    """Returns the seconds of silence after which a worker counts as gone: what the launcher set, or 15."""
     return float(os.environ.get(HEARTBEAT_TIMEOUT, "15"))
 
 
 def restarted() -> bool:
-    """Whether this job may have been started before: a run then goes on from its checkpoint, if there is one."""
+    """Returns whether this job may have been started before: a run then resumes from its checkpoint, if it has one."""
     return attempt() > 1 or os.environ.get(RESUME) == "1"
 
 
 def start_timeout() -> float:
-    """Returns how many seconds tasks wait for one another: what the launcher says, or 300."""
+    """Returns the seconds that tasks wait for one another: what the launcher set, or 300."""
     return float(os.environ.get(START_TIMEOUT, "300"))
 
 
 def failed() -> bool:
-    """Whether this process has reported that it fails."""
+    """Returns whether this process has reported that it fails."""
     return _failed
 
 
@@ -92,7 +92,7 @@ def report(**facts: Any) -> None:
     """
     global _failed
     _failed = _failed or facts.get("state") == "failed"
-    task, _, path = os.environ.get(VARIABLE, "").partition("@")
+    task, _, path = os.environ.get(SOCKET, "").partition("@")
     if not path:
         return
     message = json.dumps({"task": task, "pid": os.getpid(), **facts}).encode()

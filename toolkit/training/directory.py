@@ -35,7 +35,7 @@ def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "run
     """
     under = pathlib.Path(under)
     if not resume:
-        return under / f"{recipe}-{status.began() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
+        return under / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
     earlier = sorted(path for path in under.glob(f"{recipe}-*") if _held(path / "checkpoints"))
     if not earlier:
         raise CheckpointError(

@@ -39,7 +39,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
         RunDirectoryError: Nothing says which directory it is.
         CheckpointError: The checkpoints are another model's.
     """
-    if directory is None and status.began() is None:
+    if directory is None and status.job_id() is None:
         raise RunDirectoryError(
             asked="an evaluator follows the checkpoints of a run",
             found="nothing says where they are",

@@ -3,9 +3,7 @@
 Come here to teach the toolkit another launcher: a file with a function `membership(environ)`, and a row in
 `cluster/discovery.py`.
 
-variables   numbers that a launcher left in the environment
-ports       ports for tasks that a launcher gave none
-jobs        which job each rank has, where a launcher only numbers them
+ranks       what launchers have in common that only number their processes
 hostlist    Slurm's compressed lists written out
 slurm       the membership of a process in an srun step
 open_mpi    the membership of a process that mpirun started

@@ -10,9 +10,8 @@ import json
 from collections.abc import Mapping
 
 from toolkit.cluster.check import parse
-from toolkit.cluster.membership import Membership
-from toolkit.cluster.sources import variables
-from toolkit.cluster.spec import Task
+from toolkit.cluster.sources import ranks
+from toolkit.cluster.spec import Membership
 from toolkit.errors import ClusterError
 
 __all__ = ["CLUSTER", "TASK", "membership"]
@@ -33,7 +32,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     if not environ.get(CLUSTER) or _INDEX not in environ:
         return None
     cluster = parse(_text(environ[CLUSTER]), source=CLUSTER, task_required=False).sound
-    index = variables.whole(environ, _INDEX, launcher="Kubernetes")
+    index = ranks.whole(environ, _INDEX, launcher="Kubernetes")
     job = environ.get(TASK)
     tasks = cluster.tasks if not job else tuple(task for task in cluster.tasks if task.job == job)
     if index >= len(tasks):
@@ -44,8 +43,9 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         )
     if len(cluster.tasks) < 2:
         return None
-    own: Task = tasks[index]
-    return Membership(cluster=cluster, task=own, source=f"Kubernetes, pod {index}{f' of {job}' if job else ''}")
+    return Membership(
+        cluster=cluster, task=tasks[index], source=f"Kubernetes, pod {index}{f' of {job}' if job else ''}"
+    )
 
 
 def _text(cluster: str) -> str:

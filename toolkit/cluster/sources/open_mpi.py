@@ -5,13 +5,13 @@ The variables are those that Open MPI defines in every process
 hosts, so for more than one host the user does, in TOOLKIT_HOSTS.
 """
 
+import collections
+import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from toolkit.cluster.addresses import join
-from toolkit.cluster.membership import Membership
-from toolkit.cluster.sources import jobs, ports, variables
-from toolkit.cluster.spec import Cluster
+from toolkit.cluster.sources import ranks
+from toolkit.cluster.spec import Membership
 from toolkit.errors import ClusterError
 
 __all__ = ["membership"]
@@ -29,7 +29,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     """
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    size = variables.count(environ, "OMPI_COMM_WORLD_SIZE", launcher="Open MPI")
+    size = ranks.count(environ, "OMPI_COMM_WORLD_SIZE", launcher="Open MPI")
     if size < 2:
         return None
     rank = _number(environ, "RANK")
@@ -55,14 +55,11 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         )
     # Each rank of a job has the same namespace, and other jobs on this host have others.
     job = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode(errors="replace"))
-    addresses = [join(host, port) for host, port in zip(hosts, ports.choose(job=job, tasks=size), strict=True)]
-    ranks = jobs.of_ranks(environ.get(jobs.VARIABLE), ranks=size)
-    cluster = Cluster(jobs.shared_out(ranks, addresses))
-    return Membership(cluster=cluster, task=ranks[rank], source=f"Open MPI, {size} ranks")
+    return ranks.membership(environ, hosts, job=job, rank=rank, source=f"Open MPI, {size} ranks")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    return variables.whole(environ, f"OMPI_COMM_WORLD_{name}", launcher="Open MPI")
+    return ranks.whole(environ, f"OMPI_COMM_WORLD_{name}", launcher="Open MPI")
 
 
 def _places(given: str, size: int) -> list[tuple[str, int]]:
@@ -88,13 +85,8 @@ def _places(given: str, size: int) -> list[tuple[str, int]]:
             found=f"mpirun started {size} ranks",
             remedy="Name every host with as many slots as it has ranks, in rank order: a:2,b:2",
         )
-    places: list[tuple[str, int]] = []
-    counts: dict[str, int] = {}
-    for host, number in named:
-        first = counts.get(host, 0)
-        places += [(host, first + place) for place in range(number)]
-        counts[host] = first + number
-    return places
+    places: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
+    return [(host, next(places[host])) for host, slots in named for _ in range(slots)]
 
 
 def _check(given: str, places: list[tuple[str, int]], *, rank: int, local: tuple[int, int]) -> None:

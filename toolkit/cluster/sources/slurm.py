@@ -7,11 +7,9 @@ allocation; only a step has one process for each task.
 
 from collections.abc import Mapping
 
-from toolkit.cluster.addresses import join
-from toolkit.cluster.membership import Membership
-from toolkit.cluster.sources import jobs, ports, variables
+from toolkit.cluster.sources import ranks
 from toolkit.cluster.sources.hostlist import expand, expand_counts
-from toolkit.cluster.spec import Cluster
+from toolkit.cluster.spec import Membership
 from toolkit.errors import ClusterError
 
 __all__ = ["membership"]
@@ -34,13 +32,13 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     # A shell in an salloc or sbatch allocation is a step of one task.
     if "SLURM_STEP_NUM_TASKS" not in environ:
         return None
-    tasks = variables.count(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm")
+    tasks = ranks.count(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm")
     if tasks < 2:
         return None
     rank = _number(environ, "PROCID")
     job, step = _number(environ, "JOB_ID"), _number(environ, "STEP_ID")
-    nodes = expand(variables.text(environ, "SLURM_STEP_NODELIST", launcher="Slurm"))
-    counts = expand_counts(variables.text(environ, "SLURM_STEP_TASKS_PER_NODE", launcher="Slurm"))
+    nodes = expand(ranks.text(environ, "SLURM_STEP_NODELIST", launcher="Slurm"))
+    counts = expand_counts(ranks.text(environ, "SLURM_STEP_TASKS_PER_NODE", launcher="Slurm"))
     if len(counts) != len(nodes) or sum(counts) != tasks or rank >= tasks:
         raise ClusterError(
             asked=f"Slurm step {job}.{step} has {tasks} tasks on {len(nodes)} nodes, and this is task {rank}",
@@ -49,15 +47,12 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         )
     places = _layout(environ.get("SLURM_DISTRIBUTION", ""), counts)
     _check_own_place(environ, places, rank)
-    chosen = ports.choose(job=job + step, tasks=tasks)
-    addresses = [join(nodes[node], port) for (node, _), port in zip(places, chosen, strict=True)]
-    ranks = jobs.of_ranks(environ.get(jobs.VARIABLE), ranks=tasks)
-    cluster = Cluster(jobs.shared_out(ranks, addresses))
-    return Membership(cluster=cluster, task=ranks[rank], source=f"Slurm step {job}.{step}")
+    hosts = [nodes[node] for node, _ in places]
+    return ranks.membership(environ, hosts, job=job + step, rank=rank, source=f"Slurm step {job}.{step}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    return variables.whole(environ, f"SLURM_{name}", launcher="Slurm")
+    return ranks.whole(environ, f"SLURM_{name}", launcher="Slurm")
 
 
 def _layout(distribution: str, counts: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 
-from toolkit.cluster import Cluster, parse, read
+from toolkit.cluster import Cluster, load
 from toolkit.devices import Inventory, take
 from toolkit.errors import RequestError
 
@@ -50,7 +50,7 @@ class Situation:
         """
         cluster = None
         if cluster_file is not None:
-            cluster = parse(read(cluster_file), source=cluster_file, task_required=False).sound
+            cluster = load(cluster_file)
         try:
             here, temporary = pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())
         except FileNotFoundError as error:

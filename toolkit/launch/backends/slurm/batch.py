@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 
-from toolkit.cluster.sources.jobs import VARIABLE
+from toolkit.cluster.sources.ranks import TASKS
 from toolkit.errors import RequestError
 from toolkit.support import signals, status
 
@@ -55,12 +55,12 @@ def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:
     environ = {
         **os.environ,
         status.RESUME: "1",
-        status.BEGAN: f"slurm-{job}",  # Run directories keep their name over restarts.
+        status.JOB_ID: f"slurm-{job}",  # Run directories keep their name over restarts.
         status.ATTEMPT: str(restarts + 1),
         status.LOGS: str(given.logs),
         status.START_TIMEOUT: given.start_timeout,
         status.HEARTBEAT_TIMEOUT: given.heartbeat_timeout,
-        **({VARIABLE: given.tasks} if given.tasks else {}),
+        **({TASKS: given.tasks} if given.tasks else {}),
     }
     # Slurm replaces %t by the task's rank, and %% by one %.
     logs = ["--output", str(given.logs).replace("%", "%%") + "/task-%t.log", "--open-mode=append"]

@@ -1,13 +1,18 @@
-"""Web proxies, through which TensorFlow's gRPC would try to reach the other tasks, and hang."""
+"""What stands between the tasks of a cluster: web proxies in their way, and the whole internet.
+
+gRPC sends to peers through a web proxy where one is set, and TensorFlow then waits for ever. TensorFlow's servers obey
+whoever reaches them.
+"""
 
 import ipaddress
+import socket
 from collections.abc import Iterable, Mapping
 
 from toolkit.cluster.addresses import split
 from toolkit.cluster.spec import Cluster
 from toolkit.errors import ClusterError
 
-__all__ = ["check_proxies", "without_proxies"]
+__all__ = ["check_proxies", "is_public", "refuse_public", "without_proxies"]
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC looks.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
@@ -35,6 +40,35 @@ def without_proxies(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, s
     return {"no_grpc_proxy": _excepted(environ, proxied)} if proxied else {}
 
 
+def is_public(host: str) -> bool:
+    """Returns whether a name or an address belongs to the public internet, by every answer of the resolver's.
+
+    A name that can't be resolved here belongs to nobody that this machine knows.
+    """
+    try:
+        answers = {str(answer[4][0]).partition("%")[0] for answer in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return any(ipaddress.ip_address(answer).is_global for answer in answers)
+
+
+def refuse_public(cluster: Cluster) -> None:
+    """Makes sure that no task of the cluster is at a public address.
+
+    Raises:
+        ClusterError: One is.
+    """
+    for task in cluster.tasks:
+        host, port = split(cluster.address(task))
+        if is_public(host):
+            raise ClusterError(
+                asked=f"{task} is to listen at {host}, port {port}",
+                found="that is a public address, and TensorFlow's servers take orders from whoever reaches them",
+                remedy="Use the hosts' private addresses; or add --open_network once a firewall lets in nobody "
+                "but the hosts of the job",
+            )
+
+
 def _proxied(cluster: Cluster, environ: Mapping[str, str]) -> list[str]:
     if not any(environ.get(name) for name in _PROXIES):
         return []
@@ -49,12 +83,12 @@ def _entries(environ: Mapping[str, str]) -> list[str]:
 
 
 def _excepted(environ: Mapping[str, str], hosts: Iterable[str]) -> str:
-    # gRPC looks at no_proxy only where there is no no_grpc_proxy: what it excepts must be said again.
+    # gRPC looks at no_proxy only where there is no no_grpc_proxy: what it excepts must be repeated.
     return ",".join([*_entries(environ), *hosts])
 
 
 def _covers(entry: str, host: str) -> bool:
-    """As gRPC has it: an entry is the end of a name, or a range of addresses."""
+    """Compares as gRPC does: an entry is the end of a name, or a range of addresses."""
     if "/" in entry:
         try:
             return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)

@@ -1,5 +1,7 @@
-"""Sockets with which tasks call one another."""
+"""The sockets of a rendezvous: a task listens on its own port, connects to its peers, and greets them in one line."""
 
+import dataclasses
+import errno
 import os
 import socket
 import time
@@ -8,11 +10,13 @@ from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.spec import Task
 from toolkit.errors import ClusterError
 
-__all__ = ["Call", "Guest", "ask", "listen", "ports_are_shared", "reason"]
+__all__ = ["Incoming", "Outgoing", "ask", "listen", "ports_are_shared", "reason"]
+
+_PATIENCE = 5.0  # Seconds for a peer to answer.
 
 
-class Call:
-    """An attempt to reach a peer; raises OSError where that fails at once."""
+class Outgoing:
+    """A connection to a peer, which may not be made yet; raises OSError where that fails at once."""
 
     def __init__(self, task: Task, address: str) -> None:
         host, port = split(address)
@@ -22,26 +26,27 @@ class Call:
         self.text = b""
         self.socket = socket.socket(family, kind, protocol)
         self.socket.setblocking(False)
-        self._until = time.monotonic() + 5
+        self._until = time.monotonic() + _PATIENCE
         code = self.socket.connect_ex(where)
-        if code not in (0, 115, 36, 10035):  # EINPROGRESS on Linux, macOS, Windows.
+        if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
             self.socket.close()
             raise OSError(code, os.strerror(code))
 
-    def late(self, now: float) -> bool:
+    def overdue(self, now: float) -> bool:
+        """Returns whether the peer has had enough time to answer, by the monotonic clock."""
         return now > self._until
 
 
-class Guest:
-    """Somebody who calls."""
+@dataclasses.dataclass(eq=False)
+class Incoming:
+    """A connection that somebody has made to this task, and what has come over it."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.text = b""
+    socket: socket.socket
+    text: bytes = b""
 
 
 def ask(address: str, greeting: bytes) -> bytes:
-    """Returns what is answered to a greeting, one line; nothing where nobody does."""
+    """Returns the line that answers a greeting; b"" where nobody does."""
     try:
         with socket.create_connection(split(address), timeout=2) as connection:
             connection.sendall(greeting)
@@ -50,21 +55,17 @@ def ask(address: str, greeting: bytes) -> bytes:
         return b""
 
 
-def listen(address: str, me: Task) -> list[socket.socket]:
-    """Returns sockets that listen on a task's port, IPv4 and, where there is any, IPv6.
+def listen(address: str, own: Task) -> list[socket.socket]:
+    """Returns sockets that listen on the port of this process's task, IPv4 and, where there is any, IPv6.
 
     Raises:
         ClusterError: The port can't be had.
     """
     host, port = split(address)
     # TensorFlow will listen on every interface; there is no need to begin with that for a local job.
-    places = (
-        [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
-        if is_loopback(host)
-        else [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-    )
+    interfaces = ("127.0.0.1", "::1") if is_loopback(host) else ("0.0.0.0", "::")
     listeners: list[socket.socket] = []
-    for family, place in places:
+    for family, interface in zip((socket.AF_INET, socket.AF_INET6), interfaces, strict=True):
         try:
             listener = socket.socket(family, socket.SOCK_STREAM)
         except OSError:  # No IPv6 on this machine.
@@ -75,17 +76,15 @@ def listen(address: str, me: Task) -> list[socket.socket]:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((place, port))
+            listener.bind((interface, port))
             listener.listen(min(4096, socket.SOMAXCONN))
             listener.setblocking(False)
         except OSError as error:
             listener.close()
             if family == socket.AF_INET6:
                 continue
-            for other in listeners:
-                other.close()
-            raise ClusterError(
-                asked=f"{me} is to listen on port {port}, as the cluster says",
+            raise ClusterError(  # IPv4 comes first: nothing else is open yet.
+                asked=f"{own} is to listen on port {port}, as the cluster says",
                 found=f"that port can't be had here ({error.strerror})",
                 remedy=f"End the program that listens on port {port} (ss -ltnp names it), or choose another port",
             ) from error
@@ -94,12 +93,12 @@ def listen(address: str, me: Task) -> list[socket.socket]:
 
 
 def ports_are_shared() -> bool:
-    """Whether a launcher holds the ports for its tasks, so that several processes can have the same one."""
+    """Returns whether a launcher holds the ports for its tasks, so that several processes can have the same one."""
     return bool(os.environ.get("TF_GRPC_REUSE_PORT"))
 
 
 def reason(error: OSError) -> str:
-    """Returns why a call failed, in words."""
+    """Returns why a connection failed, in words."""
     if isinstance(error, socket.gaierror):
         return "its name has no address"
     return (error.strerror or str(error)).lower()
