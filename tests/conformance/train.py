@@ -17,7 +17,7 @@ import numpy as np
 
 import toolkit
 from toolkit.data import shapes
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.training import state
 
 BATCH = 132  # Shared equally by 1, 2, 3 and 4.
@@ -79,7 +79,7 @@ def compiled(strategy, model, optimizer):
 
 def copies_agree(variable):
     """Says whether every replica holds the same value, or its own part."""
-    if isinstance(variable, ShardedVariable):
+    if isinstance(variable, ReplicaShardedVariable):
         return all(np.any(part.numpy()) for part in variable.parts) or "bias" in variable.path
     copies = [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
     return all(np.array_equal(copy, copies[0]) for copy in copies)

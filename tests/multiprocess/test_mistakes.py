@@ -137,8 +137,8 @@ print("SEEN", json.dumps([len(history.epoch)]))
 
 def test_one_that_ends_early_is_named(tmp_path):
     body = """
-import toolkit.strategies.leaving
-toolkit.strategies.leaving._SECONDS = 8.0  # That it waits at its exit for the others.
+import toolkit.strategies.shutdown
+toolkit.strategies.shutdown._SECONDS = 8.0  # That it waits at its exit for the others.
 if me == 1: sys.exit(0)
 model.fit(x, y, batch_size=4, epochs=50, verbose=0)
 """

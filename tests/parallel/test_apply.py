@@ -20,7 +20,7 @@ from toolkit.parallel import (
     parallelize,
     plain,
 )
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 L = keras.layers
 MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))
@@ -65,7 +65,7 @@ def test_a_parallel_model_trains_as_the_plain_one_and_comes_back_plain(four_devi
         losses_of_4 = trained(model, x, y)
     kinds = {type(layer) for layer in [*model.layers, *model.get_layer("head").layers]}
     assert {ShardedConv2D, ShardedDense} <= kinds
-    assert isinstance(model.get_layer("head").get_layer("a").kernel, ShardedVariable)
+    assert isinstance(model.get_layer("head").get_layer("a").kernel, ReplicaShardedVariable)
     assert model.get_layer("head").get_layer("a").keep_split
     # The one it was made of is as it was.
     assert all(np.array_equal(mine, was) for mine, was in zip(reference.get_weights(), start, strict=True))

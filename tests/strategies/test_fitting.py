@@ -26,7 +26,7 @@ def worker(monkeypatch, *, chief):
     monkeypatch.setattr(fitting, "processes", lambda _: 2)
     monkeypatch.setattr(fitting, "is_chief", lambda _: chief)
     averaged = []
-    monkeypatch.setattr(fitting.statistics, "average", averaged.append)
+    monkeypatch.setattr(fitting, "average_statistics", averaged.append)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     return model, averaged

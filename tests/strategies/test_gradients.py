@@ -1,4 +1,4 @@
-"""How gradients travel, and the methods of Keras's that it depends on."""
+"""The exchange of gradients, and the methods of Keras's that it depends on."""
 
 import inspect
 
@@ -38,7 +38,7 @@ def trained(strategy, optimizer):
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0), ("float16", 1e-7), ("bfloat16", 1e-6)])
-def test_gradients_travel_as_asked(four_devices, dtype, least):
+def test_gradients_are_exchanged_as_asked(four_devices, dtype, least):
     exchange = strategies.GradientExchange(dtype=dtype)
     mirrored = strategies.create("mirrored", devices=four_devices[:2], gradients=exchange)
     far = np.max(
@@ -59,5 +59,5 @@ def test_clipping_is_by_the_norm_of_the_sum(four_devices):
 
 @pytest.mark.parametrize("arguments", [{"dtype": "int8"}, {"bytes_per_pack": -1}])
 def test_what_can_not_be_is_said(arguments):
-    with pytest.raises(StrategyError, match="gradients travel"):
+    with pytest.raises(StrategyError, match="gradients"):
         strategies.GradientExchange(**arguments)

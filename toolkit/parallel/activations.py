@@ -37,7 +37,7 @@ class Counts(NamedTuple):
 def count(x: tf.Tensor) -> Counts:
     """Returns how many examples this replica has in x, [n, ...], and what they are padded to: a collective."""
     own = tf.constant(x.shape[0], tf.int32) if x.shape[0] is not None else tf.shape(x)[0]
-    _of_this_replica.counts = Counts(own, collectives.largest(own))
+    _of_this_replica.counts = Counts(own, collectives.all_reduce_max(own))
     return _of_this_replica.counts
 
 
@@ -69,7 +69,7 @@ def features_to_examples(
     Returns:
         [n, ..., features].
     """
-    _, replicas = collectives.place()
+    _, replicas = collectives.replica_id_and_count()
     shape = y.shape.as_list()
     axis %= len(shape)
     y = tf.reshape(y, tf.concat([[replicas, counts.padded], tf.shape(y)[1:]], 0))
@@ -97,7 +97,7 @@ def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.D
     Returns:
         [replicas * m, size].
     """
-    _, replicas = collectives.place()
+    _, replicas = collectives.replica_id_and_count()
     x = _padded(x, counts)
     x = tf.pad(x, [[0, 0], [0, replicas * size - x.shape[-1]]])
     x = tf.transpose(tf.reshape(x, [counts.padded, replicas, size]), [1, 0, 2])
@@ -108,7 +108,7 @@ def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.D
 
 def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
     """Returns sums over replicas for own examples, from terms for all examples: [replicas * m, s] to [n, s]."""
-    _, replicas = collectives.place()
+    _, replicas = collectives.replica_id_and_count()
     features = y.shape[-1]
     y = collectives.reduce_scatter(tf.reshape(y, [replicas, counts.padded, features]), dtype=dtype)[: counts.own]
     y.set_shape([None, features])

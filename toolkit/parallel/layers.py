@@ -20,7 +20,7 @@ from toolkit.strategies import collectives
 from toolkit.strategies.collectives import replicas
 from toolkit.strategies.exchange import DTYPES
 from toolkit.strategies.gradients import adapt_optimizers
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["ELEMENTWISE", "ShardedConv2D", "ShardedDense"]
 
@@ -60,7 +60,7 @@ class _Sharded:
         self._check_size(kwargs["shape"][axis])
         adapt_optimizers()
         with keras.name_scope(self.name, caller=self):
-            variable = ShardedVariable(
+            variable = ReplicaShardedVariable(
                 kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]
             )
         regularizer, constraint = kwargs.get("regularizer"), kwargs.get("constraint")
@@ -102,7 +102,7 @@ class _Sharded:
 
     def _whole(self, weight: Any) -> tf.Tensor:
         """Returns all of a weight, outside of steps, in the dtype in which the layer computes."""
-        return self._shard(weight.whole() if isinstance(weight, ShardedVariable) else weight)
+        return self._shard(weight.whole() if isinstance(weight, ReplicaShardedVariable) else weight)
 
     def _shard(self, weight: Any) -> tf.Tensor:
         """Returns what this replica has of a weight, in the dtype in which the layer computes."""
@@ -177,9 +177,9 @@ class ShardedDense(_Sharded, keras.layers.Dense):
             self.input_spec = keras.layers.InputSpec(min_ndim=2)  # Its last axis may be a shard already.
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not isinstance(self._kernel, ShardedVariable):
+        if not isinstance(self._kernel, ReplicaShardedVariable):
             return super().call(inputs, training=training)
-        if collectives.place()[1] == 1:
+        if collectives.replica_id_and_count()[1] == 1:
             return self._call_outside_steps(inputs, keras.ops.matmul)
         x = tf.convert_to_tensor(inputs)
         flat = tf.reshape(x, [-1, x.shape[-1]])  # All axes but that of the features count as examples.
@@ -203,7 +203,7 @@ class ShardedDense(_Sharded, keras.layers.Dense):
             dtype = self._communication_dtype
             return self._finished(activations.features_to_examples(y, counts, self.units, dtype=dtype))
         y = self._finished(y)
-        replica_id, count = collectives.place()
+        replica_id, count = collectives.replica_id_and_count()
         size = self._kernel.part_shape[1]
         real = min(max(self.units - replica_id * size, 0), size)
         # Beyond the last unit nothing may reach the next layer: an activation of 0 need not be 0.
@@ -252,9 +252,9 @@ class ShardedConv2D(_Sharded, keras.layers.Conv2D):
         return {"kernel": 3, "bias": 0}.get(name)
 
     def call(self, inputs: Any) -> Any:
-        if not isinstance(self._kernel, ShardedVariable):
+        if not isinstance(self._kernel, ReplicaShardedVariable):
             return super().call(inputs)
-        if collectives.place()[1] == 1:
+        if collectives.replica_id_and_count()[1] == 1:
             return self._call_outside_steps(inputs, self.convolution_op)
         x = tf.convert_to_tensor(inputs)
         counts = activations.count(x)

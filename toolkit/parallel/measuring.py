@@ -17,7 +17,7 @@ from toolkit.parallel.apply import alike, copied
 from toolkit.parallel.cost import LayerCost, costs, leaves
 from toolkit.parallel.machine import Link, Machine
 from toolkit.strategies import agreement, collectives, gradients
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["measure"]
 
@@ -155,7 +155,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
         gradients.adapt_optimizers()
-        variable = ShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
+        variable = ReplicaShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
     else:
         variable = keras.Variable("zeros", [_UPDATED], name="weights")
     fresh.build([variable])
@@ -176,11 +176,11 @@ def _link(clock: _Clock, numbers: int, empty: float) -> Link:
 
     def gathered(size: int) -> Callable[[], tf.Tensor]:
         sent = [tf.random.uniform([size // 4]) for _ in range(count)]
-        return lambda: _read([collectives.all_gather(sent[collectives.place()[0]])])
+        return lambda: _read([collectives.all_gather(sent[collectives.replica_id_and_count()[0]])])
 
     def summed(size: int) -> Callable[[], tf.Tensor]:
         sent = [tf.random.uniform([size]) for _ in range(count)]
-        return lambda: _read(gradients.reduced([sent[collectives.place()[0]]], [None]))
+        return lambda: _read(gradients.reduced([sent[collectives.replica_id_and_count()[0]]], [None]))
 
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)

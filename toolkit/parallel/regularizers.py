@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies import collectives
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["ShardedConstraint", "ShardedRegularizer"]
 
@@ -27,8 +27,8 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
     def __init__(self, whole: Any) -> None:
         self.whole = whole
 
-    def __call__(self, variable: ShardedVariable) -> tf.Tensor:
-        _, count = collectives.place()
+    def __call__(self, variable: ReplicaShardedVariable) -> tf.Tensor:
+        _, count = collectives.replica_id_and_count()
         if count == 1:
             return self.whole(variable.whole())
         shard = keras.ops.convert_to_tensor(variable)
@@ -52,7 +52,7 @@ class ShardedConstraint(keras.constraints.Constraint):
     def __init__(self, whole: Any) -> None:
         self.whole = whole
 
-    def __call__(self, variable: ShardedVariable) -> tf.Tensor:
+    def __call__(self, variable: ReplicaShardedVariable) -> tf.Tensor:
         shard = keras.ops.convert_to_tensor(variable)
         if isinstance(self.whole, keras.constraints.NonNeg):  # Of each element by itself.
             return self.whole(shard)

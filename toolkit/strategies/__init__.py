@@ -1,23 +1,24 @@
-"""How variables and gradients are shared: one file per strategy, and a table of names.
+"""How variables and gradients are shared: come here to make a strategy by its name, for `fit` as it is.
 
-exchange      how gradients travel, as a strategy is told
+A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
+all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
+
+exchange      how replicas exchange gradients: what a strategy is asked for
 one_device    everything on one device
-hooks         what only TensorFlow's insides allow
-agreement     values that the processes of a strategy agree on, between steps
+hooks         what only private functions of TensorFlow allow
+agreement     values that the processes of a strategy exchange between steps, and their barrier
 collectives   exchanges between the replicas of a step, each with its gradient
-sharded       a variable of which each replica holds a part
-gradients     how gradients travel, and what an optimizer does with them
+replica_shards  a variable of which each replica holds a shard
+gradients     the exchange of gradients, and what an optimizer does with them after it
 mirrored      a replica on each device of this machine, gradients all-reduced
-seeds         the same random numbers on every process
 sharing       a replica's share of each global batch
-ending        epochs that end together, where each worker reads data of its own
-statistics    one value on all workers for what each has estimated
-leaving       the end of a process that others train with
-weights       whether all workers hold the same weights
+uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own
+shutdown      the shutdown barrier: processes that train together end together
+consistency   what must be the same on all workers: facts, random numbers, weights, statistics
 fitting       what Keras's training loop needs from several processes
-parameter_servers  how variables on parameter servers are pulled, pushed and counted, and steps handed out
+parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
 multi_worker  a replica on each device of several processes, gradients all-reduced
-parameter_server  variables on parameter servers, steps handed out to workers
+parameter_server  variables on parameter servers, steps dispatched to workers
 table         names, `create`, what "auto" means, and what a strategy is
 """
 
@@ -37,7 +38,7 @@ __all__ = [
     "enable_fit",
     "is_chief",
     "report",
-    "settle",
+    "wait_for_steps",
 ]
 
 
@@ -48,8 +49,8 @@ def enable_fit(strategy):
     return multi_worker.enable_fit(strategy)
 
 
-def settle(model: Any) -> None:
-    """Waits until every step is done that was sent to a worker, and sets the step count and metrics.
+def wait_for_steps(model: Any) -> None:
+    """Waits until every step that was sent to a worker is done, and sets the step count and metrics.
 
     `fit` does so at the end of each epoch. Call it in a callback of your own before you read weights
     in mid-epoch. Under other strategies there is nothing to wait for.
@@ -57,8 +58,8 @@ def settle(model: Any) -> None:
     Args:
         model: A `keras.Model`.
     """
-    if hasattr(model.distribute_strategy, "settle"):
-        model.distribute_strategy.settle(model)
+    if hasattr(model.distribute_strategy, "wait_for_steps"):
+        model.distribute_strategy.wait_for_steps(model)
 
 
 def report(model: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def report(model: Any) -> dict[str, Any]:
 
 def computes_here(strategy) -> bool:
     """Says whether training steps run in the process of `fit`; beside parameter servers they run in the workers."""
-    return not hasattr(strategy, "settle")
+    return not hasattr(strategy, "wait_for_steps")
 
 
 def is_chief(strategy) -> bool:

@@ -1,7 +1,7 @@
-"""Values that the processes of a strategy agree on, between steps.
+"""Values that the processes of a strategy exchange between steps, and the barrier at their end.
 
-Each process contributes one value. Every process must make the same calls in the same order: they
-are collectives. Under a strategy of one process nothing is sent.
+Each process contributes one value. Every process must make the same calls in the same order, or all hang:
+they are collectives. Under a strategy of one process nothing is sent.
 """
 
 import functools
@@ -11,14 +11,24 @@ import numpy as np
 import tensorflow as tf
 
 _LENGTHS = (256, 4096, 65536)
-_MEETING = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
+_BARRIER = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
 
-__all__ = ["broadcast", "extremes", "gather", "is_chief", "mean", "meet", "names", "number", "processes"]
+__all__ = [
+    "barrier",
+    "broadcast",
+    "extremes",
+    "gather",
+    "is_chief",
+    "mean",
+    "process_index",
+    "process_names",
+    "processes",
+]
 
 
 def processes(strategy: tf.distribute.Strategy) -> int:
     """Returns how many processes train together; 1 for all strategies of one process."""
-    # The default strategy doesn't say which devices are its.
+    # The default strategy doesn't say which devices it uses.
     replicas = strategy.num_replicas_in_sync
     return replicas // len(strategy.extended.worker_devices) if replicas > 1 else 1
 
@@ -37,8 +47,8 @@ def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray
     """Returns the chief's array on every process, bit for bit.
 
     Args:
-        strategy: Whose processes take part.
-        value: Of the same shape and dtype everywhere; the other processes' contents don't matter.
+        strategy: Its processes take part.
+        value: An array of the same shape and dtype on every process; only the chief's elements matter.
     """
     value = np.asarray(value)
     if processes(strategy) == 1:
@@ -59,8 +69,8 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
     """Returns the smallest and the largest of the processes' values, element by element.
 
     Args:
-        strategy: Whose processes take part.
-        value: One-dimensional.
+        strategy: Its processes take part.
+        value: A one-dimensional array of the same shape on every process.
     """
     # By a sum over a table with a row for each process: strategies reduce by sum and mean only.
     value = np.asarray(value)
@@ -68,30 +78,30 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
     if count == 1:
         return value, value
     rows = np.zeros((count, *value.shape), value.dtype)
-    rows[number(strategy)] = value
+    rows[process_index(strategy)] = value
     table = _sum(strategy, rows).numpy()
     return table.min(axis=0), table.max(axis=0)
 
 
 def gather(strategy: tf.distribute.Strategy, text: bytes) -> list[bytes]:
-    """Returns every process's text, in the order of their numbers, on each.
+    """Returns every process's text on each, in the order of the processes' indices.
 
     Args:
-        strategy: Whose processes take part.
-        text: Some kilobytes at most; it may be of another length everywhere.
+        strategy: Its processes take part.
+        text: Some kilobytes at most; its length may differ from process to process.
     """
     count = processes(strategy)
     if count == 1:
         return [text]
     longest = int(extremes(strategy, np.array([len(text)], np.int64))[1][0])
     rows = np.zeros((count, 1 + -(-longest // 8)), np.int64)
-    rows[number(strategy), 0] = len(text)
-    rows[number(strategy), 1:] = np.frombuffer(text.ljust(8 * (rows.shape[1] - 1), b"\0"), np.int64)
+    rows[process_index(strategy), 0] = len(text)
+    rows[process_index(strategy), 1:] = np.frombuffer(text.ljust(8 * (rows.shape[1] - 1), b"\0"), np.int64)
     table = _sum(strategy, rows).numpy()
     return [row[1:].tobytes()[: row[0]] for row in table]
 
 
-def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
+def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """Returns when every process has called this.
 
     Raises:
@@ -99,12 +109,12 @@ def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """
     if processes(strategy) > 1:
         with tf.device("CPU:0"):
-            # A group of its own: one that is still in a step mustn't take this for a part of it.
+            # A group of its own: it would be added into a sum in which another process still is.
             tf.raw_ops.CollectiveReduceV2(
                 input=[1.0],
                 group_size=processes(strategy),
-                group_key=_MEETING,
-                instance_key=_MEETING,
+                group_key=_BARRIER,
+                instance_key=_BARRIER,
                 ordering_token=[],
                 merge_op="Add",
                 final_op="Id",
@@ -113,14 +123,14 @@ def meet(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
             ).numpy()
 
 
-def number(strategy: tf.distribute.Strategy) -> int:
-    """Returns this process's place among several: the chief, where there is one, comes before the workers."""
+def process_index(strategy: tf.distribute.Strategy) -> int:
+    """Returns this process's index among several: the chief, where there is one, comes before the workers."""
     resolver = strategy.cluster_resolver
     return resolver.task_id + (resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs)
 
 
-def names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns what the processes of several are called, in the order of their numbers: "worker:0"."""
+def process_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the processes' names, such as "worker:0", in the order of their indices."""
     cluster = strategy.cluster_resolver.cluster_spec()
     jobs = [job for job in ("chief", "worker") if job in cluster.jobs]
     return [f"{job}:{index}" for job in jobs for index in cluster.task_indices(job)]

@@ -5,7 +5,8 @@ all-reduce. Here are the exchanges that layers split over replicas need, none of
 process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them.
 
 Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
-of the same shape.
+of the same shape. Each takes a communication dtype, None for the tensor's own, in which elements are sent, both in the
+exchange and in its gradient; sums are made in the tensor's own dtype.
 """
 
 import itertools
@@ -18,11 +19,11 @@ import tensorflow as tf
 __all__ = [
     "all_gather",
     "all_reduce",
+    "all_reduce_max",
     "all_to_all",
-    "largest",
     "on_cpus_of_one_process",
-    "place",
     "reduce_scatter",
+    "replica_id_and_count",
     "replicas",
 ]
 
@@ -31,8 +32,8 @@ _TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorF
 _counts: dict[int, itertools.count] = defaultdict(itertools.count)
 
 
-def place() -> tuple[int, int]:
-    """Returns this replica's number and how many replicas exchange; (0, 1) where nobody does.
+def replica_id_and_count() -> tuple[int, int]:
+    """Returns this replica's id and how many replicas exchange; (0, 1) where none do.
 
     Parameter servers' workers train by themselves, and so does everything outside a replica context.
     """
@@ -56,12 +57,7 @@ def on_cpus_of_one_process() -> bool:
 
 
 def all_gather(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns all replicas' tensors: [n, ...] to [replicas, n, ...].
-
-    Args:
-        x: Of any shape but a scalar.
-        dtype: Numbers travel as this, both ways; None for as they are.
-    """
+    """Returns all replicas' tensors: [n, ...] to [replicas, n, ...]."""
 
     @tf.custom_gradient
     def exchange(x: tf.Tensor) -> tuple:
@@ -71,12 +67,7 @@ def all_gather(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
 
 
 def reduce_scatter(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns the sum over replicas of this replica's row: [replicas, n, ...] to [n, ...].
-
-    Args:
-        x: Row r is what this replica adds for replica r.
-        dtype: Numbers travel as this, both ways, and are added as what they are; None for as they are.
-    """
+    """Sends row r to replica r, and returns the sum of what each sent here: [replicas, n, ...] to [n, ...]."""
 
     @tf.custom_gradient
     def exchange(x: tf.Tensor) -> tuple:
@@ -96,17 +87,12 @@ def all_to_all(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
 
 
 def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns the sum over all replicas. It has no gradient.
-
-    Args:
-        x: Of any shape.
-        dtype: Numbers travel as this, and are added as what they are; None for as they are.
-    """
-    _, count = place()
+    """Returns the sum over all replicas, for tensors of any shape. It has no gradient."""
+    _, count = replica_id_and_count()
     if count == 1:
         return x
     if _within_one_process():
-        return _together(x, lambda values, _: _sum(_travelled(values, dtype), x.dtype))
+        return _together(x, lambda values, _: _sum(_sent(values, dtype), x.dtype))
     if count == 2:  # Each needs but the other's: half the rounds of a reduce-scatter and a gather, and as many bytes.
         return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), dtype), 0), tf.shape(x))
     flat = tf.reshape(x, [-1])
@@ -115,23 +101,23 @@ def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     return tf.reshape(tf.reshape(_gather(_scatter(rows, dtype), dtype), [-1])[:size], tf.shape(x))
 
 
-def largest(number: tf.Tensor) -> tf.Tensor:
-    """Returns the largest of the replicas' whole numbers, a scalar."""
-    _, count = place()
+def all_reduce_max(x: tf.Tensor) -> tf.Tensor:
+    """Returns the largest of the replicas' scalars."""
+    _, count = replica_id_and_count()
     if count == 1:
-        return number
-    return tf.reduce_max(_gather(tf.reshape(number, [1]), None))
+        return x
+    return tf.reduce_max(_gather(tf.reshape(x, [1]), None))
 
 
 # One exchange each, without a gradient.
 
 
 def _gather(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = place()
+    _, count = replica_id_and_count()
     if count == 1:
         return x[None]
     if _within_one_process():
-        return _together(x, lambda values, _: tf.cast(tf.stack(_travelled(values, dtype)), x.dtype))
+        return _together(x, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
     sent = tf.cast(x, dtype or x.dtype)
     got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent), tf.concat([[count], tf.shape(x)], 0))
     got.set_shape([count, *x.shape])
@@ -139,22 +125,20 @@ def _gather(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
 
 
 def _scatter(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = place()
+    _, count = replica_id_and_count()
     if count == 1:
         return x[0]
     if _within_one_process():
-        return _together(x, lambda values, index: _sum(_travelled([v[index] for v in values], dtype), x.dtype))
+        return _together(x, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
     return tf.reduce_sum(_swap(x, dtype), 0)
 
 
 def _swap(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = place()
+    _, count = replica_id_and_count()
     if count == 1:
         return x
     if _within_one_process():
-        return _together(
-            x, lambda values, index: tf.cast(tf.stack(_travelled([v[index] for v in values], dtype)), x.dtype)
-        )
+        return _together(x, lambda values, index: tf.cast(tf.stack(_sent([v[index] for v in values], dtype)), x.dtype))
     sent = tf.reshape(tf.cast(x, dtype or x.dtype), [count, -1])
     return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent))
 
@@ -172,7 +156,7 @@ def _within_one_process() -> bool:
 def _together(x: tf.Tensor, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
     """Makes each replica's result where all replicas' tensors are at hand."""
     context = tf.distribute.get_replica_context()
-    number, _ = place()
+    replica_id, _ = replica_id_and_count()
 
     def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
         values = list(strategy.experimental_local_results(value))
@@ -182,11 +166,11 @@ def _together(x: tf.Tensor, result: Callable[[list, int], tf.Tensor]) -> tf.Tens
                 results.append(result(values, index))
         return results
 
-    return context.merge_call(all_results, args=(x,))[number]
+    return context.merge_call(all_results, args=(x,))[replica_id]
 
 
-def _travelled(values: list, dtype: tf.DType | None) -> list:
-    """What is left of numbers that travel as another type."""
+def _sent(values: list, dtype: tf.DType | None) -> list:
+    """Returns tensors as they arrive."""
     return values if dtype is None else [tf.cast(value, dtype) for value in values]
 
 
@@ -195,16 +179,16 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
-    """Runs one of TensorFlow's collective operations on this replica.
+    """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
 
     No token orders it: it begins when its own input is there, beside others that wait for theirs.
     All replicas trace the same calls in the same order, so that a count names each; TensorFlow keeps
     the shape of what has a name, and the last batch of an epoch has another, so the size is part of it.
     """
-    number, count = place()
-    if x.dtype == tf.bfloat16:  # Which they don't take; nothing is computed of it on the way.
+    replica_id, count = replica_id_and_count()
+    if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16)), tf.bfloat16)
-    call = next(_counts[number]) * 1_000_003 + tf.size(x, tf.int64)
+    call = next(_counts[replica_id]) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
         input=x,
         group_size=count,

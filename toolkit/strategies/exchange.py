@@ -1,4 +1,4 @@
-"""How gradients travel between replicas, as a strategy is told."""
+"""How replicas exchange gradients: what a strategy is asked for."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -16,15 +16,15 @@ _ATTRIBUTE = "_toolkit_gradient_exchange"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientExchange:
-    """How gradients travel between replicas.
+    """How replicas exchange gradients.
 
     Attributes:
-        dtype: "float32" as they are, or "float16" or "bfloat16" for half the bytes. They are then added in
-            that type too; float16 ends at 65,504, bfloat16 has 8 bits of precision.
-        bytes_per_pack: They are joined up to about so many bytes, between processes; 0 for all in one.
+        dtype: The communication dtype: "float32" for the gradients' own, or "float16" or "bfloat16" for half the
+            bytes. Gradients are then added in it too; float16 ends at 65,504, bfloat16 has 8 bits of precision.
+        bytes_per_pack: Between processes, gradients are sent in packs of about so many bytes; 0 for all in one.
 
     Raises:
-        StrategyError: A value is none that it can be.
+        StrategyError: There is no such dtype, or the size is negative.
     """
 
     dtype: str = "float32"
@@ -33,20 +33,20 @@ class GradientExchange:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise StrategyError(
-                asked=f"gradients travel as {self.dtype}",
-                found="that isn't a type they can travel as",
+                asked=f"gradients with communication dtype {self.dtype}",
+                found="they can't be sent as that",
                 remedy="Choose one of " + ", ".join(DTYPES),
             )
         if self.bytes_per_pack < 0:
             raise StrategyError(
-                asked=f"gradients travel in packs of {self.bytes_per_pack} bytes",
+                asked=f"gradients in packs of {self.bytes_per_pack} bytes",
                 found="no pack holds less than nothing",
                 remedy="Leave bytes_per_pack out, or give such as 4194304",
             )
 
 
 def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange) -> None:
-    """Has a strategy's replicas exchange gradients so, from the next model that is compiled."""
+    """Has a strategy's replicas exchange gradients in this way, from the next model that is compiled."""
     setattr(strategy, _ATTRIBUTE, exchange)
 
 

@@ -20,9 +20,9 @@ import keras
 import numpy as np
 
 from toolkit.errors import StrategyError
-from toolkit.strategies import statistics, weights
 from toolkit.strategies.agreement import extremes, is_chief, processes
-from toolkit.strategies.sharded import ShardedVariable, drop_snapshots, snapshots
+from toolkit.strategies.consistency import average_statistics, check_equal_weights, variables_of
+from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, snapshots
 from toolkit.support import files
 from toolkit.support.wrapping import wrap
 
@@ -49,17 +49,17 @@ def _shared(model: Any) -> bool:
     return model is not None and processes(model.distribute_strategy) > 1
 
 
-def _handed_out(model: Any) -> Any:
-    """Returns the strategy that hands steps out to workers, None under others."""
+def _dispatching(model: Any) -> Any:
+    """Returns the model's strategy if it dispatches steps to workers, else None."""
     strategy = model.distribute_strategy if model is not None else None
-    return strategy if hasattr(strategy, "adopt") else None
+    return strategy if hasattr(strategy, "replace_functions") else None
 
 
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
-    if (strategy := _handed_out(model)) is not None:
-        strategy.adopt(model)
-    if _shared(model) and model.built and any(isinstance(v, ShardedVariable) for v in model.variables):
+    if (strategy := _dispatching(model)) is not None:
+        strategy.replace_functions(model)
+    if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
         _check_frequencies(callbacks.callbacks)
     if _shared(model) and not is_chief(model.distribute_strategy):
         for callback in callbacks.callbacks:
@@ -97,19 +97,19 @@ _KEPT: list = []  # A temporary directory lives as long as its object.
 
 
 def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    if (strategy := _handed_out(callbacks.model)) is not None:
+    if (strategy := _dispatching(callbacks.model)) is not None:
         strategy.begin(callbacks.model)
     original(callbacks, *args, **kwargs)  # A callback may restore weights.
     if _shared(callbacks.model) and callbacks.model.built:
-        weights.check_equal(callbacks.model)
+        check_equal_weights(callbacks.model)
         callbacks._toolkit_training = True
 
 
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        drop_snapshots(weights.variables_of(callbacks.model))
+        drop_snapshots(variables_of(callbacks.model))
     original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
-    if (strategy := _handed_out(callbacks.model)) is not None:
+    if (strategy := _dispatching(callbacks.model)) is not None:
         steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
         strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
 
@@ -119,8 +119,8 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
     if not _shared(model):
         original(callbacks, *args, **kwargs)
         return
-    statistics.average(model)
-    snapshots(weights.variables_of(model))  # Callbacks of the chief's alone may save.
+    average_statistics(model)
+    snapshots(variables_of(model))  # Callbacks of the chief's alone may save.
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])
@@ -128,7 +128,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        snapshots(weights.variables_of(callbacks.model))  # The optimizer may have put averages in their place.
+        snapshots(variables_of(callbacks.model))  # The optimizer may have put averages in their place.
     original(callbacks, *args, **kwargs)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False
@@ -137,9 +137,9 @@ def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any)
 
 def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model) and callbacks.model.built:
-        statistics.average(callbacks.model)
+        average_statistics(callbacks.model)
         if not getattr(callbacks, "_toolkit_training", False):  # In `fit` that was looked at before.
-            weights.check_equal(callbacks.model)
+            check_equal_weights(callbacks.model)
     original(callbacks, *args, **kwargs)
 
 
@@ -150,8 +150,8 @@ def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: A
     they would write into each other's file. Each writes it, although they write the same: whoever
     goes on may read it at once, and a worker that left it to the chief could read an older one.
     """
-    if (strategy := _handed_out(model)) is not None:
-        strategy.settle(model)
+    if (strategy := _dispatching(model)) is not None:
+        strategy.wait_for_steps(model)
     if not _shared(model) or not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return original(model, filepath, *args, **kwargs)
     path = pathlib.Path(filepath)

@@ -1,8 +1,9 @@
-"""How gradients travel between replicas, and what an optimizer does with them there.
+"""The exchange of gradients between replicas, and what an optimizer does with them after it.
 
-Keras's optimizers sum every gradient over all replicas. Here parts of sharded variables stay where they are, numbers
-may travel in 16 bits and in packs, the last layers' first; and what Keras does before that sum is done after it: the
-norm by which gradients are clipped is that of the sum, as on one device.
+Keras's optimizers sum every gradient over all replicas. Here gradients of shards stay where they are, the others may be
+sent in 16 bits and in packs, the last layers' first; and what Keras does before that sum is done after it: the norm by
+which gradients are clipped is that of the sum, as on one device. Keras clips each replica's own gradient before the
+sum, and its gradient accumulation under MirroredStrategy ends in an error.
 
 Keras has no public hook for this. The methods of `keras.optimizers.Optimizer` wrapped here are the one place;
 `tests/strategies/test_gradients.py` fails when they change.
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from toolkit.strategies import collectives
 from toolkit.strategies.exchange import exchange_of
-from toolkit.strategies.sharded import ShardedVariable
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
@@ -28,7 +29,7 @@ _here = threading.local()
 
 
 def adapt_optimizers() -> None:
-    """Has Keras's optimizers do so, on several replicas; calling it again changes nothing."""
+    """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing."""
     optimizer = keras.optimizers.Optimizer
     wrap(optimizer, "_backend_apply_gradients", _apply)
     wrap(optimizer, "_clip_gradients", lambda original, self, grads: grads if _reduced() else original(self, grads))
@@ -45,7 +46,7 @@ def _reduced() -> bool:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Sequence) -> None:
-    if collectives.place()[1] == 1:
+    if collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
     variables = list(trainable_variables)
@@ -55,10 +56,10 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         return
     overwriting = optimizer.use_ema and optimizer.ema_overwrite_frequency
     if not optimizer.gradient_accumulation_steps and not overwriting:
-        grads = _clipped(optimizer, grads, variables)
+        clipped = _clipped(optimizer, grads, variables)  # By Keras's own method, which does nothing from here on.
         _here.reduced = True
         try:
-            original(optimizer, grads, variables)
+            original(optimizer, clipped, variables)
         finally:
             _here.reduced = False
         return
@@ -68,24 +69,20 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
 
 
 def reduced(grads: Sequence, variables: Sequence) -> list:
-    """Returns gradients summed over all replicas; those of parts are left as they are.
+    """Returns gradients summed over all replicas; those of shards are left as they are.
 
     Args:
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
-        variables: Keras's.
+        variables: A `keras.Variable` for each gradient.
     """
     exchange = exchange_of(tf.distribute.get_strategy())
     out = list(grads)
-    pairs = enumerate(zip(grads, variables, strict=True))
-    summed = [
-        n for n, (gradient, variable) in pairs if gradient is not None and not isinstance(variable, ShardedVariable)
-    ]
+    summed = [n for n, v in enumerate(variables) if grads[n] is not None and not isinstance(v, ReplicaShardedVariable)]
     if not summed:
         return out
-    summed.reverse()  # The last layers' gradients are known first: they travel while others are computed.
-    travels = tf.as_dtype(exchange.dtype)
-    shorten = travels.size < 4
-    given = [_cast(out[number], travels) if shorten else out[number] for number in summed]
+    summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
+    dtype = tf.as_dtype(exchange.dtype)
+    given = [_cast(out[number], dtype) if dtype.size < 4 else out[number] for number in summed]
     for number, total in zip(summed, _summed(given, exchange.bytes_per_pack), strict=True):
         out[number] = _cast(total, out[number].dtype)
     return out
@@ -101,23 +98,27 @@ def _summed(gradients: list, bytes_per_pack: int) -> list:
 
 
 def _cast(gradient: Any, dtype: tf.DType) -> Any:
+    return _mapped(gradient, lambda values: tf.cast(values, dtype))
+
+
+def _mapped(gradient: Any, function: Callable) -> Any:
+    """Applies a function to a gradient's values, of all rows or of some."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
-    return tf.cast(gradient, dtype)
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
 
 
 def _clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> list:
-    """Clips by the norms of whole variables, parts on other replicas included."""
-    if not any(isinstance(variable, ShardedVariable) for variable in variables):
-        return list(optimizer._clip_gradients(grads))
-    if not (optimizer.clipnorm or optimizer.global_clipnorm):
+    """Clips by the norms of whole variables, shards on other replicas included."""
+    sharded = any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
+    if not sharded or not (optimizer.clipnorm or optimizer.global_clipnorm):
         return list(optimizer._clip_gradients(grads))
     there = [number for number, gradient in enumerate(grads) if gradient is not None]
     squares = {number: _square(grads[number]) for number in there}
-    parts = [number for number in there if isinstance(variables[number], ShardedVariable)]
-    if parts:
-        totals = collectives.all_reduce(tf.stack([squares[number] for number in parts]))
-        squares.update(zip(parts, tf.unstack(totals), strict=True))
+    shards = [number for number in there if isinstance(variables[number], ReplicaShardedVariable)]
+    if shards:
+        totals = collectives.all_reduce(tf.stack([squares[number] for number in shards]))
+        squares.update(zip(shards, tf.unstack(totals), strict=True))
     if optimizer.clipnorm:
         most, norms = optimizer.clipnorm, {number: tf.sqrt(square) for number, square in squares.items()}
     else:
@@ -126,7 +127,7 @@ def _clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> list:
     out = list(grads)
     for number in there:
         scale = tf.cast(most / tf.maximum(norms[number], most), grads[number].dtype)
-        out[number] = _scaled(grads[number], scale)
+        out[number] = _mapped(grads[number], lambda values, scale=scale: values * scale)
     return out
 
 
@@ -135,19 +136,15 @@ def _square(gradient: Any) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32 if values.dtype.size < 4 else values.dtype)))
 
 
-def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
-    return gradient * scale
-
-
 def _wants_wholes(optimizer: Any, variables: Sequence) -> bool:
-    return type(optimizer).__name__ in _WHOLE and any(isinstance(v, ShardedVariable) for v in variables)
+    return type(optimizer).__name__ in _WHOLE and any(isinstance(v, ReplicaShardedVariable) for v in variables)
 
 
 def _wholes(grads: Sequence, variables: Sequence) -> list:
     return [
-        variable.gathered(gradient) if isinstance(variable, ShardedVariable) and gradient is not None else gradient
+        variable.gathered(gradient)
+        if isinstance(variable, ReplicaShardedVariable) and gradient is not None
+        else gradient
         for gradient, variable in zip(grads, variables, strict=True)
     ]
 
@@ -155,7 +152,7 @@ def _wholes(grads: Sequence, variables: Sequence) -> list:
 class _Whole:
     """A sharded variable as an optimizer's `update_step` sees a variable, where it has to see all of it."""
 
-    def __init__(self, variable: ShardedVariable) -> None:
+    def __init__(self, variable: ReplicaShardedVariable) -> None:
         self.variable = variable
         self.dtype = variable.value.dtype
         self.shape = tf.TensorShape(variable.shape)
@@ -174,12 +171,12 @@ def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence, *, wholes
     steps = optimizer.gradient_accumulation_steps or 1
     sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables] if steps > 1 else []
     if steps > 1:
-        # Clipped outside of the branch: parts of norms travel.
+        # Clipped outside of the branch: it takes a sum over replicas.
         grads = [gradient + total for gradient, total in zip(grads, sums, strict=True)]
     shares = [gradient / steps for gradient in grads]
     clipped = list(optimizer._clip_gradients(shares)) if wholes else _clipped(optimizer, shares, variables)
     # Gathered outside of the branch.
-    seen = [_Whole(v) if wholes and isinstance(v, ShardedVariable) else v.value for v in variables]
+    seen = [_Whole(v) if wholes and isinstance(v, ReplicaShardedVariable) else v.value for v in variables]
 
     def update() -> None:
         if type(optimizer).__name__ == "Muon":  # Which has its own, by variable.
@@ -209,7 +206,7 @@ def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence, *, wholes
             tf.cond(
                 tf.equal((optimizer.iterations + 1) % frequency, 0),
                 lambda: _overwrite_with_averages(optimizer),
-                _nothing,
+                lambda: None,
             )
 
 
@@ -219,24 +216,19 @@ def _overwrite_with_averages(optimizer: Any) -> None:
         variable.value.assign(average.value)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives a sharded variable's slots, such as its momentum, parts where its own are."""
-    if not isinstance(reference_variable, ShardedVariable):
-        return original(optimizer, reference_variable, *args, **kwargs)
-    if type(optimizer).__name__ in _WHOLE and args[:1] != ("average",) and kwargs.get("name") != "average":
+    """Gives a sharded variable's slots, such as its momentum, shards where its own are."""
+    whole = type(optimizer).__name__ in _WHOLE and args[:1] != ("average",) and kwargs.get("name") != "average"
+    if whole or not isinstance(reference_variable, ReplicaShardedVariable):
         return original(optimizer, reference_variable, *args, **kwargs)
     return _sharded_slot(optimizer, reference_variable, *args, **kwargs)
 
 
 def _sharded_slot(
-    optimizer: Any, reference: ShardedVariable, name: str | None = None, initializer: Any = "zeros"
-) -> ShardedVariable:
+    optimizer: Any, reference: ReplicaShardedVariable, name: str | None = None, initializer: Any = "zeros"
+) -> ReplicaShardedVariable:
     with reference.strategy.scope(), keras.name_scope(optimizer.name):
-        variable = ShardedVariable(
+        variable = ReplicaShardedVariable(
             keras.initializers.get(initializer),
             tuple(reference.shape),
             axis=reference.axis,

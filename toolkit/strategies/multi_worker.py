@@ -18,11 +18,12 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import gradients, hooks, seeds, sharing
+from toolkit.strategies import gradients, hooks, sharing
 from toolkit.strategies.agreement import extremes, processes
-from toolkit.strategies.ending import EndingTogether, called_by_symbolic_build
+from toolkit.strategies.consistency import seed_alike
 from toolkit.strategies.fitting import adapt_keras
-from toolkit.strategies.leaving import leave_together
+from toolkit.strategies.shutdown import wait_at_exit
+from toolkit.strategies.uneven_inputs import JoinedDataset, called_by_symbolic_build
 from toolkit.support import status
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
@@ -105,9 +106,9 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if policy not in (_Policy.AUTO, _Policy.DATA):
             if not keras or policy != _Policy.OFF:
                 theirs = super().experimental_distribute_dataset(dataset, options)
-                return EndingTogether(self, theirs) if keras else theirs
+                return JoinedDataset(self, theirs) if keras else theirs
             own = sharing.shares(dataset, numbers=range(local), count=local)
-            return EndingTogether(self, self.distribute_datasets_from_function(lambda _: own, options))
+            return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
         count = self.num_replicas_in_sync
         workers = count // local
 
@@ -124,7 +125,7 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         batches = getattr(adapter, "num_batches", None)
         self._check_lengths(-1 if batches is None else int(batches))
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
-        return EndingTogether(self, shared) if unknown else shared
+        return JoinedDataset(self, shared) if unknown else shared
 
     def _check_lengths(self, batches: int) -> None:
         """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""
@@ -237,8 +238,8 @@ def _ready(strategy: MultiWorkerStrategy) -> None:
     adapt_keras()
     hooks.install()
     gradients.adapt_optimizers()
-    seeds.agree(strategy)
-    leave_together(strategy)
+    seed_alike(strategy)
+    wait_at_exit(strategy)
     status.report(state="connected", strategy="multi_worker")
     _LOG.info(
         "%d workers, %d replicas in all; each keeps its share of every global batch (AutoShardPolicy.DATA)",

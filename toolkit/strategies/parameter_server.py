@@ -132,13 +132,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             object.__setattr__(model, "_toolkit_session", found)
         return found[1]
 
-    def settle(self, model: Any) -> None:
+    def wait_for_steps(self, model: Any) -> None:
         """Waits for all steps of a model, where any were sent."""
         found = model.__dict__.get("_toolkit_session")
         if found is not None:
             found[1].settle()
 
-    def adopt(self, model: Any) -> None:
+    def replace_functions(self, model: Any) -> None:
         """Puts this strategy's functions of a step in the place of Keras's own."""
         session = self.session(model)
         model.train_function = session.train

@@ -68,8 +68,8 @@ def create(
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         if gradients is not None and gradients.dtype != "float32":
             raise StrategyError(
-                asked=f"gradients travel as {gradients.dtype}",
-                found="with parameter servers they travel as they are",
+                asked=f"gradients with communication dtype {gradients.dtype}",
+                found="with parameter servers they are sent as they are",
                 remedy="Leave gradients out, or train under mirrored or multi_worker",
             )
         return _parameter_server(name, membership, parameter_server, start_timeout)

@@ -1,7 +1,5 @@
 """Whether all processes are about to train the same: one with another seed would train along unnoticed."""
 
-import json
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "compare_restored"]
 
-_NAMED = 3  # So many differences are told.
+_NAMED = 3  # So many differences are named.
+_STEP = "the step"
 
 
 def compare(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> None:
@@ -27,21 +26,16 @@ def compare(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> Non
     Raises:
         StrategyError: On every process, where any two differ.
     """
-    from toolkit.strategies import agreement
+    from toolkit.strategies.consistency import difference
 
-    if agreement.processes(strategy) == 1:
-        return
-    told = agreement.gather(strategy, json.dumps(dict(facts), default=str).encode())
-    chiefs, *others = (json.loads(text) for text in told)
-    names = agreement.names(strategy)
-    for name, theirs in zip(names[1:], others, strict=True):
-        differ = [key for key in {**chiefs, **theirs} if chiefs.get(key) != theirs.get(key)]
-        if differ:
-            raise StrategyError(
-                asked="all tasks are to train the same",
-                found=f"{name} has {_words(theirs, differ)}, and {names[0]} {_words(chiefs, differ)}",
-                remedy="Start every task with the same flags and data",
-            )
+    found = difference(strategy, facts)
+    if found is not None:
+        theirs, chiefs = (_words(each, found.keys) for each in (found.theirs, found.chiefs))
+        raise StrategyError(
+            asked="all tasks are to train the same",
+            found=f"{found.process} has {theirs}, and {found.chief} {chiefs}",
+            remedy="Start every task with the same flags and data",
+        )
 
 
 def compare_restored(model: "keras.Model", *, step: int) -> None:
@@ -54,23 +48,21 @@ def compare_restored(model: "keras.Model", *, step: int) -> None:
     Raises:
         CheckpointError: On every process, where any two differ.
     """
-    from toolkit.strategies import agreement
+    from toolkit.strategies.agreement import processes
+    from toolkit.strategies.consistency import checksum, difference
 
-    strategy = model.distribute_strategy
-    if agreement.processes(strategy) == 1:
+    if processes(model.distribute_strategy) == 1:
         return
-    sums = {name: zlib.crc32(array.tobytes()) for name, array in state.capture(model).items()}
-    chiefs, *others = (json.loads(text) for text in agreement.gather(strategy, json.dumps([step, sums]).encode()))
-    names = agreement.names(strategy)
-    for name, theirs in zip(names[1:], others, strict=True):
-        if theirs != chiefs:
-            differ = [key for key in chiefs[1] if theirs[1].get(key) != chiefs[1][key]]
-            more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
-            raise CheckpointError(
-                asked=f"all tasks are to go on after step {chiefs[0]} with what {names[0]} has restored",
-                found=f"{name} holds another {', '.join(differ[:_NAMED]) or 'step'}{more}",
-                remedy="Resume once more; if that ends the same, look at that host's memory, drivers and versions",
-            )
+    sums = {name: checksum(array) for name, array in state.capture(model).items()}
+    found = difference(model.distribute_strategy, {**sums, _STEP: step})
+    if found is not None:
+        differ = [key for key in found.keys if key != _STEP]
+        more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
+        raise CheckpointError(
+            asked=f"all tasks are to go on after step {found.chiefs[_STEP]} with what {found.chief} has restored",
+            found=f"{found.process} holds another {', '.join(differ[:_NAMED]) or 'step'}{more}",
+            remedy="Resume once more; if that ends the same, look at that host's memory, drivers and versions",
+        )
 
 
 def _words(facts: Mapping[str, Any], keys: list[str]) -> str:

@@ -45,7 +45,7 @@ def together(strategy: "tf.distribute.Strategy", action: Callable[[], _Result]) 
         error = own
     if agreement.processes(strategy) > 1:
         told = agreement.gather(strategy, str(error or "").encode()[:4000])
-        for name, text in zip(agreement.names(strategy), told, strict=True):
+        for name, text in zip(agreement.process_names(strategy), told, strict=True):
             if text and error is None:
                 raise CheckpointError(
                     asked="all tasks train together",

@@ -100,7 +100,7 @@ def size_in_bytes(model: "keras.Model") -> int:
 def _settle(model: "keras.Model") -> None:
     from toolkit import strategies
 
-    strategies.settle(model)
+    strategies.wait_for_steps(model)
 
 
 def _variables(model: "keras.Model") -> dict:

@@ -12,17 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.agreement import number, processes
-from toolkit.strategies.collectives import all_gather, place, replicas
+from toolkit.strategies.agreement import process_index, processes
+from toolkit.strategies.collectives import all_gather, replica_id_and_count, replicas
 
-__all__ = ["ShardedVariable", "drop_snapshots", "snapshots"]
+__all__ = ["ReplicaShardedVariable", "drop_snapshots", "snapshots"]
 
 _GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
 _PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
 _reads = iter(range(1, 2**31 - 1))
 
 
-class ShardedVariable(keras.Variable):
+class ReplicaShardedVariable(keras.Variable):
     """A `keras.Variable` with a part on each replica of the strategy in whose scope it is made.
 
     Args:
@@ -64,7 +64,7 @@ class ShardedVariable(keras.Variable):
     def numbers(self) -> list[int]:
         """Which replicas' parts are this process's."""
         local = len(self.parts)
-        first = number(self.strategy) * local if processes(self.strategy) > 1 else 0
+        first = process_index(self.strategy) * local if processes(self.strategy) > 1 else 0
         return list(range(first, first + local))
 
     def cut(self, whole: np.ndarray, replica: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class ShardedVariable(keras.Variable):
         """Returns, in a step, this replica's part of a whole."""
         padding = [[0, 0] for _ in self._shape]
         padding[self.axis][1] = self.part_shape[self.axis] * self.count - self._shape[self.axis]
-        return tf.split(tf.pad(whole, padding), self.count, self.axis)[place()[0]]
+        return tf.split(tf.pad(whole, padding), self.count, self.axis)[replica_id_and_count()[0]]
 
     def _everybodys(self, mine: list[np.ndarray]) -> list[np.ndarray]:
         with tf.device("CPU:0"):
@@ -158,14 +158,14 @@ def snapshots(variables: Sequence[Any]) -> None:
     a collective.
     """
     for variable in variables:
-        if isinstance(variable, ShardedVariable) and processes(variable.strategy) > 1:
+        if isinstance(variable, ReplicaShardedVariable) and processes(variable.strategy) > 1:
             variable.keep()
 
 
 def drop_snapshots(variables: Sequence[Any]) -> None:
     """Lets go of what `snapshots` kept."""
     for variable in variables:
-        if isinstance(variable, ShardedVariable):
+        if isinstance(variable, ReplicaShardedVariable):
             variable.forget()
 
 

@@ -1,4 +1,4 @@
-"""Epochs that end together, where each worker reads data of its own and one has less of it."""
+"""Uneven inputs, joined: where each worker reads data of its own, an epoch ends for all with the shortest."""
 
 import logging
 import sys
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from toolkit.strategies.agreement import extremes
 
-__all__ = ["EndingTogether", "called_by_symbolic_build"]
+__all__ = ["JoinedDataset", "called_by_symbolic_build"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class EndingTogether:
+class JoinedDataset:
     """A distributed dataset, for Keras, that ends for all workers with the one that runs out first.
 
     TensorFlow gives a worker that has run out empty batches, whose mean is NaN, and Keras ends its
@@ -26,29 +26,29 @@ class EndingTogether:
     the same batches.
 
     Args:
-        strategy: Whose workers read.
-        source: Its own distributed dataset.
+        strategy: Its workers read.
+        source: The strategy's own distributed dataset.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, source: Any) -> None:
         self._strategy = strategy
         self._source = source
-        self._said = False
-        self._looked_at: _Batches | None = None
+        self._warned = False
+        self._looked_at: _JoinedIterator | None = None
 
-    def __iter__(self) -> "_Batches":
-        batches = self._looked_at or _Batches(self, iter(self._source))
+    def __iter__(self) -> "_JoinedIterator":
+        batches = self._looked_at or _JoinedIterator(self, iter(self._source))
         self._looked_at = None
         return batches
 
-    def _say(self) -> None:
-        if not self._said:
+    def _warn(self) -> None:
+        if not self._warned:
             _LOG.warning("The workers have different numbers of batches: each epoch ends with the shortest")
-        self._said = True
+        self._warned = True
 
 
-class _Batches(Iterator):
-    def __init__(self, dataset: EndingTogether, source: Iterator) -> None:
+class _JoinedIterator(Iterator):
+    def __init__(self, dataset: JoinedDataset, source: Iterator) -> None:
         self._dataset = dataset
         self._source = source
         self._begun = False
@@ -63,7 +63,8 @@ class _Batches(Iterator):
         batch = self._held
         if called_by_symbolic_build():
             # Keras looks at a batch to build the model, drops the iterator and makes another. A generator of the
-            # user's can't go back, so the next iterator is this one, with that batch still to come.
+            # user's can't go back, and workers would see different batches, by who was faster: so the next iterator
+            # is this one, with that batch still to come.
             self._dataset._looked_at = self
         else:
             self._read_ahead()
@@ -71,12 +72,12 @@ class _Batches(Iterator):
 
     def _read_ahead(self) -> None:
         self._held = next(self._source, None)
-        lowest, highest = extremes(self._dataset._strategy, np.array([self._whole(self._held)], np.int64))
+        lowest, highest = extremes(self._dataset._strategy, np.array([self._is_whole(self._held)], np.int64))
         self._more = bool(lowest[0])
         if lowest[0] != highest[0]:
-            self._dataset._say()
+            self._dataset._warn()
 
-    def _whole(self, batch: Any) -> bool:
+    def _is_whole(self, batch: Any) -> bool:
         """Says whether each replica of this worker has got an example."""
         if batch is None:
             return False

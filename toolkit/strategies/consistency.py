@@ -1,0 +1,140 @@
+"""What must be the same on all workers: facts, random numbers, weights, and the statistics that each has estimated."""
+
+import json
+import logging
+import pickle
+import random
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.agreement import broadcast, extremes, gather, mean, process_names, processes
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
+
+__all__ = [
+    "Difference",
+    "average_statistics",
+    "check_equal_weights",
+    "checksum",
+    "difference",
+    "seed_alike",
+    "variables_of",
+]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Difference(NamedTuple):
+    """Where a process differs from the chief.
+
+    Attributes:
+        process: The first one that differs, such as "worker:1".
+        theirs: Its facts.
+        chief: The process that all others are held against.
+        chiefs: The chief's facts.
+        keys: Which of them differ.
+    """
+
+    process: str
+    theirs: dict[str, Any]
+    chief: str
+    chiefs: dict[str, Any]
+    keys: list[str]
+
+
+def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Difference | None:
+    """Holds every process's facts against the chief's. It is a collective, with the same result on all of them.
+
+    Args:
+        strategy: Its processes are compared.
+        facts: Values that JSON can hold.
+    """
+    if processes(strategy) == 1:
+        return None
+    chiefs, *others = map(json.loads, gather(strategy, json.dumps(dict(facts), default=str).encode()))
+    chief, *names = process_names(strategy)
+    for process, theirs in zip(names, others, strict=True):
+        keys = [key for key in {**chiefs, **theirs} if chiefs.get(key) != theirs.get(key)]
+        if keys:
+            return Difference(process, theirs, chief, chiefs, keys)
+    return None
+
+
+def checksum(array: np.ndarray) -> int:
+    """Returns a number that differs where an array's bits do."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+def variables_of(model: keras.Model) -> list:
+    """Returns the variables of a model and of its optimizer, if it has one."""
+    return [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
+
+
+def check_equal_weights(model: keras.Model) -> None:
+    """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
+
+    Training would go on without a word where they differ. Of a sharded variable each worker holds
+    shards of its own, which nothing can be compared with.
+
+    Raises:
+        StrategyError: On every worker, where any two differ.
+    """
+    variables = [variable for variable in variables_of(model) if not isinstance(variable, ReplicaShardedVariable)]
+    # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
+    sums = {str(n): checksum(keras.ops.convert_to_numpy(v)) for n, v in enumerate(variables)}
+    # BackupAndRestore leaves the epoch there.
+    found = difference(model.distribute_strategy, {**sums, "epoch": getattr(model, "_initial_epoch", None) or 0})
+    if found is not None:
+        names = ["the epoch to begin with" if key == "epoch" else variables[int(key)].path for key in found.keys[:3]]
+        raise StrategyError(
+            asked="all workers train the same model",
+            found=f"their weights differ ({', '.join(names)}{' and others' if len(found.keys) > 3 else ''})",
+            remedy="Load or set weights on every worker alike, from a file that all of them see",
+        )
+
+
+def average_statistics(model: keras.Model) -> None:
+    """Sets a model's statistics, such as BatchNormalization's moving ones, to their mean over the workers.
+
+    Keras lets each worker update its own copy from its own examples, and they drift apart. Only
+    variables that do differ are sent. It is a collective.
+    """
+    strategy = model.distribute_strategy
+    variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+    if not variables:
+        return
+    sums = np.array([float(tf.reduce_sum(tf.cast(tf.convert_to_tensor(v), tf.float64))) for v in variables])
+    lowest, highest = extremes(strategy, sums)
+    with strategy.scope():
+        for variable, alike in zip(variables, lowest == highest, strict=True):
+            if not alike:
+                variable.assign(mean(strategy, tf.convert_to_tensor(variable)))
+
+
+def seed_alike(strategy: tf.distribute.Strategy) -> None:
+    """Seeds those of TensorFlow's, NumPy's and Python's generators that differ between the processes.
+
+    Each worker takes its share of every global batch. If their shuffles differed, some examples of
+    an epoch would be used twice and others not at all, and nothing would say so. A generator that the
+    user seeded alike everywhere is left alone. The common seed is drawn from the chief's `random`.
+    """
+    states = (random.getstate(), np.random.get_state(legacy=True))
+    lowest, highest = extremes(strategy, np.array([zlib.crc32(pickle.dumps(state)) for state in states], np.int64))
+    differ = lowest != highest
+    unseeded = tf.compat.v1.random.get_seed(None) == (None, None)
+    if not unseeded and not differ.any():
+        return
+    drawn = random.getrandbits(31) if differ[0] or unseeded else 0
+    seed = int(broadcast(strategy, np.array([drawn], np.int64))[0])
+    if unseeded:
+        tf.random.set_seed(seed)
+    if differ[0]:
+        random.seed(seed)
+    if differ[1]:
+        np.random.seed(seed)
+    _LOG.info("Random generators set alike on all workers, so that shuffles agree: seed %d", seed)
