@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import hypothesis
+import preloaded
 import psutil
 import pytest
 
@@ -17,6 +19,11 @@ _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
 for _number, _plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _plain)
+
+
+# How long an example takes depends on who else is at work on the machine.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +46,7 @@ def no_process_left():
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [p for p in psutil.Process().children(recursive=True) if p not in before and p.is_running()]
-    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE and p.pid not in preloaded.servers()]
     for process in left:
         process.kill()
     assert not left, f"left running: {left}"
@@ -62,7 +69,7 @@ class Recipe:
         self.directory = directory
 
     def start(self, *flags: str, name: str = "cifar_mirrored", **environment: str) -> subprocess.Popen:
-        return subprocess.Popen(
+        return preloaded.Popen(
             [sys.executable, "-m", f"recipes.{name}", *flags],
             cwd=self.directory,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import preloaded
 import psutil
 
 from toolkit.launch.ports import ENVIRONMENT, HeldPorts
@@ -34,7 +35,7 @@ class Group:
             added = {"TF_CONFIG": json.dumps(config), **ENVIRONMENT} if workers else {}
             with self.files[number].open("wb") as out:
                 self.processes.append(
-                    subprocess.Popen(
+                    preloaded.Popen(
                         [sys.executable, *command, *own],
                         env={
                             **os.environ,
@@ -110,7 +111,7 @@ class Job:
         self.folder = folder
         self.log = folder / "launch.out"
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
+            self.process = preloaded.Popen(
                 [*before, sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
                 env=given,
                 cwd=folder,
@@ -152,13 +153,16 @@ SERVED = ("--chief", "--workers=2", "--ps=2")
 FEW = ("--chief", "--workers=1", "--ps=1")  # Each task takes seconds of a core to import TensorFlow.
 
 
-def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
-    """Runs `toolkit launch` to its end, in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", *tasks, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
+def python(folder, *arguments, limit=200, **environment):
+    """Runs a program to its end, in a folder, its output captured."""
+    return preloaded.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         timeout=limit,
         cwd=folder,
     )
+
+
+def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
+    """Runs `toolkit launch` to its end, in a folder."""
+    return python(folder, "-m", "toolkit", "launch", *tasks, *arguments, limit=limit)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import types
 
+import processes
 import pytest
 
 from toolkit.devices import Gpu, Inventory, setup
@@ -200,14 +201,14 @@ def test_the_value_prints_as_a_table(machine):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_too_late_with_tensorflow_itself():
+def test_too_late_with_tensorflow_itself(tmp_path):
     program = (
         "import tensorflow as tf, toolkit\n"
         "tf.constant(1)\n"
         "try:\n    toolkit.devices.configure(gpus=2)\n"
         "except toolkit.errors.DeviceError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = processes.python(tmp_path, "-c", program, limit=120)
     assert "already fixed them (logical devices CPU:0" in done.stdout, done.stderr
 
 

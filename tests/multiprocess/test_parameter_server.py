@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+import preloaded
 import processes
 import pytest
 
@@ -243,7 +244,7 @@ def test_tasks_with_different_flags_say_so(tmp_path):
         for number, name in enumerate(names):
             config = {"cluster": cluster, "task": {"type": name.partition(":")[0], "index": 0}}
             running.append(
-                subprocess.Popen(
+                preloaded.Popen(
                     [sys.executable, *RECIPE, f"--seed={number // 2}", "--start_timeout=60"],
                     env={
                         **os.environ,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import preloaded
 import processes
 import pytest
 
@@ -26,7 +27,7 @@ def start(command, port, folder, out):
     workers = [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
     with out.open("wb") as file:
-        return subprocess.Popen(
+        return preloaded.Popen(
             [sys.executable, *command],
             cwd=folder,
             env={

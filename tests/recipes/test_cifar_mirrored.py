@@ -5,10 +5,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
+import processes
 import pytest
 
 SMALL = ("--gpus=2", "--steps_per_epoch=30", "--global_batch_size=64")
@@ -44,8 +43,8 @@ def wait_for(path, process, seconds=120):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     run = tmp_path_factory.mktemp("recipe") / "run with a space and a ' quote"
-    command = [sys.executable, "-m", "recipes.cifar_mirrored", *SMALL, "--epochs=2", f"--run_dir={run}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    command = ["-m", "recipes.cifar_mirrored", *SMALL, "--epochs=2", f"--run_dir={run}"]
+    done = processes.python(run.parent, *command, limit=240)
     assert done.returncode == 0, done.stderr
     return run, done.stdout
 
@@ -73,12 +72,7 @@ def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
         "import keras, numpy, sys\nmodel = keras.models.load_model(sys.argv[1])\n"
         "print(model.predict(numpy.zeros((3, 32, 32, 3), 'uint8'), verbose=0).shape)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(undisturbed[0] / "model.keras")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = processes.python(undisturbed[0], "-c", program, str(undisturbed[0] / "model.keras"), limit=120)
     assert "(3, 10)" in done.stdout, done.stderr
 
 
@@ -184,7 +178,7 @@ def test_a_mistake_that_takes_tensorflow_to_see(recipe, name):
 
 
 def test_help_lists_every_flag_at_once(recipe):
-    done = recipe.run("--help", limit=20)
+    done = recipe.run("--help", limit=20, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
     listed = {
         line.split("=")[0].strip().removeprefix("--").removeprefix("[no]")
@@ -193,6 +187,5 @@ def test_help_lists_every_flag_at_once(recipe):
     }
     assert listed == SHARED | OTHERS, "users and other programs rely on these names"
     assert "python -m recipes.cifar_mirrored --gpus=2" in done.stdout
-    heavy = recipe.run("--help", limit=20, PYTHONPROFILEIMPORTTIME="1").stderr
-    assert "tensorflow" not in heavy
-    assert "rich" not in heavy
+    assert "tensorflow" not in done.stderr
+    assert "rich" not in done.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import preloaded
 import processes
 import pytest
 
@@ -22,7 +23,7 @@ FLAGS = ["--data=shapes", "--steps_per_epoch=12", "--epochs=2", "--checkpoint_st
 
 
 def launched(folder, *flags, start=()):
-    return subprocess.Popen(
+    return preloaded.Popen(
         [sys.executable, "-m", "toolkit", "launch", "--workers=2", *start, "-m", "recipes.cifar_multi_worker", *flags],
         env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         stdout=subprocess.PIPE,

@@ -1,9 +1,6 @@
 """The tutorials' examples, and the samples of docs/from-tf1.md: they run, and show what they say."""
 
-import os
 import re
-import subprocess
-import sys
 
 import processes
 import pytest
@@ -12,14 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def program(folder, *arguments, limit=200):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+    done = processes.python(folder, *arguments, limit=limit)
     assert "Traceback" not in done.stderr, done.stderr[-3000:]
     return done.returncode, done.stdout, done.stderr
 

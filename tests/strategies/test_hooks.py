@@ -1,8 +1,6 @@
 """The private functions of TensorFlow that are wrapped: these fail when upstream changes or repairs itself."""
 
-import subprocess
-import sys
-
+import processes
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -50,10 +48,8 @@ model.fit(numpy.ones((16, 3)), numpy.ones((16, 1)), batch_size=4, verbose=0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "hooks"])
-def test_several_steps_per_execution_need_the_hook(kind):
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL_STEPS, kind], capture_output=True, text=True, timeout=120, check=False
-    )
+def test_several_steps_per_execution_need_the_hook(tmp_path, kind):
+    done = processes.python(tmp_path, "-c", SEVERAL_STEPS, kind, limit=120)
     if kind == "hooks":
         assert done.returncode == 0, done.stderr[-2000:]
     else:
