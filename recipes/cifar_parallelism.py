@@ -76,7 +76,7 @@ def main() -> None:
         machine = toolkit.parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer())
         costs = toolkit.parallel.costs(plain)
 
-        rows: list[toolkit.parallel.Row] = []
+        rows: list[toolkit.parallel.Comparison] = []
         for conv, fc in [*ROWS, ("planned", "planned")]:
             toolkit.cli.say(f"{len(rows) + 1} of {len(ROWS) + 1}: convolutions {conv}, FC layers {fc}")
             plan = toolkit.parallel.choose(costs, machine, setting, conv=conv, fc=fc)
@@ -107,21 +107,19 @@ def main() -> None:
                 verbose=0,
             )
             rows.append(
-                toolkit.parallel.Row(
+                toolkit.parallel.Comparison(
                     conv=conv,
                     fc=fc,
-                    predicted_seconds=plan.step.seconds,
+                    predicted=plan.step,
                     measured_seconds=meter.seconds,
-                    predicted_bytes=plan.step.received,
                     measured_bytes=meter.received,
-                    parameters=plan.step.parameters,
                     loss=history.history["loss"][-1],
                 )
             )
         run.describe(parallelism=[row.as_dict() for row in rows])
         run.finish(model)
         toolkit.observe.report.after(run)
-        toolkit.cli.show_rows(rows)
+        toolkit.cli.show_comparisons(rows)
 
 
 if __name__ == "__main__":

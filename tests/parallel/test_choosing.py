@@ -11,9 +11,8 @@ import pytest
 from toolkit import models
 from toolkit.errors import StrategyError
 from toolkit.parallel import Choice, Link, Machine, Setting, choose, costs
-from toolkit.parallel.scaling import powers, scaling
-from toolkit.parallel.timing import step
-from toolkit.parallel.traffic import REPLICATED, exchanges
+from toolkit.parallel.plan import powers, scaling
+from toolkit.parallel.step import REPLICATED, exchanges, step
 
 L = keras.layers
 SLOW = Machine(name="slow network", speed=5e12, inside=Link(bandwidth=12e9), between=Link(bandwidth=125e6), hosts=2)
@@ -76,11 +75,11 @@ def test_bytes_of_the_docstrings(alexnet):
     fc1 = next(layer for layer in alexnet if layer.name == "head/fc1")
 
     def received(choice, replicas=4, **kwargs):
-        return sum(e.received for e in exchanges(fc1, choice, replicas=replicas, batch=64, **kwargs))
+        return sum(e.received for e in exchanges(fc1, choice, Setting(replicas=replicas, batch=64, **kwargs)))
 
     own, counted = 64 * 4096 * 4, 4 * 3
     assert received(REPLICATED) == 2 * 3 / 4 * (4096 * 4096 + 4096) * 4
-    assert received(REPLICATED, gradient_bytes=2) == received(REPLICATED) / 2
+    assert received(REPLICATED, gradient_dtype="float16") == received(REPLICATED) / 2
     assert received(Choice(split="outputs")) == 2 * (3 * own + 3 / 4 * own) + counted
     assert received(Choice(split="outputs", keep_split=True)) == 2 * 3 * own + counted
     bias = 2 * 3 / 4 * 4096 * 4

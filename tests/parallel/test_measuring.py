@@ -7,7 +7,7 @@ import pytest
 
 from toolkit import strategies
 from toolkit.parallel import measure
-from toolkit.parallel.cost import leaves
+from toolkit.parallel.graph import layers_of
 
 L = keras.layers
 
@@ -27,7 +27,7 @@ def test_every_layer_and_what_joins_replicas(four_devices, replicas):
     )
     before = model.get_weights()
     found = measure(model, strategy, batch=4, optimizer=keras.optimizers.Adam(), slots=2)
-    assert set(found.seconds) == {name for name, _ in leaves(model)}
+    assert set(found.seconds) == {name for name, _ in layers_of(model)}
     assert all(seconds >= 0 for seconds in found.seconds.values())
     assert found.seconds["mine"] > 0, "what isn't known by formula is known by its time"
     assert found.seconds["flat"] == 0

@@ -1,11 +1,11 @@
 """Flags and exit codes: what turns the parts into programs, and the `toolkit` command.
 
 tables     tables and charts of one style
+plan_table  a plan as tables and as a chart, and what was measured of it
 log        the toolkit's messages on the console
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
-comparison  ways to divide layers, side by side
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
@@ -16,16 +16,15 @@ launch     `toolkit launch`: its command line
 report     `toolkit report`
 scaling    `toolkit scaling`
 manifest   `toolkit manifest`
-plan_table  a plan as tables, and as a chart
 plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """
 
 from toolkit.cli import flags
-from toolkit.cli.comparison import show_rows
 from toolkit.cli.log import say, show_devices, show_variables
+from toolkit.cli.plan_table import show_comparisons
 from toolkit.cli.program import run
 from toolkit.cli.tables import check_chart, show_seconds
 
-__all__ = ["check_chart", "flags", "run", "say", "show_devices", "show_rows", "show_seconds", "show_variables"]
+__all__ = ["check_chart", "flags", "run", "say", "show_comparisons", "show_devices", "show_seconds", "show_variables"]

@@ -4,11 +4,12 @@
     toolkit plan train:build_model --replicas=8 --hosts=2 --bandwidth=10Gbit --chart=plan.png
     toolkit plan model.keras --replicas=2 --measure
 
-MODEL is a name of ours (small_cnn, alexnet), a function of yours that returns a model, or a .keras file, which is
+MODEL is small_cnn or alexnet, a function of yours that returns a model (module:function), or a .keras file, which is
 opened in safe mode. Nothing is trained.
 """
 
 import argparse
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from toolkit.errors import RequestError
 from toolkit.strategies.exchange import DTYPES
 
 if TYPE_CHECKING:
-    from toolkit.parallel import Machine, Setting
+    from toolkit.parallel import Machine, Plan, Setting
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,19 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="share of the backward pass behind which gradients travel, 0 to 1 [0]",
+        help="share of the backward pass behind which gradients are exchanged, 0 to 1 [0]",
     )
     speed = parser.add_argument_group("how fast a device is")
     speed.add_argument("--device", metavar="NAME|GFLOPS", help="such as V100, or billions of operations a second")
     speed.add_argument("--measure", action="store_true", help="measure devices, and what joins them, on this machine")
     what = parser.add_argument_group("how it is to train")
     what.add_argument("--batch", type=int, metavar="B", help="examples per step, over all replicas [64 for each]")
-    what.add_argument("--gradient_dtype", choices=DTYPES, default="float32", help="what gradients travel as [float32]")
     what.add_argument(
-        "--activation_dtype", choices=DTYPES, default="float32", help="what activations travel as [float32]"
+        "--gradient_dtype", choices=DTYPES, default="float32", help="communication dtype of gradients [float32]"
     )
     what.add_argument(
-        "--slots", type=int, default=1, metavar="N", help="numbers the optimizer keeps: momentum 1, Adam 2 [1]"
+        "--activation_dtype", choices=DTYPES, default="float32", help="communication dtype of activations [float32]"
+    )
+    what.add_argument(
+        "--slots",
+        type=int,
+        default=1,
+        metavar="N",
+        help="what the optimizer keeps for each weight: momentum 1, Adam 2 [1]",
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--most", type=int, metavar="N", help="simulate up to so many replicas [--replicas]")
@@ -65,18 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Plans, and prints."""
     _check(arguments)
-    from toolkit.parallel.machine import bandwidth
+    from toolkit.parallel import Link, Machine
+    from toolkit.parallel.machine import bandwidth, device
 
-    links = {name: bandwidth(text) for name in ("inside", "bandwidth") if (text := getattr(arguments, name))}
-    if not arguments.measure:
-        from toolkit.parallel.machine import device
-
-        given = device(arguments.device)
+    inside, between = (
+        Link(bandwidth=bandwidth(text), latency=arguments.latency / 1e6) if text else None
+        for text in (arguments.inside or _INSIDE, arguments.bandwidth)
+    )
+    name, speed, memory = device(arguments.device) if arguments.device else ("", 0.0, 0.0)
     strategy = _strategy(arguments) if arguments.measure else None
 
     from toolkit import models
     from toolkit.parallel import Setting, choose, costs
-    from toolkit.parallel.scaling import powers, scaling
+    from toolkit.parallel.plan import powers, scaling
 
     model = models.opened(arguments.model)
     layers = costs(model)
@@ -88,7 +96,11 @@ def run(arguments: argparse.Namespace) -> None:
         activation_dtype=arguments.activation_dtype,
         slots=arguments.slots,
     )
-    machine = _measured(model, strategy, arguments, links, setting) if strategy else _given(given, arguments, links)
+    if strategy is None:
+        machine = Machine(name=name, speed=speed, memory=memory, inside=inside)
+    else:
+        machine = _measured(model, strategy, setting, inside=inside, keep_inside=arguments.inside is not None)
+    machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts, overlap=arguments.overlap)
     plan = choose(layers, machine, setting)
     points = scaling(layers, machine, setting, powers(arguments.most or arguments.replicas))
     if arguments.chart:
@@ -107,7 +119,7 @@ def run(arguments: argparse.Namespace) -> None:
         ]
         print(json.dumps({"model": model.name, **plan.as_dict(), "scaling": scaled}, indent=2))
         return
-    _print(model, plan, points, machine, setting, arguments)
+    _print(model.name, plan, points, arguments)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -152,70 +164,30 @@ def _strategy(arguments: argparse.Namespace) -> Any:
     return strategies.create(devices=setup.logical_devices)
 
 
-def _measured(
-    model: Any, strategy: Any, arguments: argparse.Namespace, links: dict[str, float], setting: "Setting"
-) -> "Machine":
-    import dataclasses
-
+def _measured(model: Any, strategy: Any, setting: "Setting", *, inside: Any, keep_inside: bool) -> "Machine":
+    """Returns the devices here, measured; the link between them too, unless it is given or there is one device."""
     from toolkit.parallel import measure
 
-    machine = measure(model, strategy, batch=max(1, round(setting.batch)), slots=arguments.slots)
+    machine = measure(model, strategy, batch=max(1, round(setting.batch)), slots=setting.slots)
     count = strategy.num_replicas_in_sync
-    inside = machine.inside
-    if "inside" in links or count == 1:
-        inside = _inside(arguments, links)
     return dataclasses.replace(
         machine,
         name=f"{count} device{'s' * (count > 1)} of this machine, measured",
-        inside=inside,
-        between=_between(arguments, links),
-        hosts=arguments.hosts,
-        overlap=arguments.overlap,
+        inside=inside if keep_inside or count == 1 else machine.inside,
     )
 
 
-def _given(found: tuple[str, float, float], arguments: argparse.Namespace, links: dict[str, float]) -> "Machine":
-    from toolkit.parallel import Machine
-
-    name, speed, memory = found
-    return Machine(
-        name=name,
-        speed=speed,
-        memory=memory,
-        inside=_inside(arguments, links),
-        between=_between(arguments, links),
-        hosts=arguments.hosts,
-        overlap=arguments.overlap,
-    )
-
-
-def _inside(arguments: argparse.Namespace, links: dict[str, float]) -> Any:
-    from toolkit.parallel import Link
-    from toolkit.parallel.machine import bandwidth
-
-    return Link(bandwidth=links.get("inside") or bandwidth(_INSIDE), latency=arguments.latency / 1e6)
-
-
-def _between(arguments: argparse.Namespace, links: dict[str, float]) -> Any:
-    from toolkit.parallel import Link
-
-    if "bandwidth" not in links:
-        return None
-    return Link(bandwidth=links["bandwidth"], latency=arguments.latency / 1e6)
-
-
-def _print(
-    model: Any, plan: Any, points: Any, machine: "Machine", setting: "Setting", arguments: argparse.Namespace
-) -> None:
+def _print(name: str, plan: "Plan", points: Any, arguments: argparse.Namespace) -> None:
     import rich
 
     from toolkit.cli.plan_table import show_plan, show_scaling
 
     console = rich.get_console()
+    machine, setting = plan.machine, plan.setting
     hosts = f" on {machine.hosts} hosts at {arguments.bandwidth}" if machine.hosts > 1 else ""
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas > 1)}"
     console.print(
-        f"{model.name} on {replicas}{hosts}, {setting.batch:g} examples each; {machine.name}.",
+        f"{name} on {replicas}{hosts}, {setting.batch:g} examples each; {machine.name}.",
         highlight=False,
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal, and as a chart."""
+"""A plan as tables for a terminal and as a chart, and what was measured of several."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 from toolkit.cli.tables import check_chart, save, table
 
 if TYPE_CHECKING:
-    from toolkit.parallel import Plan
-    from toolkit.parallel.scaling import Point
+    from toolkit.parallel import Comparison, Plan
+    from toolkit.parallel.plan import Point
 
-__all__ = ["draw", "show_plan", "show_scaling"]
+__all__ = ["draw", "show_comparisons", "show_plan", "show_scaling"]
 
 _WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
 _COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}  # Told apart by the colour-blind too.
 
 
 def show_plan(plan: "Plan") -> None:
-    """Prints a plan's layers, the choice for each, and its reasons."""
+    """Prints a plan's layers, the choice for each, and the reasons."""
     import rich
 
-    from toolkit.parallel.plan import megabytes
+    from toolkit.parallel.plan import size_in_words
 
     console = rich.get_console()
     shown = table()
@@ -37,15 +37,15 @@ def show_plan(plan: "Plan") -> None:
             "?" if layer.operations is None else f"{layer.operations / 1e6:,.1f}",
             _count(layer.parameters),
             _count(layer.outputs),
-            megabytes(row["received"]),
-            megabytes(row["memory"]),
+            size_in_words(row["received"]),
+            size_in_words(row["memory"]),
             str(plan.choices[layer.name]),
             style=None if plan.choices[layer.name].split is None else "bold green",
         )
     console.print(shown)
     words = [
-        "Sharded layers are split by outputs (units, filters) or by inputs; kept: the next layer takes the parts.",
-        "Mop: million operations of a training step for one example; activ.: numbers that go out for one example;",
+        "Sharded layers are split by outputs (units, filters) or by inputs; kept: the next layer takes the shards.",
+        "Mop: million operations of a training step for one example; activ.: elements of the output for one example;",
         "received: bytes of each replica and step.",
         *([f"Layers without weights, {rest} of them, are left out."] if rest else []),
     ]
@@ -60,7 +60,7 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
     """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
     import rich
 
-    from toolkit.parallel.plan import megabytes
+    from toolkit.parallel.plan import size_in_words
 
     shown = table()
     shown.add_column("replicas", justify="right")
@@ -78,8 +78,8 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
                 f"{step.seconds * 1e3:,.1f}",
                 f"{point.replicas * setting.batch / step.seconds:,.0f}" if step.seconds else "-",
                 f"{point.speed_up[kind]:,.2f}",
-                megabytes(step.received),
-                megabytes(step.memory),
+                size_in_words(step.received),
+                size_in_words(step.memory),
                 style="bold" if kind == "planned" else None,
             )
         shown.add_section()
@@ -90,9 +90,9 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
     """Draws time per step and speed-up against the number of replicas.
 
     Args:
-        points: As `toolkit.parallel.scaling.scaling` makes them.
-        path: Of a .png or .svg file.
-        title: Of the chart.
+        points: As `toolkit.parallel.plan.scaling` makes them.
+        path: A .png or .svg file.
+        title: The chart's title.
 
     Raises:
         RequestError: It is neither, or can't be written.
@@ -119,6 +119,34 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     save(figure, path)
+
+
+def show_comparisons(comparisons: "Sequence[Comparison]") -> None:
+    """Prints as one table what was predicted for several ways to divide a model, and what was measured."""
+    import rich
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    shown.add_column("conv", no_wrap=True)
+    shown.add_column("FC", no_wrap=True)
+    headings = ("ms/step\npredict.", "\nmeasured", "MB recv.\npredict.", "\nmeasured", "weights\nmillion", "\nloss")
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for each in comparisons:
+        shown.add_row(
+            each.conv,
+            each.fc,
+            f"{each.predicted.seconds * 1e3:,.1f}",
+            "-" if each.measured_seconds is None else f"{each.measured_seconds * 1e3:,.1f}",
+            f"{each.predicted.received / 1e6:,.2f}",
+            "-" if each.measured_bytes is None else f"{each.measured_bytes / 1e6:,.2f}",
+            f"{each.predicted.parameters / 1e6:,.2f}",
+            f"{each.loss:.4f}",
+        )
+    console = rich.get_console()
+    console.print()
+    console.print(shown)
 
 
 def _count(number: int) -> str:

@@ -1,30 +1,27 @@
-"""Which layers are replicated and which are split.
+"""Which layers are replicated and which are sharded: come here to divide a model among replicas, and to see why so.
 
-activations  examples and features between replicas
+activations   examples and features between replicas
 regularizers  regularizers and constraints of sharded variables
-layers      ShardedDense and ShardedConv2D
-operations  what Keras's layers compute
-cost        what each layer costs
-traffic     what replicas exchange for a layer
-machine     how fast devices are, and what joins them
-timing      how long a training step takes, and what memory it needs
-plan        the choice for each layer, with its reasons
-scaling     the same model on one replica and on many
-apply       a plan put on a model, and the whole weights as a plain one
-measuring   the speed of the devices here, and of what joins them
-comparison  what was predicted for a choice, and what was measured
+layers        ShardedDense and ShardedConv2D
+graph         a model taken apart into layers, and copied with others
+cost          what a layer does: operations, weights, activations
+machine       what a machine does: how fast devices are, and what joins them
+step          what a training step takes, by how each layer is divided
+plan          the choice for each layer, with its reasons
+apply         a plan put on a model, and the whole weights as a plain one
+measuring     the speed of the devices here, and of what joins them
 """
 
 import importlib
 from typing import Any
 
 _ROOMS = {
-    "Choice": "traffic",
+    "Choice": "step",
+    "Comparison": "plan",
     "Link": "machine",
     "Machine": "machine",
     "Plan": "plan",
-    "Row": "comparison",
-    "Setting": "timing",
+    "Setting": "step",
     "ShardedConv2D": "layers",
     "ShardedDense": "layers",
     "choose": "plan",
@@ -34,21 +31,7 @@ _ROOMS = {
     "plain": "apply",
 }
 
-__all__ = [
-    "Choice",
-    "Link",
-    "Machine",
-    "Plan",
-    "Row",
-    "Setting",
-    "ShardedConv2D",
-    "ShardedDense",
-    "choose",
-    "costs",
-    "measure",
-    "parallelize",
-    "plain",
-]
+__all__ = list(_ROOMS)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,15 @@
 """A plan put on a model, and the whole weights as a plain Keras model again."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
-from toolkit.parallel.cost import costs, leaves
+from toolkit.parallel.graph import Graph, copy_model
 from toolkit.parallel.plan import Plan
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["alike", "copied", "parallelize", "plain"]
-
-_OURS = ("split", "keep_split", "exchange_dtype")
+__all__ = ["parallelize", "plain", "plain_layer"]
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
@@ -24,37 +21,33 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     Args:
         model: A functional or Sequential model, built under any strategy or none. It stays as it is.
         plan: Made of this model, or of one with the same layers.
-        exchange_dtype: "float16" or "bfloat16" for activations to travel so; None for as they are.
+        exchange_dtype: "float16" or "bfloat16", in which activations of sharded layers are exchanged; None for the
+            dtype that they have.
 
     Raises:
         ModelError: The plan is another model's, or the model can't be copied.
     """
-    costs(model)  # Refuses what can't be taken apart.
-    names = {name for name, _ in leaves(model)}
-    if strange := [name for name in plan.choices if name not in names]:
+    from toolkit.parallel.layers import ShardedConv2D, ShardedDense
+
+    layers = dict(Graph(model).layers)
+    if strange := [name for name in plan.choices if name not in layers]:
         raise ModelError(
             asked=f"a plan is to be put on model {model.name!r}",
             found=f"the plan has a layer {strange[0]!r} and the model hasn't",
             remedy="Make the plan of this model",
         )
-    sharded = {
-        id(layer): plan.choices[name]
-        for name, layer in leaves(model)
-        if name in plan.choices and plan.choices[name].split is not None
-    }
+    sharded = {id(layers[name]): choice for name, choice in plan.choices.items() if choice.split is not None}
 
-    def replaced(layer: Any) -> Any:
-        from toolkit.parallel.layers import ShardedConv2D, ShardedDense
-
+    def planned(layer: Any) -> Any:
         choice = sharded.get(id(layer))
         if choice is None:
-            return alike(layer)
-        config = {**_config(layer), "exchange_dtype": exchange_dtype}
+            return plain_layer(layer)
+        config = {**_plain_config(layer), "exchange_dtype": exchange_dtype}
         if "filters" in config:
             return ShardedConv2D.from_config(config)
         return ShardedDense.from_config({**config, "split": choice.split, "keep_split": choice.keep_split})
 
-    return copied(model, replaced)
+    return copy_model(model, planned)
 
 
 def plain(model: "keras.Model") -> "keras.Model":
@@ -67,21 +60,21 @@ def plain(model: "keras.Model") -> "keras.Model":
         model: A functional or Sequential model, such as `parallelize` returned.
 
     Raises:
-        ModelError: The model can't be copied.
+        ModelError: The model isn't built, or can't be copied.
     """
-    costs(model)  # Refuses what can't be taken apart.
-    return copied(model, alike)
+    Graph(model)  # Refuses a model whose layers can't be read.
+    return copy_model(model, plain_layer)
 
 
-def alike(layer: Any) -> Any:
-    """Returns a layer like this one, Keras's own where it is a sharded one, without its weights."""
+def plain_layer(layer: Any) -> Any:
+    """Returns a layer like this one without its weights: Keras's own in the place of a sharded one."""
     import keras
 
     from toolkit.parallel.layers import ShardedConv2D, ShardedDense
 
     if isinstance(layer, (ShardedConv2D, ShardedDense)):
         kind = keras.layers.Dense if isinstance(layer, ShardedDense) else keras.layers.Conv2D
-        return kind.from_config(_config(layer))
+        return kind.from_config(_plain_config(layer))
     if type(layer) is keras.layers.Lambda:  # Keras takes its function from no configuration: it might be a stranger's.
         return keras.layers.Lambda(
             layer.function,
@@ -92,28 +85,7 @@ def alike(layer: Any) -> Any:
     return layer.__class__.from_config(layer.get_config())
 
 
-def _config(layer: Any) -> dict:
-    return {name: value for name, value in layer.get_config().items() if name not in _OURS}
-
-
-def copied(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.Model":
-    """Returns a copy of a model with the layers that a function makes of its own, and the same weights.
-
-    Raises:
-        ModelError: A layer can't be made.
-    """
-    import keras
-
-    try:
-        copy = keras.models.clone_model(model, clone_function=function, recursive=True)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ModelError(
-            asked=f"model {model.name!r} is to be copied with other layers",
-            found=f"a layer can't be made from its configuration: {str(error).splitlines()[0]}",
-            remedy="Give the layer a get_config() that its constructor takes",
-        ) from error
-    copy.set_weights([keras.ops.convert_to_numpy(weight) for weight in model.weights])
-    for _, layer in leaves(copy):
-        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:
-            layer.finalize_state()  # It computes with what it makes of its weights here.
-    return copy
+def _plain_config(layer: Any) -> dict:
+    """Returns the configuration that Keras's own layer takes."""
+    own = ("split", "keep_split", "exchange_dtype")
+    return {name: value for name, value in layer.get_config().items() if name not in own}

@@ -2,44 +2,43 @@
 
 A multiplication and an addition are two operations. Backward, a layer with weights computes the gradients of its
 weights and of its inputs, as many operations each as forward; no gradient of inputs where nothing before it is trained.
+`tests/parallel/test_cost.py` holds the formulas against TensorFlow's profiler.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import ModelError
-from toolkit.parallel import operations
+from toolkit.parallel.graph import Graph
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["LayerCost", "costs", "is_graph", "leaves"]
+__all__ = ["LayerCost", "costs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """A layer's costs; of activations and operations for one example.
+    """A layer's costs; activations and operations are those of one example.
 
     Attributes:
-        name: Where it is, such as "head/fc1".
+        name: The layer's name, such as "head/fc1".
         kind: Its class.
         forward: Operations forward; None where they aren't known.
         backward: Operations backward; None where they aren't known.
-        parameters: Numbers among its weights that are trained.
-        state: Numbers among its weights that are not.
-        rows: Rows that its kernel is applied to: 1 for [n, features], t for [n, t, features].
-        inputs: Numbers that come in.
-        outputs: Numbers that go out.
+        parameters: Elements of its trained weights.
+        state: Elements of its other weights.
+        inputs: Elements of its inputs.
+        outputs: Elements of its outputs.
         units: What a split by outputs divides: units or filters. 0 where it can't be split.
         features: What a split by inputs divides: input features of a `Dense`. 0 where it can't be.
-        bias: Numbers of its bias.
+        bias: Elements of its bias.
         passes_gradient: Something before it is trained, so that gradients go on through it.
-        statistics: Numbers that it sums over replicas, forward and again backward.
-        number_bytes: Of a number among activations.
-        weight_bytes: Of a number among weights.
-        elementwise: Its output can be left split by features.
+        statistics: Elements that it sums over replicas, forward and again backward.
+        activation_bytes: Bytes of an element of its activations.
+        weight_bytes: Bytes of an element of its weights.
+        elementwise: Its output can be left sharded by features.
         takes_split_from: The layer whose output comes here through nothing but elementwise layers.
         note: Why it can't be split, or counted; "" where it can.
     """
@@ -50,7 +49,6 @@ class LayerCost:
     backward: int | None
     parameters: int
     state: int
-    rows: int = 1
     inputs: int = 0
     outputs: int = 0
     units: int = 0
@@ -58,7 +56,7 @@ class LayerCost:
     bias: int = 0
     passes_gradient: bool = True
     statistics: int = 0
-    number_bytes: int = 4
+    activation_bytes: int = 4
     weight_bytes: int = 4
     elementwise: bool = False
     takes_split_from: str | None = None
@@ -70,26 +68,6 @@ class LayerCost:
         return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
-def is_graph(model: Any) -> bool:
-    """Says whether a model's layers are joined where that can be read: functional and Sequential ones."""
-    import keras
-    from keras.src.models import Functional  # Public as what keras.Model(inputs, outputs) returns only.
-
-    return isinstance(model, (keras.Sequential, Functional))
-
-
-def leaves(model: "keras.Model", prefix: str = "") -> "Iterator[tuple[str, keras.layers.Layer]]":
-    """Yields (name, layer) of a functional or Sequential model, in order, also of the models within it."""
-    import keras
-
-    for layer in model.layers:
-        name = prefix + layer.name
-        if is_graph(layer):
-            yield from leaves(layer, f"{name}/")
-        elif not isinstance(layer, keras.layers.InputLayer):
-            yield name, layer
-
-
 def costs(model: "keras.Model") -> tuple[LayerCost, ...]:
     """Returns the costs of each layer, in order.
 
@@ -99,130 +77,67 @@ def costs(model: "keras.Model") -> tuple[LayerCost, ...]:
     Raises:
         ModelError: The model isn't built, or its layers aren't joined in a way that can be read.
     """
-    _check(model)
-    found: list[LayerCost] = []
-    trained: set[int] = set()  # Tensors with something trained before them.
-    sources = _sources(model)
-    shared = _shared(model)
-    for name, layer in leaves(model):
-        inputs = _tensors(layer, "input", sources) if id(layer) not in shared else []
-        passes = any(id(tensor) in trained for tensor in inputs)
-        cost = _cost(name, layer, inputs, passes_gradient=passes)
-        if passes or cost.parameters:
-            trained.update(id(tensor) for tensor in _tensors(layer, "output", sources))
-        found.append(cost)
-    return _joined(model, found, sources)
+    graph = Graph(model)
+    found: dict[str, LayerCost] = {}
+    after_weights: set[int] = set()  # Tensors with something trained before them.
+    for name, layer in graph.layers:
+        inputs, outputs = graph.inputs(layer), graph.outputs(layer)
+        passes = any(id(tensor) in after_weights for tensor in inputs)
+        found[name] = _cost(name, layer, inputs, outputs, passes_gradient=passes)
+        if passes or found[name].parameters:
+            after_weights.update(map(id, outputs))
+    before = graph.single_readers()
+
+    def source(name: str) -> str | None:
+        """The `Dense` whose output comes to a layer through elementwise layers only, each with no other reader."""
+        while (name := before.get(name, "")) and found[name].elementwise:
+            if found[name].features:
+                return name
+        return None
+
+    return tuple(
+        dataclasses.replace(cost, takes_split_from=source(name)) if cost.features else cost
+        for name, cost in found.items()
+    )
 
 
-def _check(model: Any) -> None:
-    import keras
-
-    if not isinstance(model, keras.Model):
-        raise ModelError(
-            asked="a plan is made for a Keras model",
-            found=f"this is a {type(model).__name__}",
-            remedy="Give a keras.Model, functional or Sequential",
-        )
-    if not model.built:
-        raise ModelError(
-            asked=f"model {model.name!r} is to be planned",
-            found="it isn't built, so its layers have no shapes yet",
-            remedy="Begin it with keras.Input(shape), or call model.build(shape)",
-        )
-    if not is_graph(model):
-        raise ModelError(
-            asked=f"model {model.name!r} is to be planned",
-            found=f"it is of class {type(model).__name__}, and how its layers are joined stands in its code only",
-            remedy="Make it a functional or Sequential model, or use ShardedDense in it by hand",
-        )
-
-
-def _sources(model: Any) -> dict[int, Any]:
-    """From a tensor at the edge of a model within to the one outside that it is."""
-    same: dict[int, Any] = {}
-    for layer in model.layers:
-        if is_graph(layer):
-            for inner, outer in zip(layer.inputs, _listed(_read(layer, "input")), strict=False):
-                same[id(inner)] = outer
-            for inner, outer in zip(layer.outputs, _listed(_read(layer, "output")), strict=False):
-                same[id(outer)] = inner
-            same.update(_sources(layer))
-    return same
-
-
-def _read(layer: Any, what: str) -> Any:
-    try:
-        return getattr(layer, what)
-    except (AttributeError, ValueError):  # It was never called.
-        return ()
-
-
-def _shared(model: Any) -> set[int]:
-    """Layers that the model calls several times, also in models within it. Their nodes are Keras's to know."""
-    calls: dict[int, int] = {}
-    for nodes in getattr(model, "_nodes_by_depth", {}).values():
-        for node in nodes:
-            calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
-    found = {layer for layer, count in calls.items() if count > 1}
-    for layer in model.layers:
-        if is_graph(layer):
-            found |= _shared(layer) if id(layer) not in found else {id(inner) for _, inner in leaves(layer)}
-    return found
-
-
-def _listed(value: Any) -> list:
-    import keras
-
-    return [tensor for tensor in keras.tree.flatten(value) if hasattr(tensor, "shape")]
-
-
-def _tensors(layer: Any, what: str, sources: dict[int, Any]) -> list:
-    return [_outermost(tensor, sources) for tensor in _listed(_read(layer, what))]
-
-
-def _outermost(tensor: Any, sources: dict[int, Any]) -> Any:
-    while id(tensor) in sources and sources[id(tensor)] is not tensor:
-        tensor = sources[id(tensor)]
-    return tensor
-
-
-def _cost(name: str, layer: Any, inputs: Sequence, *, passes_gradient: bool) -> LayerCost:
-    outputs = _listed(_read(layer, "output"))
+def _cost(name: str, layer: Any, inputs: Sequence, outputs: Sequence, *, passes_gradient: bool) -> LayerCost:
     kind = type(layer).__name__
-    parameters = sum(math.prod(v.shape) for v in layer.trainable_variables if _is_weight(v))
-    state = sum(math.prod(v.shape) for v in layer.non_trainable_variables if _is_weight(v))
-    known = {
-        "name": name,
-        "kind": kind,
-        "parameters": parameters,
-        "state": state,
-        "passes_gradient": passes_gradient,
-        "number_bytes": _bytes(layer.compute_dtype),
-        "weight_bytes": _bytes(layer.variable_dtype),
-    }
-    unknown = {**known, "forward": None, "backward": None}
+    parameters = _elements_of_weights(layer.trainable_variables)
+    cost = LayerCost(
+        name=name,
+        kind=kind,
+        forward=None,
+        backward=None,
+        parameters=parameters,
+        state=_elements_of_weights(layer.non_trainable_variables),
+        passes_gradient=passes_gradient,
+        activation_bytes=_bytes(layer.compute_dtype),
+        weight_bytes=_bytes(layer.variable_dtype),
+    )
     if not inputs or not outputs:
-        return LayerCost(**unknown, note="it is called several times")
+        return dataclasses.replace(cost, note="it is called several times")
     if any(size is None for tensor in (*inputs, *outputs) for size in tensor.shape[1:]):
-        return LayerCost(**unknown, note="the sizes of its activations aren't known before it runs")
-    known |= {"inputs": sum(map(operations.numbers, inputs)), "outputs": sum(map(operations.numbers, outputs))}
-    unknown |= {"inputs": known["inputs"], "outputs": known["outputs"]}
-    forward = operations.forward(layer, inputs, outputs)
-    if forward is None:
-        return LayerCost(**unknown, note=f"what {kind} computes isn't known")
-    gradients = bool(parameters) + passes_gradient
-    return LayerCost(
-        **known,
+        return dataclasses.replace(cost, note="the sizes of its activations aren't known before it runs")
+    cost = dataclasses.replace(cost, inputs=sum(map(_elements, inputs)), outputs=sum(map(_elements, outputs)))
+    # A class of one's own may compute anything, whatever its name is.
+    known = type(layer).__module__.startswith(("keras.", "toolkit.parallel."))
+    formula = _FORWARD.get(kind) if known else None
+    if formula is None:
+        return dataclasses.replace(cost, note=f"what {kind} computes isn't known")
+    forward = int(formula(layer, inputs, outputs))
+    return dataclasses.replace(
+        cost,
         forward=forward,
-        backward=forward * gradients,
+        backward=forward * (bool(parameters) + passes_gradient),
         elementwise=_is_elementwise(layer, kind),
         statistics=_statistics(layer, kind),
         **_division(layer, kind, inputs[0].shape),
     )
 
 
-def _is_weight(variable: Any) -> bool:
-    return "seed" not in variable.name  # A seed generator's counter is no weight.
+def _elements_of_weights(variables: Sequence) -> int:
+    return sum(math.prod(each.shape) for each in variables if "seed" not in each.name)  # A seed's counter is no weight.
 
 
 def _bytes(dtype: str) -> int:
@@ -250,12 +165,11 @@ def _statistics(layer: Any, kind: str) -> int:
 
 
 def _division(layer: Any, kind: str, shape: Sequence[int]) -> dict[str, Any]:
-    """What can be divided among replicas, or why nothing can."""
+    """Returns what can be divided among replicas, or why nothing can."""
     if kind in ("Dense", "ShardedDense"):
         if getattr(layer, "lora_rank", None) or getattr(layer, "quantization_mode", None):
             return {"note": "it is quantized, or has LoRA weights"}
-        bias = layer.units if layer.use_bias else 0
-        return {"units": layer.units, "features": shape[-1], "bias": bias, "rows": math.prod(shape[1:-1])}
+        return {"units": layer.units, "features": shape[-1], "bias": layer.units if layer.use_bias else 0}
     if kind in ("Conv2D", "ShardedConv2D"):
         if layer.groups > 1 or getattr(layer, "lora_rank", None):
             return {"note": "it has groups, or LoRA weights"}
@@ -263,32 +177,81 @@ def _division(layer: Any, kind: str, shape: Sequence[int]) -> dict[str, Any]:
     return {"note": f"{kind} can't be split" if layer.weights else ""}
 
 
-def _joined(model: Any, found: list[LayerCost], sources: dict[int, Any]) -> tuple[LayerCost, ...]:
-    """Says whose output comes to which `Dense` through elementwise layers only, each with no other reader."""
-    makers: dict[int, str] = {}
-    readers: dict[int, int] = {}
-    came: dict[str, list] = {}
-    for name, layer in leaves(model):
-        came[name] = _tensors(layer, "input", sources)
-        for tensor in came[name]:
-            readers[id(tensor)] = readers.get(id(tensor), 0) + 1
-        for tensor in _tensors(layer, "output", sources):
-            makers[id(tensor)] = name
-    for tensor in _listed(model.outputs):
-        outermost = _outermost(tensor, sources)
-        readers[id(outermost)] = readers.get(id(outermost), 0) + 1
-    by_name = {cost.name: cost for cost in found}
+# Operations forward of Keras's own layers for one example, by formula, from (layer, inputs, outputs).
 
-    def source(name: str) -> str | None:
-        while len(came[name]) == 1 and readers[id(came[name][0])] == 1:
-            before = makers.get(id(came[name][0]))
-            if before is None or not by_name[before].elementwise:
-                return None
-            if by_name[before].features:
-                return before
-            name = before
-        return None
 
-    return tuple(
-        dataclasses.replace(cost, takes_split_from=source(cost.name)) if cost.features else cost for cost in found
-    )
+def _elements(tensor: Any) -> int:
+    """How many elements one example has in a symbolic tensor."""
+    return math.prod(tensor.shape[1:])
+
+
+def _kernel(layer: Any, _: Sequence, outputs: Sequence) -> int:
+    positions = _elements(outputs[0]) // _channels(layer, outputs[0])
+    # [*window, channels of a group, filters]
+    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
+
+
+def _transposed(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
+    positions = _elements(inputs[0]) // _channels(layer, inputs[0])
+    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
+
+
+def _depthwise(layer: Any, _: Sequence, outputs: Sequence) -> int:
+    return 2 * math.prod(layer.kernel_size) * _elements(outputs[0]) + _bias(layer, outputs)
+
+
+def _separable(layer: Any, _: Sequence, outputs: Sequence) -> int:
+    positions = _elements(outputs[0]) // _channels(layer, outputs[0])
+    weights = math.prod(layer.depthwise_kernel.shape) + math.prod(layer.pointwise_kernel.shape)
+    return 2 * positions * weights + _bias(layer, outputs)
+
+
+def _dense(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
+    return 2 * _elements(inputs[0]) * layer.units + _bias(layer, outputs)
+
+
+def _recurrent(gates: int) -> Callable:
+    def count(layer: Any, inputs: Sequence, _: Sequence) -> int:
+        steps, features = inputs[0].shape[1:]
+        return 2 * steps * gates * layer.units * (features + layer.units)
+
+    return count
+
+
+def _pooled(layer: Any, _: Sequence, outputs: Sequence) -> int:
+    return math.prod(layer.pool_size) * _elements(outputs[0])
+
+
+def _per_element(operations: int) -> Callable:
+    return lambda _, inputs, __: operations * sum(map(_elements, inputs))
+
+
+def _bias(layer: Any, outputs: Sequence) -> int:
+    return _elements(outputs[0]) if layer.use_bias else 0
+
+
+def _channels(layer: Any, tensor: Any) -> int:
+    return tensor.shape[-1] if layer.data_format == "channels_last" else tensor.shape[1]
+
+
+_FORWARD: dict[str, Callable] = {
+    **dict.fromkeys(("Dense", "ShardedDense"), _dense),
+    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "ShardedConv2D"), _kernel),
+    **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"), _transposed),
+    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _depthwise),
+    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _separable),
+    **{name: _recurrent(gates) for name, gates in (("SimpleRNN", 1), ("GRU", 3), ("LSTM", 4))},
+    **{f"{kind}Pooling{n}D": _pooled for kind in ("Max", "Average") for n in (1, 2, 3)},
+    **{f"Global{kind}Pooling{n}D": _per_element(1) for kind in ("Max", "Average") for n in (1, 2, 3)},
+    **dict.fromkeys(
+        ("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Add", "Subtract", "Multiply"), _per_element(1)
+    ),
+    **dict.fromkeys(("Average", "Maximum", "Minimum"), _per_element(1)),
+    **dict.fromkeys(("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise"), _per_element(2)),
+    **dict.fromkeys(("Rescaling", "Normalization"), _per_element(2)),
+    "Softmax": _per_element(5),  # Largest, difference, exponential, sum, quotient.
+    # Mean, difference, square, mean, scaled, shifted; the same of a group's or an example's elements.
+    **dict.fromkeys(("BatchNormalization", "LayerNormalization", "GroupNormalization"), _per_element(8)),
+    **dict.fromkeys(("Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate", "Identity"), _per_element(0)),
+    **dict.fromkeys(("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Embedding"), _per_element(0)),
+}

@@ -1,4 +1,4 @@
-"""What a plan is made for: how fast devices compute, and how fast what joins them is."""
+"""What a plan is made for: how fast devices compute, how fast the links between them are, and how long that takes."""
 
 import dataclasses
 import math
@@ -27,13 +27,13 @@ _REACHED = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """What a replica's numbers pass through.
+    """What joins a replica to others.
 
     Attributes:
         bandwidth: Bytes a second in each direction.
         latency: Seconds that a message takes however short it is.
-        reducing: Bytes a second at which gradients are received that are summed on the way; None for bandwidth.
-        smallest: Seconds of an all-reduce of gradients however few they are.
+        reducing: Bytes a second at which a replica receives gradients that are summed on the way; None for bandwidth.
+        smallest: Seconds that an all-reduce of gradients takes however few they are.
     """
 
     bandwidth: float
@@ -48,12 +48,12 @@ class Machine:
 
     Attributes:
         name: In words.
-        speed: Operations a second of a device; math.nan where `seconds` says it for each layer.
+        speed: Operations a second of a device; math.nan where `seconds` has each layer's time.
         memory: Bytes a second that an optimizer reads and writes weights at; math.inf to leave that out.
         inside: What joins replicas of a host.
-        between: What joins hosts, of which a host's replicas share one; None for as inside.
+        between: What joins hosts, shared by a host's replicas; None for a link like `inside`.
         hosts: How many there are, among which replicas are divided evenly.
-        overlap: The share of a backward pass during which gradients can travel, 0 to 1.
+        overlap: The share of a backward pass during which gradients can be exchanged, 0 to 1.
         seconds: Measured seconds of a training step for one example, by layer.
         fixed: Seconds of a step beside its layers.
     """
@@ -67,6 +67,43 @@ class Machine:
     overlap: float = 0.0
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     fixed: float = 0.0
+
+    def exchange_seconds(self, received: float, rounds: int, *, replicas: int) -> float:
+        """Returns how long an exchange takes on its slowest way, inside a host or between hosts.
+
+        Args:
+            received: Bytes that a replica receives.
+            rounds: Messages that wait for one another.
+            replicas: How many exchange.
+        """
+        return max(
+            share * received / link.bandwidth + rounds * link.latency
+            for link, share in self._ways(replicas, ring=False)
+        )
+
+    def all_reduce_seconds(self, received: float, rounds: int, *, replicas: int) -> float:
+        """Returns how long an all-reduce of gradients takes, without messages (rounds=0) or with them."""
+        return max(
+            received / (link.reducing or link.bandwidth)
+            + (max(rounds * link.latency, link.smallest) if rounds else 0.0)
+            for link, _ in self._ways(replicas, ring=True)
+        )
+
+    def _ways(self, replicas: int, *, ring: bool) -> list[tuple[Link, float]]:
+        """The links of a replica's exchange, each with the bytes through it for each byte that a replica receives.
+
+        A ring passes from host to host once, whatever the number of replicas there. What everybody sends to everybody
+        comes, for each of a host's replicas, from all replicas of other hosts.
+        """
+        hosts = min(self.hosts, replicas)
+        if hosts <= 1:
+            return [(self.inside, 1.0)]
+        local = math.ceil(replicas / hosts)
+        outside = 1.0 if ring else local * (replicas - local) / (replicas - 1)
+        ways = [(self.between or self.inside, outside)]
+        if local > 1:
+            ways.append((self.inside, 1.0 if ring else (local - 1) / (replicas - 1)))
+        return ways
 
 
 def device(text: str) -> tuple[str, float, float]:

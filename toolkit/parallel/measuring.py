@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.parallel.apply import alike, copied
-from toolkit.parallel.cost import LayerCost, costs, leaves
+from toolkit.parallel.apply import plain_layer
+from toolkit.parallel.cost import LayerCost, costs
+from toolkit.parallel.graph import copy_model, layers_of
 from toolkit.parallel.machine import Link, Machine
 from toolkit.strategies import agreement, collectives, gradients
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
@@ -23,8 +24,8 @@ __all__ = ["measure"]
 
 _RUNS = 5
 _EXCHANGED = 4 << 20  # Bytes of each replica's tensor, by which bandwidth is measured.
-_UPDATED = 4 << 20  # Weights of each replica that are updated to measure the optimizer.
-_MOST = 16 << 20  # Numbers of gradients that are summed at most.
+_UPDATED = 4 << 20  # Elements of each replica's weights that are updated to measure the optimizer.
+_MOST_REDUCED = 16 << 20  # Elements of gradients that are summed at most.
 
 
 def measure(
@@ -34,10 +35,10 @@ def measure(
 
     Args:
         model: A built functional or Sequential model. A copy of it is run.
-        strategy: That it is to train under: mirrored, multi_worker, or one device.
+        strategy: The strategy under which it is to train: mirrored, multi_worker, or one device.
         batch: Examples of each replica.
         optimizer: A Keras optimizer like the one to be used; None for SGD with momentum.
-        slots: Numbers that it keeps for each weight.
+        slots: Elements that it keeps for each element of a weight.
 
     Returns:
         A machine with the seconds of each layer, for as many replicas as the strategy has: its one link stands
@@ -49,20 +50,20 @@ def measure(
     layers = costs(model)
     clock = _Clock(strategy)
     with strategy.scope():
-        copy = copied(model, _alone)
+        copy = copy_model(model, _layer_that_exchanges_nothing)
         empty = clock.seconds(lambda: tf.constant(0.0))
-        whole = clock.seconds(_training(copy, copy.trainable_variables, _inputs(copy, batch), inputs_too=False)) - empty
-        each = {}
-        for layer, (_, instance) in zip(layers, leaves(copy), strict=True):
-            each[layer.name] = _layer(clock, layer, instance, batch, empty)
+        inputs = [_example(tensor, batch) for tensor in copy.inputs]
+        whole = clock.seconds(_training(copy, copy.trainable_variables, inputs, inputs_too=False)) - empty
+        each = {
+            layer.name: _layer_seconds(clock, layer, instance, batch, empty)
+            for layer, (_, instance) in zip(layers, layers_of(copy), strict=True)
+        }
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
-        numbers = sum(layer.parameters for layer in layers)
-        link = _link(clock, min(numbers, _MOST), empty)
+        link = _link(clock, min(sum(layer.parameters for layer in layers), _MOST_REDUCED), empty)
     scale = whole / max(sum(each.values()), 1e-12) / batch
-    known = [layer for layer in layers if layer.operations]
     return Machine(
         name="measured here",
-        speed=sum(layer.operations or 0 for layer in known) / (whole / batch),
+        speed=sum(layer.operations or 0 for layer in layers) / (whole / batch),
         memory=memory,
         inside=link,
         seconds={name: seconds * scale for name, seconds in each.items()},
@@ -78,34 +79,25 @@ class _Clock:
 
     def seconds(self, function: Callable[[], tf.Tensor]) -> float:
         @tf.function
-        def everywhere() -> Any:
+        def on_all_replicas() -> Any:
             return self.strategy.run(function)
 
-        self._wait(everywhere())
         took = []
-        for _ in range(_RUNS):
+        for _ in range(1 + _RUNS):
             began = time.perf_counter()
-            self._wait(everywhere())
+            for value in self.strategy.experimental_local_results(on_all_replicas()):
+                value.numpy()
             took.append(time.perf_counter() - began)
         # Also where processes wait for one another: the next measurement begins together.
-        _, slowest = agreement.extremes(self.strategy, np.array([statistics.median(took)]))
+        _, slowest = agreement.extremes(self.strategy, np.array([statistics.median(took[1:])]))
         return float(slowest[0])
 
-    def _wait(self, values: Any) -> None:
-        for value in self.strategy.experimental_local_results(values):
-            value.numpy()
 
-
-def _alone(layer: Any) -> Any:
-    """A layer like this one that exchanges nothing."""
+def _layer_that_exchanges_nothing(layer: Any) -> Any:
     config = layer.get_config()
     if config.get("synchronized"):
         return layer.__class__.from_config({**config, "synchronized": False})
-    return alike(layer)
-
-
-def _inputs(model: Any, batch: int) -> list:
-    return [_example(tensor, batch) for tensor in model.inputs]
+    return plain_layer(layer)
 
 
 def _example(tensor: Any, batch: int) -> tf.Tensor:
@@ -114,7 +106,9 @@ def _example(tensor: Any, batch: int) -> tf.Tensor:
     return tf.cast(tf.random.uniform(shape), dtype) if dtype.is_floating else tf.zeros(shape, dtype)
 
 
-def _training(function: Callable, weights: Sequence, inputs: Sequence, *, inputs_too: bool = False) -> Callable:
+def _training(function: Callable, weights: Sequence, inputs: Sequence, *, inputs_too: bool) -> Callable:
+    """Returns a step: forward, then the gradients of weights, and with `inputs_too` of inputs."""
+
     def run() -> tf.Tensor:
         given = [tf.identity(value) for value in inputs]
         watched = [weight.value for weight in weights]
@@ -130,19 +124,22 @@ def _training(function: Callable, weights: Sequence, inputs: Sequence, *, inputs
 
 
 def _read(tensors: Sequence) -> tf.Tensor:
-    """A number of each tensor: what nobody reads isn't computed, nor all of what is read in a known place."""
+    """Returns a sum of one element of each tensor, each from a place that isn't known when it is traced.
+
+    TensorFlow leaves away whatever nobody reads, and computes no more than the known place of what is read there.
+    """
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     places = [tf.random.uniform([], maxval=tf.size(tensor), dtype=tf.int32) for tensor in flat]
     return tf.add_n([tf.cast(tensor[place], tf.float32) for tensor, place in zip(flat, places, strict=True)])
 
 
-def _layer(clock: _Clock, layer: LayerCost, instance: Any, batch: int, empty: float) -> float:
-    """Seconds of one layer by itself, forward and backward."""
+def _layer_seconds(clock: _Clock, layer: LayerCost, instance: Any, batch: int, empty: float) -> float:
+    """Returns the seconds of one layer by itself, forward and backward."""
     if layer.forward == 0:
         return 0.0
     try:
         tensors = keras.tree.flatten(instance.input)
-    except (AttributeError, ValueError):  # Called several times.
+    except (AttributeError, ValueError):  # It is called several times.
         return 0.0
     inputs = [_example(tensor, batch) for tensor in tensors]
     took = clock.seconds(_training(instance, instance.trainable_variables, inputs, inputs_too=layer.passes_gradient))
@@ -150,7 +147,7 @@ def _layer(clock: _Clock, layer: LayerCost, instance: Any, batch: int, empty: fl
 
 
 def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
-    """Bytes a second, as `Machine.memory` has them, of an update of weights that aren't exchanged."""
+    """Returns the bytes a second, as `Machine.memory` has them, of an update of weights that aren't exchanged."""
     count = collectives.replicas(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
@@ -169,7 +166,8 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     return _UPDATED * 4 * (3 + 2 * slots) / took
 
 
-def _link(clock: _Clock, numbers: int, empty: float) -> Link:
+def _link(clock: _Clock, reduced: int, empty: float) -> Link:
+    """Measures an exchange of little and of much, by a gather and by an all-reduce of so many elements."""
     count = collectives.replicas(clock.strategy)
     if count == 1:
         return Link(bandwidth=float("inf"))
@@ -185,11 +183,10 @@ def _link(clock: _Clock, numbers: int, empty: float) -> Link:
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)
     few = max(clock.seconds(summed(1024)) - empty, 0.0)
-    many = max(clock.seconds(summed(numbers)) - empty, few + 1e-9)
-    received = 2 * (count - 1) / count * 4 * numbers
+    many = max(clock.seconds(summed(reduced)) - empty, few + 1e-9)
     return Link(
         bandwidth=(count - 1) * _EXCHANGED / (long - short),
         latency=short,
-        reducing=received / (many - few),
+        reducing=2 * (count - 1) / count * 4 * reduced / (many - few),
         smallest=few,
     )

@@ -1,4 +1,4 @@
-"""The choice for each layer, with its reasons."""
+"""The choice for each layer, with its reasons; and what comes of it on other numbers of replicas, or when measured."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,12 +7,13 @@ from typing import Any
 from toolkit.errors import StrategyError
 from toolkit.parallel.cost import LayerCost
 from toolkit.parallel.machine import Machine
-from toolkit.parallel.timing import Setting, Step, exchanged, layer_memory, layer_seconds, step
-from toolkit.parallel.traffic import REPLICATED, Choice
+from toolkit.parallel.step import REPLICATED, Choice, Setting, Step, exchanges, layer_memory, layer_seconds, step
 
-__all__ = ["WAYS", "Plan", "choose", "megabytes"]
+__all__ = ["WAYS", "Comparison", "Plan", "Point", "choose", "powers", "scaling", "size_in_words"]
 
 WAYS = ("planned", "replicated", "sharded")
+# The kinds of a scaling chart: conv and fc of `choose`.
+KINDS = {"data": "replicated", "model": "sharded", "planned": "planned"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +22,10 @@ class Plan:
 
     Attributes:
         layers: Their costs, in order.
-        choices: One for each, by name.
-        reasons: A sentence for each, by name.
-        machine: What it is for.
-        setting: What it is for.
+        choices: How each layer is divided, by name.
+        reasons: A sentence for each layer, by name.
+        machine: The devices that it is made for.
+        setting: The training that it is made for.
         step: The training step that it predicts.
     """
 
@@ -41,7 +42,7 @@ class Plan:
         return tuple(c.name for c in self.layers if c.operations is None and c.name not in self.machine.seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it: seconds, bytes, operations."""
+        """Returns the plan for JSON: seconds, bytes, operations."""
         return {
             "machine": self.machine.name,
             "replicas": self.setting.replicas,
@@ -63,7 +64,7 @@ class Plan:
 
     def received(self, layer: LayerCost) -> float:
         """Returns the bytes that a replica receives in a step for a layer."""
-        return sum(e.received for e in exchanged(layer, self.choices[layer.name], self.setting))
+        return _received(layer, self.choices[layer.name], self.setting)
 
 
 def choose(
@@ -99,23 +100,21 @@ def choose(
     for chain in _chains(layers):
         choices.update(_cheapest(chain, machine, setting, conv=conv, fc=fc))
     total = step(layers, choices, machine, setting)
-    alone = {name: choice for name, choice in choices.items() if _way(name, layers, conv, fc) != "planned"}
-    if alone != choices:
-        # With gradients that travel behind other computing, replicas of all may yet be faster.
-        other = {**dict.fromkeys(choices, REPLICATED), **alone}
-        if (instead := step(layers, other, machine, setting)).seconds < total.seconds:
-            choices, total = other, instead
+    # Gradients can be exchanged behind other computing, so replicating all that is left open may yet be faster.
+    fixed = {layer.name: choices[layer.name] for layer in layers if _way(layer, conv, fc) != "planned"}
+    other = {**dict.fromkeys(choices, REPLICATED), **fixed}
+    if (instead := step(layers, other, machine, setting)).seconds < total.seconds:
+        choices, total = other, instead
     reasons = {layer.name: _reason(layer, choices[layer.name], machine, setting) for layer in layers}
     return Plan(layers=tuple(layers), choices=choices, reasons=reasons, machine=machine, setting=setting, step=total)
 
 
-def _way(name: str, layers: Sequence[LayerCost], conv: str, fc: str) -> str:
-    layer = next(layer for layer in layers if layer.name == name)
+def _way(layer: LayerCost, conv: str, fc: str) -> str:
     return fc if layer.features else conv if layer.units else "replicated"
 
 
 def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
-    """Yields lists of layers of which each can take the split output of the one before; most are alone."""
+    """Yields lists of layers of which each can take the sharded output of the one before; most are alone."""
     after = {layer.takes_split_from: layer for layer in layers if layer.takes_split_from}
     for layer in layers:
         if layer.takes_split_from is None:
@@ -128,12 +127,12 @@ def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
 def _cheapest(
     chain: Sequence[LayerCost], machine: Machine, setting: Setting, *, conv: str, fc: str
 ) -> dict[str, Choice]:
-    # By whether the output so far is split: the seconds, and the choices that lead there.
+    """Returns the choices for a chain that take the least seconds, each layer by itself."""
+    # By whether the output so far is sharded: the seconds, and the choices that lead there.
     best: dict[bool, tuple[float, dict[str, Choice]]] = {False: (0.0, {})}
     for number, layer in enumerate(chain):
-        way = fc if layer.features else conv
         found: dict[bool, tuple[float, dict[str, Choice]]] = {}
-        for choice in _possible(layer, setting.replicas, way, last=number == len(chain) - 1):
+        for choice in _possible(layer, setting.replicas, _way(layer, conv, fc), last=number == len(chain) - 1):
             if choice.comes_split not in best:
                 continue
             before, choices = best[choice.comes_split]
@@ -155,17 +154,21 @@ def _possible(layer: LayerCost, replicas: int, way: str, *, last: bool) -> list[
     if way == "replicated":
         return [REPLICATED]
     found = sharded if way == "sharded" and sharded else [REPLICATED, *sharded]
-    # Where an output was left split the next layer has to take it so.
+    # Where an output was left sharded, the next layer has to take it so.
     return [*found, Choice(split="inputs", comes_split=True)] if layer.takes_split_from else found
+
+
+def _received(layer: LayerCost, choice: Choice, setting: Setting) -> float:
+    return sum(exchange.received for exchange in exchanges(layer, choice, setting))
 
 
 def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:
     counted = layer.operations is not None or layer.name in machine.seconds
     unknown = "" if counted else f"{layer.note}: counted as no time; " if layer.note else ""
-    gradients = sum(e.received for e in exchanged(layer, REPLICATED, setting))
+    gradients = size_in_words(_received(layer, REPLICATED, setting))
     if choice.split is not None:
-        mine = sum(e.received for e in exchanged(layer, choice, setting))
-        return f"{unknown}{megabytes(mine)} of activations travel instead of {megabytes(gradients)} of gradients"
+        activations = size_in_words(_received(layer, choice, setting))
+        return f"{unknown}{activations} of activations travel instead of {gradients} of gradients"
     if not layer.parameters:
         return unknown.rstrip("; ") or "nothing to exchange"
     if setting.replicas == 1:
@@ -173,19 +176,102 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
     if not layer.units:
         return unknown.rstrip("; ") or layer.note
     possible = [c for c in _possible(layer, setting.replicas, "sharded", last=True) if not c.comes_split]
-    if possible in ([REPLICATED], []):
+    if possible == [REPLICATED]:
         return f"{unknown}{setting.replicas:,} replicas outnumber its {layer.units:,} units"
-    least = min(sum(e.received for e in exchanged(layer, other, setting)) for other in possible)
-    words = f"{megabytes(gradients)} of gradients travel, sharded it would be {megabytes(least)} of activations"
-    quicker = layer_seconds(layer, choice, machine, setting) <= min(
-        layer_seconds(layer, other, machine, setting) for other in possible
+    least = min(_received(layer, other, setting) for other in possible)
+    words = f"{gradients} of gradients travel, sharded it would be {size_in_words(least)} of activations"
+    slower = all(
+        layer_seconds(layer, choice, machine, setting) <= layer_seconds(layer, other, machine, setting)
+        for other in possible
     )
-    return unknown + words + (", in more rounds" if quicker and least < gradients else "")
+    in_rounds = slower and least < _received(layer, REPLICATED, setting)
+    return unknown + words + (", in more rounds" if in_rounds else "")
 
 
-def megabytes(size: float) -> str:
-    """Returns a number of bytes in words."""
+def size_in_words(size: float) -> str:
+    """Returns a number of bytes in words, such as "6.29 MB"."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:.0f} B"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The same model on one number of replicas.
+
+    Attributes:
+        replicas: How many.
+        hosts: How many hosts they are on.
+        plans: By kind: "data" (all replicated), "model" (all sharded that can be), "planned".
+        speed_up: By kind: examples a second, divided by one replica's.
+    """
+
+    replicas: int
+    hosts: int
+    plans: dict[str, Plan]
+    speed_up: dict[str, float]
+
+
+def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, counts: Sequence[int]) -> list[Point]:
+    """Simulates numbers of replicas, each with the same batch of its own, and as many to a host as in the setting.
+
+    Args:
+        layers: As `costs` returns them.
+        machine: Where it runs; its hosts are for the setting's replicas.
+        setting: What runs.
+        counts: Numbers of replicas.
+    """
+    local = -(-setting.replicas // machine.hosts)
+
+    def plans(count: int) -> dict[str, Plan]:
+        there = dataclasses.replace(machine, hosts=-(-count // local))
+        many = dataclasses.replace(setting, replicas=count)
+        return {kind: choose(layers, there, many, conv=way, fc=way) for kind, way in KINDS.items()}
+
+    one = plans(1)["data"].step.seconds
+    points = []
+    for count in counts:
+        found = plans(count)
+        faster = {kind: count * one / plan.step.seconds if plan.step.seconds else 1.0 for kind, plan in found.items()}
+        points.append(Point(count, -(-count // local), found, faster))
+    return points
+
+
+def powers(most: int) -> list[int]:
+    """Returns 1, 2, 4 ... up to a number, and that number."""
+    return [*(1 << n for n in range(most.bit_length()) if 1 << n < most), most]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A way to divide the layers: the training step that was predicted for it, and the one that was measured.
+
+    Attributes:
+        conv: How convolutions were divided: "replicated", "sharded" or "planned".
+        fc: How FC layers were.
+        predicted: The step of the plan.
+        measured_seconds: Seconds of a step; None where none was measured.
+        measured_bytes: Bytes that a replica received in a step; None where replicas share a process.
+        loss: The last epoch's.
+    """
+
+    conv: str
+    fc: str
+    predicted: Step
+    measured_seconds: float | None
+    measured_bytes: float | None
+    loss: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what `summary.json` has of it under "parallelism"."""
+        return {
+            "conv": self.conv,
+            "fc": self.fc,
+            "predicted_seconds": self.predicted.seconds,
+            "measured_seconds": self.measured_seconds,
+            "predicted_bytes": self.predicted.received,
+            "measured_bytes": self.measured_bytes,
+            "parameters": self.predicted.parameters,
+            "loss": self.loss,
+        }

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from toolkit.errors import ModelError, StrategyError
 from toolkit.observe.placement.names import device
-from toolkit.parallel.apply import alike, copied
-from toolkit.parallel.cost import is_graph, leaves
+from toolkit.parallel.apply import plain_layer
+from toolkit.parallel.graph import copy_model, is_graph, layers_of
 
 __all__ = ["place"]
 
@@ -49,12 +49,12 @@ def place(model: keras.Model, rule: Rule) -> keras.Model:
     devices = _devices(model, rule)
 
     def placed(layer: keras.layers.Layer) -> keras.layers.Layer:
-        copy = alike(layer)
+        copy = plain_layer(layer)
         if id(layer) in devices:
             _run_on(copy, devices[id(layer)])
         return copy
 
-    made = copied(model, placed)
+    made = copy_model(model, placed)
     _compiles_as_placed(made)
     return made
 
@@ -85,7 +85,7 @@ def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
     for layer in layers:
         where = given[layer.name]
         if where is not None:
-            inner = [leaf for _, leaf in leaves(layer)] if is_graph(layer) else [layer]
+            inner = [inner for _, inner in layers_of(layer)] if is_graph(layer) else [layer]
             found.update(dict.fromkeys(map(id, inner), device(where)))
     return found
 
