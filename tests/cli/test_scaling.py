@@ -20,7 +20,8 @@ if given.get("fail") == str(replicas):
     sys.exit(int(given["code"]))
 out = pathlib.Path(given["run_dir"]); out.mkdir(parents=True)
 (out / "summary.json").write_text(json.dumps({
-    "recipe": "fake", "images_per_second": 1000 * replicas ** 0.5, "global_batch_size": batch, "emulated": False,
+    "recipe": "fake", given.get("rate", "examples") + "_per_second": 1000 * replicas ** 0.5, "global_batch_size": batch,
+    "emulated": "emulated" in given,
     "devices": ["GPU:0"], "given": given,
     "step": {"milliseconds": 10.0, "compute": 5.0, "communication": 4.0, "input": 0.5, "other": 0.5}}))
 """
@@ -67,6 +68,16 @@ def test_weak_scaling_grows_the_batch_from_the_first_size(tmp_path):
     assert json.loads((tmp_path / "out/scaling.json").read_text()) == found
     assert (tmp_path / "out/replicas-4-round-2").is_dir()
     assert summary(tmp_path, 4)["given"]["epochs"] == "3"
+
+
+def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
+    done = scaling(tmp_path, "--replicas=1,4", "--out=out", "-m", "fake", "--emulated=1", "--rate=images")
+    assert done.returncode == 0, done.stderr
+    assert "share the same CPU cores" in done.stdout
+    assert "times as fast" not in done.stdout
+    found = json.loads((tmp_path / "out/scaling.json").read_text())
+    assert found["serial_share"] is None
+    assert [size["examples_per_second"] for size in found["sizes"]] == [1000, 2000]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
             found="the recipe is missing",
             remedy="End with such as -m recipes.cifar_mirrored",
         )
-    request = scaling.Request(
+    request = scaling.ScalingRequest(
         replicas=_sizes(arguments.replicas),
         weak=arguments.weak,
         kind=arguments.kind,
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
         "kind": request.kind,
         "rounds": request.rounds,
         "sizes": [dataclasses.asdict(size) for size in sizes],
-        "serial_share": scaling.serial_share(sizes, weak=request.weak),
+        "serial_share": None if scaling.share_cores(sizes) else scaling.serial_share(sizes, weak=request.weak),
         "verdict": words,
     }
     text = json.dumps(result, indent=2)
@@ -111,10 +111,10 @@ def _show(sizes: "Sequence[Size]") -> None:
     import rich
 
     from toolkit.cli.tables import table
-    from toolkit.observe.scaling.law import speed_ups
+    from toolkit.observe.scaling.verdict import speed_ups
 
     shown = table(
-        "replicas>", "batch>", "images/s>", "ms/step>", "speed-up>", "efficiency>", "comp.>", "comm.>", "input>"
+        "replicas>", "batch>", "examples/s>", "ms/step>", "speed-up>", "efficiency>", "comp.>", "comm.>", "input>"
     )
     for size, up in zip(sizes, speed_ups(sizes), strict=True):
         step = size.step or {}
@@ -125,7 +125,7 @@ def _show(sizes: "Sequence[Size]") -> None:
         shown.add_row(
             f"{size.replicas:,}",
             f"{size.global_batch:,}",
-            f"{size.images_per_second:,.0f}",
+            f"{size.examples_per_second:,.0f}",
             f"{size.milliseconds:,.1f}",
             f"{up:.2f}",
             f"{up / size.replicas:.0%}",
@@ -138,7 +138,7 @@ def _draw(sizes: "Sequence[Size]", path: str, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     from toolkit.cli.tables import save
-    from toolkit.observe.scaling.law import speed_ups
+    from toolkit.observe.scaling.verdict import speed_ups
 
     figure = Figure(figsize=(6, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -8,7 +8,7 @@ from toolkit.observe.scaling.verdict import bound
 
 def size(replicas, rate, *, batch=128, emulated=False, **parts):
     step = {"milliseconds": 100.0, "compute": 100.0 - sum(parts.values()), **parts} if parts else None
-    return Size(replicas=replicas, images_per_second=rate, global_batch=batch, emulated=emulated, step=step)
+    return Size(replicas=replicas, examples_per_second=rate, global_batch=batch, emulated=emulated, step=step)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
@@ -42,10 +42,21 @@ def test_strong_scaling_in_words():
     assert "cores" not in words
 
 
-def test_weak_scaling_on_emulated_devices_in_words():
-    sizes = [size(1, 1000, emulated=True), size(2, 900, batch=256, emulated=True, communication=2.0)]
+def test_weak_scaling_that_makes_nothing_faster_in_words():
+    sizes = [size(1, 1000), size(2, 900, batch=256, communication=2.0)]
     words = " ".join(verdict(sizes, weak=True))
     assert "More replicas don't make it faster" in words
+    assert "compute bounds it" in words
     assert "The global batch grew from 128 to 256" in words
-    assert "The cores are in use" in words
-    assert "share the same CPU cores" in words
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_of_replicas_that_share_cores_no_speed_is_judged(weak):
+    """Neither a speed-up, nor a law's limit to it, nor what bounds it: only why not, what to do, and the batch."""
+    sizes = [size(1, 1000, emulated=True), size(2, 1100, batch=256, emulated=True, communication=40.0)]
+    why, batch = verdict(sizes, weak=weak)
+    assert "share the same CPU cores" in why
+    assert "with a GPU for each replica, or with a host for each" in why
+    assert "times as fast" not in why + batch
+    assert batch.startswith("The global batch")
+    assert "times as fast as one" in " ".join(verdict([size(1, 1000), size(2, 1100)], weak=weak))

@@ -1,14 +1,10 @@
-"""How a recipe's speed grows with replicas: measured, fitted to a law, and put in words.
+"""How a recipe's speed grows with replicas: come here to measure it at several sizes, and to learn what bounds it.
 
-request  what is to be measured, checked
-law      the share that can't be parallelised: Amdahl's and Gustafson's laws
-running  the recipe at one size, in a process of its own
-verdict  what bounds it, and what to do
+verdict  the laws of Amdahl and Gustafson, and in words what bounds the speed
+running  what is to be measured, and the recipe at each size in a process of its own
 """
 
-from toolkit.observe.scaling.law import Size, serial_share
-from toolkit.observe.scaling.request import Request
-from toolkit.observe.scaling.running import measure
-from toolkit.observe.scaling.verdict import verdict
+from toolkit.observe.scaling.running import ScalingRequest, measure
+from toolkit.observe.scaling.verdict import Size, serial_share, share_cores, verdict
 
-__all__ = ["Request", "Size", "measure", "serial_share", "verdict"]
+__all__ = ["ScalingRequest", "Size", "measure", "serial_share", "share_cores", "verdict"]

@@ -1,6 +1,7 @@
-"""The recipe at one size, in a process of its own."""
+"""A recipe at several sizes, each in a process of its own: what is to be measured, checked before, and measured."""
 
 import ctypes
+import dataclasses
 import json
 import os
 import pathlib
@@ -13,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import JobStopped, RequestError, ToolkitError
-from toolkit.observe.scaling.law import Size
-from toolkit.observe.scaling.request import Request
+from toolkit.observe.scaling.verdict import Size
 from toolkit.support import redaction, signals
 
-__all__ = ["measure"]
+__all__ = ["KINDS", "ScalingRequest", "measure"]
 
+KINDS = ("mirrored", "workers")
+_MOST = 4096  # Replicas.
 _SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Of which ten warm up. What the user gives stands.
 _PR_SET_PDEATHSIG = 1  # prctl(2).
 _GRACE = 30  # Seconds to end in.
@@ -26,12 +28,75 @@ _TICK = 0.05
 _TAIL = 15  # Lines of a failed run's log.
 
 
-def measure(request: Request, *, tell: Callable[[str], None]) -> list[Size]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalingRequest:
+    """What is to be measured: a recipe at several sizes.
+
+    Attributes:
+        replicas: The sizes, the first of which is what others are compared with.
+        weak: Whether each replica's batch stays the same, rather than the global batch.
+        kind: "mirrored": replicas of one process, by --gpus; "workers": a process each, by `toolkit launch`.
+        rounds: Times that each size is run, in turn.
+        module: The recipe.
+        flags: The recipe's own flags.
+        out: Directory for run directories, logs and the result.
+
+    Raises:
+        RequestError: A value is out of its range, or a flag is one that is given by this class itself.
+    """
+
+    replicas: tuple[int, ...]
+    weak: bool = False
+    kind: str = "mirrored"
+    rounds: int = 1
+    module: str
+    flags: tuple[str, ...] = ()
+    out: pathlib.Path
+
+    def __post_init__(self) -> None:
+        text = ",".join(map(str, self.replicas))
+        if not self.replicas or any(not 1 <= size <= _MOST for size in self.replicas):
+            raise RequestError(
+                asked=f"--replicas={text} lists sizes",
+                found=f"sizes are whole numbers from 1 to {_MOST:,}",
+                remedy="Write such as --replicas=1,2,4",
+            )
+        if list(self.replicas) != sorted(set(self.replicas)):
+            raise RequestError(
+                asked=f"--replicas={text} lists sizes", found="they don't grow", remedy="List each once, smallest first"
+            )
+        if self.kind not in KINDS:
+            raise RequestError(
+                asked=f"--kind={self.kind}", found="there is no such kind", remedy=f"Choose {' or '.join(KINDS)}"
+            )
+        if self.rounds < 1:
+            raise RequestError(asked=f"--rounds={self.rounds}", found="it is less than 1", remedy="Give 1 or more")
+        if any(self.out.glob("replicas-*")):
+            raise RequestError(
+                asked=f"--out={self.out} is where runs go",
+                found="it holds runs of an earlier measurement",
+                remedy="Name another directory, or leave --out out",
+            )
+        for flag in self.flags:
+            name = flag.lstrip("-").partition("=")[0]
+            if name in ("run_dir", "resume", *(["gpus"] if self.kind == "mirrored" else [])):
+                raise RequestError(
+                    asked=f"{flag} is for the recipe",
+                    found=f"toolkit scaling gives it --{name} itself",
+                    remedy="Leave it out",
+                )
+
+    def has(self, name: str) -> bool:
+        """Says whether a flag of the recipe is given."""
+        return any(flag.lstrip("-").partition("=")[0] == name for flag in self.flags)
+
+
+def measure(request: ScalingRequest, *, tell: Callable[[str], None]) -> list[Size]:
     """Runs the recipe at every size, round after round, and returns what was measured.
 
     Args:
-        request: What.
-        tell: Is told what is being run.
+        request: The recipe and the sizes.
+        tell: Called with a line before each run.
 
     Raises:
         RequestError: The recipe can't be run so; its own message is shown.
@@ -52,12 +117,11 @@ def measure(request: Request, *, tell: Callable[[str], None]) -> list[Size]:
 
 
 def _size(replicas: int, summaries: list[dict[str, Any]]) -> Size:
-    rates = [summary["images_per_second"] for summary in summaries]
-    middle = statistics.median_low(rates)
-    typical = next(summary for summary in summaries if summary["images_per_second"] == middle)
+    middle = statistics.median_low(map(_rate, summaries))
+    typical = next(summary for summary in summaries if _rate(summary) == middle)
     return Size(
         replicas=replicas,
-        images_per_second=middle,
+        examples_per_second=middle,
         global_batch=typical["global_batch_size"],
         emulated=bool(typical.get("emulated"))
         or all(str(name).startswith("CPU") for name in typical.get("devices", ())),
@@ -65,7 +129,12 @@ def _size(replicas: int, summaries: list[dict[str, Any]]) -> Size:
     )
 
 
-def _run(request: Request, replicas: int, number: int, batch: int | None) -> dict[str, Any]:
+def _rate(summary: dict[str, Any]) -> float:
+    """Returns examples per second, which earlier versions call images per second only; 0 where neither is there."""
+    return summary.get("examples_per_second") or summary.get("images_per_second") or 0.0
+
+
+def _run(request: ScalingRequest, replicas: int, number: int, batch: int | None) -> dict[str, Any]:
     directory = request.out / f"replicas-{replicas}-round-{number + 1}"
     flags = [*request.flags, f"--run_dir={directory}"]
     flags += [f"--{name}={value}" for name, value in _SHORT.items() if not request.has(name)]
@@ -90,7 +159,7 @@ def _run(request: Request, replicas: int, number: int, batch: int | None) -> dic
             found=f"it ended well, and left no summary.json in its --run_dir ({type(error).__name__})",
             remedy="Name a recipe, such as recipes.cifar_mirrored, or a program that uses toolkit.training.Run",
         ) from error
-    if not summary.get("images_per_second"):
+    if not _rate(summary):
         raise RequestError(
             asked=f"{request.module} is to be measured at {replicas} replicas",
             found=f"its {summary.get('steps')} steps are too few, as the first ten warm up",
@@ -135,7 +204,7 @@ def _ends_with(parent: int) -> Callable[[], None]:
     return ask
 
 
-def _failure(request: Request, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
+def _failure(request: ScalingRequest, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
     text = redaction.masked(log.read_text(errors="replace"), os.environ)
     lines = [line for line in text.splitlines() if line.strip()]
     said = next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), "")

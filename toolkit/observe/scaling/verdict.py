@@ -1,10 +1,13 @@
-"""What bounds the speed, and what to do: in words."""
+"""What measured sizes come to: the share that can't be parallelised, what bounds the speed, and what to do.
 
-from collections.abc import Sequence
+Strong scaling, a fixed global batch: Amdahl's law (1967), speed-up = 1 / (s + (1 - s) / n).
+Weak scaling, a fixed batch of each replica: Gustafson's law (1988), speed-up = n - s (n - 1).
+"""
 
-from toolkit.observe.scaling.law import Size, serial_share, speed_ups
+import dataclasses
+from collections.abc import Iterator, Sequence
 
-__all__ = ["bound", "verdict"]
+__all__ = ["Size", "bound", "serial_share", "share_cores", "speed_ups", "verdict"]
 
 _NOTABLE = 0.2  # Of a step: less than this isn't what bounds it.
 _ADVICE = {
@@ -18,6 +21,56 @@ _ADVICE = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """What was measured at one size: medians over the rounds.
+
+    Attributes:
+        replicas: How many.
+        examples_per_second: All replicas together.
+        global_batch: Examples of a step.
+        emulated: Whether replicas share the cores of this machine.
+        step: Milliseconds of a step and its parts, as `toolkit.training.breakdown` has them; None if not measured.
+    """
+
+    replicas: int
+    examples_per_second: float
+    global_batch: int
+    emulated: bool
+    step: dict[str, float] | None
+
+    @property
+    def milliseconds(self) -> float:
+        """How long a step takes."""
+        return 1e3 * self.global_batch / self.examples_per_second
+
+
+def speed_ups(sizes: Sequence[Size]) -> list[float]:
+    """Returns each size's examples per second over what one replica of the first size does."""
+    one = sizes[0].examples_per_second / sizes[0].replicas
+    return [size.examples_per_second / one for size in sizes]
+
+
+def serial_share(sizes: Sequence[Size], *, weak: bool) -> float | None:
+    """Returns the share of one replica's time that more replicas don't shorten, by least squares over all sizes.
+
+    From 0, all of it can be parallelised, to 1, none; beyond that more replicas are slower than one. None for one size.
+
+    Args:
+        sizes: The first is what the others are compared with; its own share isn't seen where it has several replicas.
+        weak: Which of the two laws.
+    """
+    pairs = [
+        (size.replicas / sizes[0].replicas, up / sizes[0].replicas)
+        for size, up in zip(sizes, speed_ups(sizes), strict=True)
+    ][1:]
+    if not pairs:
+        return None
+    # Gustafson: n - S = s (n - 1). Amdahl: 1/S - 1/n = s (1 - 1/n), for one size Karp and Flatt's measure (1990).
+    points = [(n - 1, n - up) if weak else (1 - 1 / n, 1 / up - 1 / n) for n, up in pairs]
+    return max(0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points))
+
+
 def bound(size: Size) -> str | None:
     """Returns what bounds a size: "communication", "input", "other" or "compute"; None where a step wasn't profiled."""
     if not size.step or not size.step.get("milliseconds"):
@@ -29,41 +82,48 @@ def bound(size: Size) -> str | None:
     return worst if shares[worst] >= _NOTABLE else "compute"
 
 
+def share_cores(sizes: Sequence[Size]) -> bool:
+    """Says whether replicas share the same CPU cores, so that nothing of their speed can be judged."""
+    return sizes[-1].emulated and sizes[-1].replicas > 1
+
+
 def verdict(sizes: Sequence[Size], *, weak: bool) -> list[str]:
-    """Returns sentences: how well it scales, what bounds it, what to do, and what the figures don't say.
+    """Returns sentences: how well it scales, what bounds it, and what to do; or why that can't be judged.
 
     Args:
         sizes: As measured, smallest first.
         weak: Whether each replica's batch was kept, rather than the global batch.
     """
+    if share_cores(sizes):
+        said = [
+            "These replicas share the same CPU cores: the figures show that it runs, and nothing of how it would "
+            "scale. Measure it with a GPU for each replica, or with a host for each (--kind=workers)."
+        ]
+    else:
+        said = [*_speed(sizes, weak=weak), *_bound(sizes[-1])]
+    return [*said, *([_batch(sizes, weak=weak)] if len(sizes) > 1 else [])]
+
+
+def _speed(sizes: Sequence[Size], *, weak: bool) -> Iterator[str]:
     last, up = sizes[-1], speed_ups(sizes)[-1]
-    said = []
     share = serial_share(sizes, weak=weak)
-    shared = last.emulated and last.replicas > 1
-    if share is not None:
-        efficiency = f"an efficiency of {up / last.replicas:.0%}"
-        said.append(f"{last.replicas} replicas are {up:.2f} times as fast as one: {efficiency}.")
-        law = "Gustafson" if weak else "Amdahl"
-        if share >= 1:
-            said.append("More replicas don't make it faster.")
-        else:
-            said.append(f"{share:.0%} of one replica's time can't be parallelised ({law}'s law).")
-            if share > 0 and not weak:
-                said.append(f"With this batch, no number of replicas is more than {1 / share:.1f} times as fast.")
-    what = bound(last)
-    if what is not None and last.step is not None:
-        part = last.step.get(what, 0.0) / last.step["milliseconds"]
+    if share is None:
+        return
+    yield f"{last.replicas} replicas are {up:.2f} times as fast as one: an efficiency of {up / last.replicas:.0%}."
+    if share >= 1:
+        yield "More replicas don't make it faster."
+        return
+    yield f"{share:.0%} of one replica's time can't be parallelised ({'Gustafson' if weak else 'Amdahl'}'s law)."
+    if share > 0 and not weak:
+        yield f"With this batch, no number of replicas is more than {1 / share:.1f} times as fast."
+
+
+def _bound(size: Size) -> Iterator[str]:
+    what = bound(size)
+    if what is not None and size.step is not None:
+        part = size.step.get(what, 0.0) / size.step["milliseconds"]
         name = "Python" if what == "other" else what
-        advice = "The cores are in use." if what == "compute" and shared else _ADVICE[what]
-        said.append(f"At {last.replicas} replicas {name} bounds it ({part:.0%} of a step). {advice}")
-    if len(sizes) > 1:
-        said.append(_batch(sizes, weak=weak))
-    if shared:
-        said.append(
-            "These replicas share the same CPU cores: the figures show that it runs, and nothing of how several "
-            "GPUs or hosts would scale."
-        )
-    return said
+        yield f"At {size.replicas} replicas {name} bounds it ({part:.0%} of a step). {_ADVICE[what]}"
 
 
 def _batch(sizes: Sequence[Size], *, weak: bool) -> str:
