@@ -76,9 +76,9 @@ def made(folder, name="a run", **changes):
 
 
 PICTURES = [
-    "Loss",
-    "Accuracy",
-    "Images per second",
+    "loss",
+    "accuracy",
+    "Examples per second",
     "Where a step's time goes",
     "Tasks, their ends and restarts",
     "Staleness of gradients",
@@ -111,8 +111,35 @@ def test_several_runs_stand_beside_one_another(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "report.html\n"
     text = (tmp_path / "report.html").read_text()
     assert "2 runs compared" in text
-    assert re.search(r"test accuracy</th>\s*<td>81.25%</td>\s*<td>75.00%</td>", text)
-    assert "first test" in text
+    assert re.search(r"val_accuracy</th>\s*<td>81.25%</td>\s*<td>75.00%</td>", text)
+    assert "first val_loss" in text
+
+
+def test_metrics_of_any_model_have_keras_own_names(tmp_path):
+    path = made(tmp_path, perplexity=12.5, val_perplexity=14.25, train_loss=2.0, loss=2.0, examples_per_second=10.5)
+    rows = ["epoch,perplexity,loss,val_perplexity,images_per_second,examples_per_second,seconds", "1,20,3,21,10,10,2"]
+    (path / "history.csv").write_text("\n".join([*rows, "2,12.5,2,14.25,11,11,2"]))
+    text = report.write([path]).read_text()
+    assert re.findall(r"<h3>(.*?)</h3>", text)[:3] == ["perplexity", "loss", "Examples per second"]
+    for name, value in (
+        ("perplexity", "12.5"),
+        ("val_perplexity", "14.25"),
+        ("loss", "2"),
+        ("examples per second", "10.5"),
+    ):
+        assert re.search(rf'<th scope="row">{name}</th><td>{value}</td>', text), name
+    assert "images" not in text
+    assert "train" not in text
+
+
+def test_of_very_many_metrics_the_first_are_drawn(tmp_path):
+    path = made(tmp_path)
+    names = [f"metric_{n}" for n in range(30)]
+    (path / "history.csv").write_text("\n".join([f"epoch,{','.join(names)}", f"1,{','.join('1' * 30)}"]))
+    text = report.write([path]).read_text()
+    assert "12 of 30 metrics are drawn" in text
+    assert "metric_29" in text
+    assert len(re.findall(r"<h3>metric_", text)) == 12
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path):
@@ -122,7 +149,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path):
     text = report.write([path]).read_text()
     assert "not finished" in text
     assert "it is running, or was killed" in text
-    assert re.findall(r"<h3>(.*?)</h3>", text) == ["Loss"]
+    assert re.findall(r"<h3>(.*?)</h3>", text) == ["loss"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +250,7 @@ def test_many_runs_and_strange_names(tmp_path):
     titles = [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)]
     assert titles == PICTURES
     for name in names[:3]:
-        assert f"{name} training" in text
+        assert f"{name} loss" in text
 
 
 def test_tasks_are_told_apart_by_how_they_ended(tmp_path):

@@ -1,8 +1,9 @@
-"""One page of HTML about a run, or several compared; it asks nothing of any network.
+"""One page of HTML about a run, or several compared: come here to see how training went.
+
+The page holds everything itself and asks nothing of any network.
 
 reading   a run directory, as far as it is there
 timeline  the processes of its tasks
-trying    parts of a page that may fail on their own
 pictures  charts as SVG that takes its colours from the page
 page      the page, from a template
 writing   from run directories to a file

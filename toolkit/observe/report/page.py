@@ -5,12 +5,11 @@ import datetime
 import os
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.observe.report.pictures import draw
-from toolkit.observe.report.reading import RunData
-from toolkit.observe.report.trying import tried
+from toolkit.observe.report.reading import RunData, tried
 from toolkit.support.redaction import masked, masked_command
 
 __all__ = ["render"]
@@ -27,16 +26,19 @@ _FACTS = {
     "learning_rate": "learning rate",
     "epochs": "epochs",
     "steps": "steps",
-    "train_loss": "training loss",
-    "train_accuracy": "training accuracy",
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy",
-    "images_per_second": "images per second",
+    "metrics": "",  # Here stand the model's own, by their names.
+    "examples_per_second": "examples per second",
     "wall_seconds": "seconds in all",
     "resumed_from_step": "resumed after step",
     "weights_sha256": "weights, SHA-256",
 }
-_SHARES = {"train_accuracy", "test_accuracy"}
+# Where a summary of an earlier version has them.
+_EARLIER_NAMES = {
+    "loss": "train_loss",
+    "accuracy": "train_accuracy",
+    "val_loss": "test_loss",
+    "val_accuracy": "test_accuracy",
+}
 _MOST_ROWS = 200
 
 
@@ -86,7 +88,7 @@ def render(runs: Sequence[RunData]) -> str:
 
 
 def _sentences(run: RunData, *, several: bool) -> list[str]:
-    """What the numbers come to, in words."""
+    """Returns in words what the figures come to."""
     head = f"{run.name}: " if several else ""
     said = []
     if run.summary.get("emulated"):
@@ -104,11 +106,19 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
     return said
 
 
-def _facts(runs: Sequence[RunData]) -> Any:
+def _facts(runs: Sequence[RunData]) -> Iterator[tuple[str, list[str]]]:
+    metrics = list(dict.fromkeys(name for run in runs for name in (*run.metrics, *_EARLIER_NAMES)))
     for key, name in _FACTS.items():
-        values = [_shown(key, run.summary.get(key)) for run in runs]
-        if any(values):
-            yield name, values
+        for fact in metrics if key == "metrics" else [key]:
+            values = [_shown(fact, _value(run, fact)) for run in runs]
+            if any(values):
+                yield name or fact, values
+
+
+def _value(run: RunData, key: str) -> Any:
+    """Returns a value of a run's summary; of a run that has not ended, a metric of its last epoch."""
+    last = run.history[-1].get(key) if run.history and key in run.metrics else None
+    return run.summary.get(key, run.summary.get(_EARLIER_NAMES.get(key, ""), last))
 
 
 def _shown(key: str, value: Any) -> str:
@@ -121,7 +131,7 @@ def _shown(key: str, value: Any) -> str:
 def _in_words(key: str, value: Any) -> str:
     if value is None or value == []:
         return ""
-    if key in _SHARES and isinstance(value, (int, float)):
+    if key.endswith("accuracy") and isinstance(value, (int, float)):
         return f"{value:.2%}"
     if key == "weights_sha256":
         return str(value)[:16]
@@ -151,8 +161,7 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
         if table:
             names = list(dict.fromkeys(name for row in table for name in row))
             cells = [[_shown(name, _whole(row.get(name))) for name in names] for row in table[-_MOST_ROWS:]]
-            headings = [name.replace("val_", "test ").replace("_", " ") for name in names]
-            found.append(_Table(title=f"{title}{of}", headings=headings, rows=cells))
+            found.append(_Table(title=f"{title}{of}", headings=names, rows=cells))
     return found
 
 

@@ -4,6 +4,7 @@ Lines differ in marker and dash as well as in colour. Colours: Okabe and Ito, "C
 https://jfly.uni-koeln.de/color/.
 """
 
+import functools
 import hashlib
 import html
 import io
@@ -12,12 +13,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolkit.observe.report.reading import RunData
+from toolkit.observe.report.reading import RunData, tried
 from toolkit.observe.report.timeline import spans_of
-from toolkit.observe.report.trying import tried
 
 __all__ = ["Picture", "draw"]
 
+_MOST_METRICS = 12
 _INK = "#010203"  # Stands for the page's own colour of text.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--", "-.", ":")
@@ -41,12 +42,12 @@ _SETTINGS: Any = {
 
 
 class Picture:
-    """A chart.
+    """A chart of the page.
 
     Attributes:
-        title: Above it.
+        title: The heading above the chart.
         svg: An <svg> element.
-        words: What it shows, for those who don't see it.
+        words: What the chart shows, for those who don't see it.
     """
 
     def __init__(self, title: str, svg: str, words: str) -> None:
@@ -55,10 +56,12 @@ class Picture:
 
 def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
     """Returns the charts for which the runs have data; one that can't be drawn is noted."""
+    metrics = list(dict.fromkeys(name.removeprefix("val_") for run in runs for name in run.metrics))
+    if len(metrics) > _MOST_METRICS:
+        notes.append(f"{_MOST_METRICS} of {len(metrics)} metrics are drawn; the table of epochs has all")
     makers: list[Callable[[Sequence[RunData]], Picture | None]] = [
-        lambda runs: _curves(runs, "Loss", ("loss", "val_loss"), "loss"),
-        lambda runs: _curves(runs, "Accuracy", ("accuracy", "val_accuracy"), "share of examples"),
-        lambda runs: _curves(runs, "Images per second", ("images_per_second",), "images/s"),
+        *(functools.partial(_curves, title=name, columns=(name, f"val_{name}")) for name in metrics[:_MOST_METRICS]),
+        functools.partial(_curves, title="Examples per second", columns=("examples_per_second",)),
         _steps,
         _timeline,
         _staleness,
@@ -99,14 +102,14 @@ def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: flo
     return Picture(title, svg, words)
 
 
-def _curves(runs: Sequence[RunData], title: str, columns: Sequence[str], unit: str) -> Picture | None:
+def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> Picture | None:
     lines = []
     for number, run in enumerate(runs):
         for column in columns:
             points = [(row["epoch"], row[column]) for row in run.history if _are_numbers(row, "epoch", column)]
             if points:
-                kind = "" if len(columns) == 1 else ("test" if column.startswith("val_") else "training")
-                label = " ".join(filter(None, (run.name if len(runs) > 1 else "", kind))) or run.name
+                names = [run.name] * (len(runs) > 1 or len(columns) == 1) + [column] * (len(columns) > 1)
+                label = " ".join(names)
                 label = f" {label}" if label.startswith("_") else label  # Or matplotlib leaves it out.
                 lines.append((number, column.startswith("val_"), label, points))
     if not lines:
@@ -123,7 +126,7 @@ def _curves(runs: Sequence[RunData], title: str, columns: Sequence[str], unit: s
                 markersize=4,
             )
         axes.set_xlabel("epoch")
-        axes.set_ylabel(unit)
+        axes.set_ylabel(title)
         axes.grid(alpha=0.25, color=_INK)
         if len({point[0] for line in lines for point in line[3]}) < 12:
             axes.set_xticks(sorted({point[0] for line in lines for point in line[3]}))

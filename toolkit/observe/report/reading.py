@@ -1,4 +1,7 @@
-"""A run directory, as far as it is there: a run that was killed has left less than one that is done."""
+"""A run directory, as far as it is there: a run that was killed has left less than one that is done.
+
+Files of a run may be damaged, or edited: each costs a part of the page, and not the page.
+"""
 
 import csv
 import dataclasses
@@ -6,25 +9,29 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from toolkit.errors import RunDirectoryError
 from toolkit.support.files import check_file, read_text
 from toolkit.support.redaction import masked, masked_all
 
-__all__ = ["RunData", "read"]
+__all__ = ["RunData", "read", "tried"]
+
+T = TypeVar("T")
+_NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns of history.csv.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run directory says.
+    """What a run directory says. Rates are examples per second, which earlier versions call images per second.
 
     Attributes:
         path: The directory.
-        name: What to call the run.
+        name: The directory's name, which stands for the run where several are compared.
         summary: summary.json, or what run.json says of a run that has none.
         history: Rows of history.csv, numbers where they are numbers.
-        evaluation: Rows of evaluation.csv, of an evaluator task.
+        evaluation: Rows of evaluation.csv, which an evaluator task writes.
         events: Starts and ends of tasks, from the launcher's record.
         notes: What is missing or can't be read, a sentence each without its full stop.
     """
@@ -36,6 +43,11 @@ class RunData:
     evaluation: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the model's metrics, as Keras has them: "loss", "val_loss", whatever else was compiled."""
+        return tuple(dict.fromkeys(name for row in self.history for name in row if name not in _NO_METRICS))
 
 
 def read(path: str | pathlib.Path) -> RunData:
@@ -69,7 +81,7 @@ def read(path: str | pathlib.Path) -> RunData:
     return RunData(
         path=path,
         name=_readable(masked(path.resolve().name, os.environ)),
-        summary=summary,
+        summary=_in_examples(summary),
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),
         events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
@@ -117,12 +129,16 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
             rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
             if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
                 notes.append(f"{path.name} has numbers that are not finite: training diverged")
-            return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
+            return [_in_examples({key: None if _is_nan(each) else each for key, each in row.items()}) for row in rows]
     except FileNotFoundError:
         return []
     except (OSError, csv.Error) as error:
         notes.append(f"{path.name} can't be read ({type(error).__name__})")
         return []
+
+
+def _in_examples(values: dict[str, Any]) -> dict[str, Any]:
+    return {"examples_per_second" if key == "images_per_second" else key: value for key, value in values.items()}
 
 
 def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -152,3 +168,20 @@ def _number(value: Any) -> Any:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def tried(notes: list[str], otherwise: T, make: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Returns what `make` returns for the arguments, or `otherwise` where the run's files hold what can't be.
+
+    Args:
+        notes: A sentence without its full stop is added to them where that is so.
+        otherwise: Returned in the place of a part that can't be made.
+        make: Makes a part of the page.
+        args: What `make` is called with.
+        kwargs: What `make` is called with.
+    """
+    try:
+        return make(*args, **kwargs)
+    except Exception as error:  # Files that somebody has edited can hold anything.
+        notes.append(f"A part of this page is missing: a file of the run can't be understood ({type(error).__name__})")
+        return otherwise
