@@ -14,10 +14,10 @@ def rows(dataset):
     return [np.asarray(element[0]["x"])[:, 0].tolist() for element in dataset]
 
 
-def cut(examples, batch, count, numbers=None):
+def cut(examples, batch, count, indices=None):
     x = np.arange(examples, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, 0])).batch(batch)
-    return [rows(sharing.shares(dataset, numbers=[n], count=count)) for n in (numbers or range(count))]
+    return [rows(sharing.shares(dataset, indices=[n], count=count)) for n in (indices or range(count))]
 
 
 @pytest.mark.slow
@@ -56,12 +56,12 @@ def test_fewer_examples_than_replicas_are_said():
 def test_several_replicas_of_a_worker_take_their_shares_in_turn():
     x = np.arange(8, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
-    assert rows(sharing.shares(dataset, numbers=[1, 3], count=4)) == [[1], [3], [5], [7]]
+    assert rows(sharing.shares(dataset, indices=[1, 3], count=4)) == [[1], [3], [5], [7]]
 
 
 def test_an_endless_dataset_stays_known_as_endless():
     dataset = tf.data.Dataset.range(10).batch(4).repeat()
-    shared = sharing.shares(dataset, numbers=[0], count=2)
+    shared = sharing.shares(dataset, indices=[0], count=2)
     assert shared.cardinality() == tf.data.INFINITE_CARDINALITY
     assert [batch.numpy().tolist() for batch in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
 
@@ -81,7 +81,7 @@ def test_an_endless_dataset_stays_known_as_endless():
 )
 def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)
-    (share,) = sharing.shares(dataset, numbers=[1], count=2)
+    (share,) = sharing.shares(dataset, indices=[1], count=2)
     assert dense(share) == expected
 
 
@@ -99,5 +99,5 @@ def test_a_pydataset_of_keras_is_cut():
             return np.full((3, 1), number, np.float32), np.zeros(3, np.float32)
 
     adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
-    shared = sharing.shares(adapter.get_tf_dataset(), numbers=[1], count=2)
+    shared = sharing.shares(adapter.get_tf_dataset(), indices=[1], count=2)
     assert [element[0].numpy().tolist() for element in shared] == [[[0], [0]], [[1], [1]]]

@@ -118,8 +118,10 @@ class Batches:
         """Returns a share of the batch of a step; step and share may be int64 tensors."""
         import tensorflow as tf
 
+        from toolkit.strategies.sharing import row_range
+
         size, steps, count = self.global_batch_size, self.steps_per_epoch, len(self.examples.train_labels)
-        mine = slice(share * size // shares, (share + 1) * size // shares)
+        mine = slice(*row_range(size, share, shares))
         images, labels = self._constants()[:2]
         seed = tf.constant(self.seed, tf.int64)
         epoch, place = step // steps, step % steps
@@ -141,11 +143,13 @@ class Batches:
         """Returns a share of a test batch, by its number; both may be int64 tensors."""
         import tensorflow as tf
 
+        from toolkit.strategies.sharing import row_range
+
         size, count = self._test_batch_size, len(self.examples.test_labels)
         images, labels = self._constants()[2:]
         start, present = number * size, tf.minimum(count - number * size, size)
-        rows = slice(start + share * present // shares, start + (share + 1) * present // shares)
-        return images[rows], labels[rows]
+        first, last = row_range(present, share, shares)
+        return images[start + first : start + last], labels[start + first : start + last]
 
     @property
     def _test_batch_size(self) -> int:

@@ -107,15 +107,15 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if not keras or policy != _Policy.OFF:
                 theirs = super().experimental_distribute_dataset(dataset, options)
                 return JoinedDataset(self, theirs) if keras else theirs
-            own = sharing.shares(dataset, numbers=range(local), count=local)
+            own = sharing.shares(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
         count = self.num_replicas_in_sync
         workers = count // local
 
         def mine(context: tf.distribute.InputContext) -> tf.data.Dataset:
             # In the order in which `predict` puts the replicas' results together again.
-            numbers = [replica * workers + context.input_pipeline_id for replica in range(local)]
-            return sharing.shares(dataset, numbers=numbers, count=count)
+            indices = [replica * workers + context.input_pipeline_id for replica in range(local)]
+            return sharing.shares(dataset, indices=indices, count=count)
 
         shared = self.distribute_datasets_from_function(mine, options)
         if not keras:

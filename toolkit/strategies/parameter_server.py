@@ -1,7 +1,7 @@
-"""Variables on parameter servers, and steps that a chief hands out to workers, at each worker's own pace.
+"""Variables on parameter servers, and steps that a chief dispatches to workers, at each worker's own pace.
 
-This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it. The rooms'
-`toolkit.strategies.parameter_servers` does the work.
+This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it, which is in
+`toolkit.strategies.parameter_servers`.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.parameter_servers import ParameterServerOptions, private, step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.placement import Placement, loads, table
+from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
 from toolkit.strategies.parameter_servers.server import serve
+from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.sharded import Sharded
 from toolkit.strategies.parameter_servers.sources import Stream, numbered, per_worker
 from toolkit.support import redaction, status
 
@@ -33,11 +33,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
-    """Under whose scope a Keras model is built, compiled and fitted as ever, in the chief.
+    """The chief's strategy: under its scope a Keras model is built, compiled and fitted as ever.
 
     Args:
         cluster: All tasks.
         options: Where variables live, and how asynchronous training is.
+
+    Raises:
+        StrategyError: The workers have more than one GPU each.
     """
 
     def __init__(self, cluster: _cluster.Cluster, options: ParameterServerOptions) -> None:
@@ -57,7 +60,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         private.used_with_coordinator(self)
         step.adapt_optimizers()
-        step.updates(self)
+        step.adapt_updates(self)
         servers = [task for task in members.tasks if task.job == "ps"]
         self._placement = Placement(len(servers), options)
         devices = [f"/job:ps/replica:0/task:{task.index}/device:CPU:0" for task in servers]
@@ -82,7 +85,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if not keras or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
         stream = Stream(dataset)
-        if not stream.plain:
+        if not stream.is_dense:
             raise StrategyError(
                 asked="fit hands batches out to the workers",
                 found=f"they hold something else than dense tensors: {dataset.element_spec}",
@@ -107,14 +110,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def numbered(
         self, dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
     ) -> tf.data.Dataset:
-        """Says that a dataset's batches are a function of their number, so that workers make them.
+        """Notes on a dataset that its batches are a function of their number, so that workers make them; returns it.
 
         Args:
-            dataset: Of global batches.
-            function: Takes (number, share, shares): an int64 tensor, and which of how many shares of that
-                batch; returns it. It is traced and runs on the worker.
-            start: Number of the first batch.
-            count: Of batches; None without end.
+            dataset: A dataset of global batches.
+            function: Takes a batch's number, an int64 scalar, and which of how many shares of that batch
+                is wanted, two ints or int64 scalars; returns the share. It is traced and runs on the worker.
+            start: The number of the first batch.
+            count: The number of batches; None without end.
         """
         return numbered(dataset, function, start=start, count=count)
 
@@ -136,7 +139,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Waits for all steps of a model, where any were sent."""
         found = model.__dict__.get("_toolkit_session")
         if found is not None:
-            found[1].settle()
+            found[1].wait_for_steps()
 
     def replace_functions(self, model: Any) -> None:
         """Puts this strategy's functions of a step in the place of Keras's own."""
@@ -156,9 +159,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 found="the scale of its loss would be set by all workers at once",
                 remedy="Use mixed_bfloat16, which needs no scale",
             )
-        if self.options.variables == "sharded" and not any(isinstance(v.value, Sharded) for v in model.variables):
+        if self.options.variables == "sharded" and not any(
+            isinstance(v.value, ServerShardedVariable) for v in model.variables
+        ):
             _LOG.warning(
-                "No variable is sharded: none has %d KiB for each of two parts or more",
+                "No variable is sharded: none has %d KiB for each of two shards or more",
                 self.options.min_shard_bytes >> 10,
             )
         self.session(model).begin()
@@ -170,7 +175,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         beside = table(model.optimizer.variables if model.optimizer is not None else [])
         return {
             "variables": [{"name": r.name, "shape": list(r.shape), "bytes": r.size, "task": r.task} for r in rows],
-            "bytes_by_task": loads([*rows, *beside]),
+            "bytes_by_task": bytes_by_task([*rows, *beside]),
             "staleness": {str(age): count for age, count in sorted(session.staleness.items())},
             "updates": session.applied,
             "steps_by_worker": {f"worker:{n}": c for n, c in sorted(self.dispatcher.by_worker.items())},

@@ -5,45 +5,54 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["is_batched", "shares"]
+__all__ = ["is_batched", "row_range", "shares"]
 
 _TOO_FEW = (
     "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
 )
 
 
-def shares(dataset: tf.data.Dataset, *, numbers: Sequence[int], count: int) -> tf.data.Dataset:
+def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
+    """Returns the first row of a share, and the first row after it: shares are equal to within one row.
+
+    Args:
+        rows: The number of rows to share; an int or an int64 scalar, as are the others.
+        share: The share's index, from 0.
+        shares: The number of shares.
+    """
+    return share * rows // shares, (share + 1) * rows // shares
+
+
+def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf.data.Dataset:
     """Cuts each global batch into `count` shares, equal to within one example, and keeps some of them.
 
     A batch with fewer examples than there are shares borrows from the batch before it, or joins it: a
     replica without an example would fail in BatchNormalization and make every mean NaN.
 
     Args:
-        dataset: Of global batches.
-        numbers: Which shares to keep, from 0; they follow one another in the result.
-        count: Shares in all.
+        dataset: A dataset of global batches.
+        indices: Which shares to keep, from 0; they follow one another in the result.
+        count: The number of shares.
 
     Returns:
-        A dataset with len(numbers) elements for each batch. Reading it fails with
+        A dataset with len(indices) elements for each batch. Reading it fails with
         InvalidArgumentError where there is nothing to borrow: fewer examples in all than shares.
     """
     cardinality = dataset.cardinality()
     if not _always_enough(dataset.element_spec, count):
         dataset = _evened(dataset, count)
 
-    def share(batch: Any, number: Any) -> Any:
-        rows = _rows(batch)
-        # A share's number comes as a Python int or as an int64 tensor.
-        start = tf.cast(number, tf.int64) * rows // count
-        stop = (tf.cast(number, tf.int64) + 1) * rows // count
+    def share(batch: Any, index: Any) -> Any:
+        # A share's index comes as a Python int or as an int64 tensor.
+        start, stop = row_range(_rows(batch), tf.cast(index, tf.int64), count)
         return tf.nest.map_structure(lambda component: _slice(component, start, stop), batch)
 
-    if len(numbers) == 1:
-        cut = dataset.map(lambda *batch: share(_packed(batch), numbers[0]), num_parallel_calls=1)
+    if len(indices) == 1:
+        cut = dataset.map(lambda *batch: share(_packed(batch), indices[0]), num_parallel_calls=1)
     else:
-        mine = tf.constant(list(numbers), tf.int64)
+        mine = tf.constant(list(indices), tf.int64)
         cut = dataset.flat_map(
-            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda number: share(_packed(batch), number))
+            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda index: share(_packed(batch), index))
         )
     if cardinality != tf.data.INFINITE_CARDINALITY:
         return cut  # Not stated: two batches may have become one.

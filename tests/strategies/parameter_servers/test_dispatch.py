@@ -74,7 +74,7 @@ def test_no_step_overlaps_with_more_steps_of_others_than_allowed(dispatcher, sta
 
     for _ in range(60):
         dispatcher.send(Work(steps, run, order.append), staleness=staleness)
-    dispatcher.settle()
+    dispatcher.wait_for_all()
     assert len(order) == 60
     assert version[0] == 60 * steps
     if staleness is not None:
@@ -89,7 +89,7 @@ def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
 
     dispatcher.send(Work(1, fails, print), staleness=None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a shape"):
-        dispatcher.settle()
+        dispatcher.wait_for_all()
 
 
 def test_a_lost_ps_is_named(dispatcher, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_lost_ps_is_named(dispatcher, monkeypatch):
 
     dispatcher.send(Work(1, fails, print), staleness=None)
     with pytest.raises(TaskLost, match=r"ps:0 is gone.*--resume"):
-        dispatcher.settle()
+        dispatcher.wait_for_all()
 
 
 def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
@@ -110,7 +110,7 @@ def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
     release = threading.Event()
     dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
     with pytest.raises(TaskLost, match="All 3 workers"):
-        dispatcher.settle()
+        dispatcher.wait_for_all()
     release.set()
 
 
@@ -125,5 +125,5 @@ def test_workers_that_come_back_one_by_one_are_not_waited_for_for_ever(dispatche
     dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
     threading.Timer(0.5, gone.discard, [workers[0]]).start()
     with pytest.raises(TaskLost, match="All 3 workers were lost"):
-        dispatcher.settle()
+        dispatcher.wait_for_all()
     release.set()

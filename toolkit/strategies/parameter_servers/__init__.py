@@ -1,23 +1,21 @@
-"""Variables on parameter servers, and steps handed out to workers.
+"""Variables on parameter servers, and steps that the chief dispatches: come here for what `fit` lacks under them.
+
+The chief runs `fit`; a step pulls variables from the ps, computes on a worker, and pushes gradients, each applied once.
 
 options    where variables live, and how asynchronous training is
 private    what only private parts of TensorFlow and Keras allow
-sharded    a variable cut into rows that several ps hold
+server_shards  a variable whose rows are sharded over several ps
 placement  which task holds which variable, and the table of it
-ledger     what each ps has applied, once each, and how stale it was
-local      a step's own copy of the variables
-variables  the variables of a model, by what a step does with them
-tracing    a function for a worker, traced on the chief
+ledger     what each ps has applied, once each, and with which staleness
+variables  a model's variables, by what a step does with them, and a step's own copy
 step       a step: pull, compute, push
-functions  what workers are sent
+functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from
 rounds     steps that the workers do together
-counting   what counts, at each step
-sums       running metrics
-calls      functions traced once, and what they are called with
-dispatch   steps on their way to workers and back
+totals     what the chief keeps: counters, and totals of the metrics
+calls      functions traced once, and calls of them for workers
+dispatch   steps on their way to workers and back, and how many at once
 server     the life of a worker or ps: it serves until the chief is done
-pace       how many steps a worker is sent at once
 session    what `fit`, `evaluate` and `predict` call
 """
 

@@ -1,4 +1,4 @@
-"""Steps on their way to workers and back."""
+"""Steps on their way to workers and back, and how many a worker is sent at once."""
 
 import collections
 import logging
@@ -13,42 +13,50 @@ import tensorflow as tf
 from toolkit.cluster import Cluster, Task, split
 from toolkit.errors import TaskLost
 from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers.options import ParameterServerOptions
 
-__all__ = ["Dispatcher", "Work", "answers"]
+__all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
 
 _LOG = logging.getLogger(__name__)
 _QUIET = 2.0  # Seconds without a result after which the tasks are looked at.
 _NO_WORKER = 60.0  # Seconds that training waits for all workers to come back where none is left.
+_DISPATCH_SECONDS = 0.2  # A dispatch that takes so long costs little beside what it does.
+_MOST_STEPS = 16  # In a dispatch: its function holds each of them.
+_WORTH_IT = 32  # Dispatches that must be left for a longer one to be worth its tracing.
 
 
 class Work:
     """What a worker is sent.
 
     Args:
-        steps: How many it holds.
+        steps: How many steps or batches it holds.
         run: Takes the number of the attempt, from 1; returns a result with no tensor of the worker's left in it.
         done: Called with the result, once, in the worker's thread.
         trains: Whether they are steps of training.
+
+    Attributes:
+        overlap: How many steps of others may be applied while it is under way.
+        seconds: How long it took.
     """
 
     def __init__(
         self, steps: int, run: Callable[[int], Any], done: Callable[[Any], None], *, trains: bool = False
     ) -> None:
-        self.trains = trains
         self.steps = steps
         self.run = run
         self.done = done
+        self.trains = trains
         self.attempts = 0
-        self.overlap = 0  # Steps of others since it was sent, and under way when it was.
+        self.overlap = 0
         self.seconds = 0.0
 
 
 class Dispatcher:
-    """Sends work to whichever worker is free, and knows how it goes.
+    """Sends work to whichever worker of the cluster is free, and looks after it until it is done.
 
-    Args:
-        coordinator: Of the strategy.
-        cluster: All tasks.
+    Attributes:
+        by_worker: How many steps of training each worker has done.
+        retried: How often work was run again, because its worker was lost.
     """
 
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, cluster: Cluster) -> None:
@@ -70,7 +78,7 @@ class Dispatcher:
         return sum(work.steps for work in self._under_way)
 
     def send(self, work: Work, *, staleness: int | None) -> None:
-        """Sends it as soon as there is room: one for each worker, and, unless they are bounded, one that waits.
+        """Sends work as soon as there is room: one for each worker, and, unless staleness is bounded, one that waits.
 
         Args:
             work: What to send.
@@ -101,7 +109,7 @@ class Dispatcher:
             self._progress = max(self._progress, time.monotonic() if len(self._under_way) == 1 else 0.0)
         private.schedule(self._coordinator, lambda: self._execute(work))
 
-    def settle(self) -> None:
+    def wait_for_all(self) -> None:
         """Waits until all that was sent is done.
 
         Raises:
@@ -177,6 +185,51 @@ class Dispatcher:
                 f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
                 "Start the job again, and resume."
             )
+
+
+class DispatchSize:
+    """How many steps a worker is sent at once: several where a single one is too short for a dispatch.
+
+    Args:
+        options: What was asked.
+        workers: The number of workers.
+
+    Attributes:
+        steps: How many to send at once now.
+    """
+
+    def __init__(self, options: ParameterServerOptions, workers: int) -> None:
+        self.steps = options.steps_per_dispatch or 1
+        self._fixed = options.steps_per_dispatch is not None or options.synchronous
+        self._workers = workers
+        self._most = _MOST_STEPS
+        if options.max_staleness is not None and workers > 1:
+            # Two dispatches of each other worker may come between the first step of one and its last.
+            self._most = max(1, min(_MOST_STEPS, options.max_staleness // (2 * (workers - 1))))
+        self._shortest = float("inf")  # The first ones take longer: their function is made on the worker.
+        self._count = 0
+
+    def note(self, seconds: float) -> None:
+        """Takes how many seconds a single step has taken a worker."""
+        self._shortest = min(self._shortest, seconds)
+        self._count += 1
+
+    def adapt(self, left: int | None) -> None:
+        """Sends several steps at once from now on, where that would be faster.
+
+        Args:
+            left: The number of steps still to come, None where nobody knows.
+        """
+        if self._fixed or self._most == 1 or self._count < 4 * self._workers:
+            return
+        wanted = min(self._most, int(_DISPATCH_SECONDS / max(1e-4, self._shortest)))
+        wanted = 1 << max(0, wanted.bit_length() - 1)
+        while left is not None and wanted > 1 and left <= _WORTH_IT * wanted:
+            wanted //= 2
+        if wanted > 1:
+            self._fixed = True
+            self.steps = wanted
+            _LOG.info("A step takes a worker %.0f ms: %d are sent at once", 1000 * self._shortest, wanted)
 
 
 def answers(cluster: Cluster, task: Task) -> bool:

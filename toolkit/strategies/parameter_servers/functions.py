@@ -1,110 +1,156 @@
-"""What workers are sent: steps of training, batches to evaluate, a batch to predict."""
+"""What workers run, traced on the chief: steps of training, batches to evaluate, a batch to predict."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
-from toolkit.strategies.parameter_servers.local import Copies
-from toolkit.strategies.parameter_servers.step import Step, active, changes, push
-from toolkit.strategies.parameter_servers.tracing import Traced, flat, numbers, trace
-from toolkit.strategies.parameter_servers.variables import Variables
+from toolkit.strategies.parameter_servers.step import Step, changes, push, tracing
+from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 
-__all__ = ["evaluation", "prediction", "training"]
+__all__ = ["Traced", "evaluation", "flattened", "prediction", "scalars", "single_replica", "trace", "training"]
+
+# A function for a worker, and how often one of its steps assigns each of `Variables.counters`.
+Traced = tuple[Any, list[int]]
 
 
 def training(
-    variables: Variables, batches: Callable, *, signature: Sequence[Any], count: int, only: frozenset | None = None
+    variables: Variables, batch_of: Callable, *, signature: Sequence[Any], count: int, only: frozenset | None = None
 ) -> Traced:
     """Makes the function of `count` steps.
 
     Args:
-        variables: Of the model.
-        batches: Takes the number of a step in the dispatch, its number in the training (int64), and
-            the dispatch's data; returns a batch.
-        signature: Of the data.
-        count: Steps.
-        only: Devices of ps whose variables are to be updated; None for all.
+        variables: The model's.
+        batch_of: Takes a step's index in the dispatch, its batch's number (int64), and the dispatch's data.
+        signature: The data's specs.
+        count: The number of steps. They are unrolled: the condition of a `tf.while_loop` over variables on
+            other tasks is sent to each of them in every turn, and steps then take half as long again.
+        only: Devices of the ps whose variables are to be updated; None for all.
 
     Returns:
-        A function of (the first step's number in the training, the same by which the ledgers
-        count, the values of `variables.counting`, data), which returns (sums of the metrics, the last
-        step's logs).
+        A function of (the first batch's number, the first step's number in the ledgers, the values of
+        `variables.counters`, data), which returns (sums of the metrics, the last step's logs).
     """
     model = variables.model
     assigned: list[int] = []
 
-    def replica(first: tf.Tensor, place: tf.Tensor, counting: list, data: Any) -> tuple:
-        places = {}
+    def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any) -> tuple:
+        starts = {}
         for device in variables.ledgers:
             with tf.device(device):
-                places[device] = tf.identity(place)
+                starts[device] = tf.identity(ledger_step)
         sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
         logs: Any = {}
-        for number in range(count):
+        for index in range(count):
             values, versions = variables.pull()
-            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
-            here = {}
-            for device, start in places.items():
+            scope = LocalScope(
+                [*variables.served, *variables.counters, *variables.metrics], [*values, *counters, *sums]
+            )
+            slots = {}
+            for device, start in starts.items():
                 with tf.device(device):
-                    here[device] = (start + number) % CAPACITY
-            step = Step(variables, copies, versions, here, only)
-            active.step = step
-            try:
-                with copies:
-                    logs = model.train_step(batches(number, first + number, data))
-            finally:
-                active.step = None
-            push(changes(variables, copies, values, only))
-            counting = [copies.values[id(v)] for v in variables.counting]
-            sums = [copies.values[id(v)] for v in variables.metrics]
-        assigned[:] = [copies.assigned.get(id(v), 0) for v in variables.counting]  # By the last step, as by each.
-        return flat(sums), numbers(logs)
+                    slots[device] = (start + index) % CAPACITY
+            with tracing(Step(variables, scope, versions, slots, only), scope):
+                logs = model.train_step(batch_of(index, first + index, data))
+            push(changes(variables, scope, values, only))
+            counters = [scope.values[id(v)] for v in variables.counters]
+            sums = [scope.values[id(v)] for v in variables.metrics]
+        assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]  # By the last step, as by each.
+        return flattened(sums), scalars(logs)
 
-    return trace(variables, replica, signature, assigned)
+    return trace(variables, replica, signature), assigned
 
 
-def evaluation(variables: Variables, batches: Callable, *, signature: Sequence[Any]) -> Traced:
-    """Makes the function that evaluates some batches, with one pull; as `training`, with the count for the place."""
+def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:
+    """Makes the function that evaluates batches, with one pull: of (the first's number, how many, counters, data)."""
     model = variables.model
 
-    def replica(first: tf.Tensor, count: tf.Tensor, counting: list, data: Any) -> tuple:
+    def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any) -> tuple:
         values, _ = variables.pull()
         start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
         logs: Any = {}
 
-        def one(number: tf.Tensor, sums: list) -> tuple:
+        def one(index: tf.Tensor, sums: list) -> tuple:
             nonlocal logs
-            copies = Copies([*variables.held, *variables.counting, *variables.metrics], [*values, *counting, *sums])
-            with copies:
-                logs = model.test_step(batches(0, first + number, data))
-            return number + 1, [copies.values[id(v)] for v in variables.metrics]
+            scope = LocalScope(
+                [*variables.served, *variables.counters, *variables.metrics], [*values, *counters, *sums]
+            )
+            with scope:
+                logs = model.test_step(batch_of(0, first + index, data))
+            return index + 1, [scope.values[id(v)] for v in variables.metrics]
 
         if signature:  # One batch, sent along.
             sums = one(tf.constant(0, tf.int64), start)[1]
-            return flat(sums), numbers(logs)
+            return flattened(sums), scalars(logs)
         _, sums = tf.while_loop(
-            lambda number, _: number < count, one, [tf.constant(0, tf.int64), start], parallel_iterations=1
+            lambda index, _: index < count, one, [tf.constant(0, tf.int64), start], parallel_iterations=1
         )
-        return flat(sums), {}
+        return flattened(sums), {}
 
     return trace(variables, replica, signature)
 
 
-def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Traced:
-    """Makes the function that predicts a batch.
-
-    Args:
-        variables: Of the model.
-        whole: Takes the tensors of the batch; returns it as Keras has it.
-        signature: Of the tensors.
-    """
+def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Any:
+    """Makes the function that predicts the batch that `whole` makes of the tensors that are sent."""
     model = variables.model
 
-    def replica(_first: tf.Tensor, _place: tf.Tensor, counting: list, data: Any) -> Any:
+    def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any) -> Any:
         values, _ = variables.pull()
-        with Copies([*variables.held, *variables.counting], [*values, *counting]):
+        with LocalScope([*variables.served, *variables.counters], [*values, *counters]):
             return model.predict_step(whole(data))
 
     return trace(variables, replica, signature)
+
+
+def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> Any:
+    """Traces what a worker runs: a function of two int64 scalars, the values of `variables.counters`, and data."""
+    strategy = variables.model.distribute_strategy
+    scalar = tf.TensorSpec([], tf.int64)
+    counters = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counters]
+
+    @tf.function(input_signature=[scalar, scalar, counters, list(signature)])
+    @tf.autograph.experimental.do_not_convert
+    def run(first: tf.Tensor, second: tf.Tensor, counters: list, data: list) -> Any:
+        with single_replica(strategy):
+            return replica(first, second, counters, data)
+
+    return run.get_concrete_function()
+
+
+@contextlib.contextmanager
+def single_replica(strategy: Any) -> Iterator[None]:
+    """While entered, a function is traced as the one replica of a step.
+
+    `strategy.run` would give the replica a thread of its own, and apply updates in another than the
+    one in which Keras knows of the step's copies: its scopes are thread-local.
+    """
+    with strategy.scope(), _SingleReplica(strategy, replica_id_in_sync_group=0):
+        yield
+
+
+class _SingleReplica(tf.distribute.ReplicaContext):
+    """The context of the one replica that a step has: what is reduced over all of them is its own."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
+        return value
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:  # noqa: ARG002
+        return value
+
+
+def flattened(values: Sequence[Any]) -> tf.Tensor:
+    """Returns one tensor to fetch in the place of many."""
+    if not values:
+        return tf.zeros([0], tf.float64)
+    return tf.concat([tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values], 0)
+
+
+def scalars(logs: Any) -> dict[str, tf.Tensor]:
+    """Returns those of a step's logs that are scalars."""
+    return {
+        name: tf.cast(value, tf.float64)
+        for name, value in (logs.items() if isinstance(logs, dict) else ())
+        if getattr(value, "shape", None) is not None and value.shape.rank == 0
+    }

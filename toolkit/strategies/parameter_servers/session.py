@@ -11,14 +11,12 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.calls import Calls
-from toolkit.strategies.parameter_servers.counting import Counting
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
-from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, Ledger, balance
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
+from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
 from toolkit.strategies.parameter_servers.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers.pace import Pace
-from toolkit.strategies.parameter_servers.rounds import EXAMPLES, shares_of
+from toolkit.strategies.parameter_servers.rounds import EXAMPLES
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
-from toolkit.strategies.parameter_servers.sums import Sums
+from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
 
 __all__ = ["Session"]
@@ -31,14 +29,14 @@ class Session:
     """Training and evaluation of one compiled model.
 
     Args:
-        model: Built and compiled under the strategy's scope.
-        dispatcher: Of the strategy.
-        ledgers: Of each ps device.
-        options: How asynchronous.
+        model: A model that was built and compiled under the strategy's scope.
+        dispatcher: The strategy's.
+        ledgers: The ledger on each ps device.
+        options: How asynchronous training is.
 
     Attributes:
-        staleness: How many gradients were so many updates old when they were applied.
-        applied: Steps that are applied, in this process.
+        staleness: By staleness in updates, how many gradients were applied with it.
+        applied: How many steps were applied, in this process.
         recovered: Steps of killed workers that had been applied, wholly or on some ps, before they were run again.
         interrupted: Those of them that were killed in the midst of being applied.
     """
@@ -52,17 +50,17 @@ class Session:
         self.staleness: collections.Counter = collections.Counter()
         self.applied = self.recovered = self.interrupted = 0
         self._variables = variables = Variables(model, ledgers)
-        self._counting = Counting(variables)
-        self._sums = Sums(variables)
-        self._calls = Calls(variables, self._counting)
-        self._pace = Pace(options, dispatcher.workers)
+        self._counters = Counters(variables)
+        self._totals = MetricTotals(variables)
+        self._calls = Calls(variables, self._counters)
+        self._size = DispatchSize(options, dispatcher.workers)
         self._lock = threading.Lock()
-        self._pending: list[tuple[int, Any]] = []  # The ledgers' number of a step, and its batch.
+        self._pending: list[tuple[int, Any]] = []  # A step's number in the ledgers, and its batch.
         self._stream: Stream | None = None
-        self._sent = 0  # Steps since training was last settled.
-        self._first = 0  # The ledgers' number of the first of them.
-        self._here: int | None = None  # Steps left in this epoch.
-        self._left: int | None = None  # And in all.
+        self._sent = 0  # Steps since `wait_for_steps` was last called.
+        self._first = 0  # The number of the first of them in the ledgers.
+        self._left_in_epoch: int | None = None  # Steps, None where `fit` doesn't know.
+        self._left: int | None = None  # In all epochs.
 
     def begin(self) -> None:
         """Begins a training.
@@ -70,7 +68,7 @@ class Session:
         Raises:
             StrategyError: The model can't be trained so.
         """
-        self.settle()
+        self.wait_for_steps()
         if self.model.run_eagerly:
             raise StrategyError(
                 asked="compile(run_eagerly=True)",
@@ -82,10 +80,10 @@ class Session:
         """Begins an epoch.
 
         Args:
-            steps: In it, None where `fit` doesn't know.
-            epochs: Left with it.
+            steps: The number of its steps, None where `fit` doesn't know.
+            epochs: The number of epochs left, with this one.
         """
-        self._here = steps
+        self._left_in_epoch = steps
         self._left = None if steps is None else steps * epochs
 
     # What Keras calls.
@@ -102,17 +100,17 @@ class Session:
             else:
                 self._pending.append((self._first + self._sent, item))
                 self._sent += 1
-            if len(self._pending) >= self._pace.steps:
+            if len(self._pending) >= self._size.steps:
                 self._flush()
-            if self._here is not None and self._left is not None:
-                self._here -= 1
+            if self._left_in_epoch is not None and self._left is not None:
+                self._left_in_epoch -= 1
                 self._left -= 1
-        if self._here == 0:  # So that the time it takes is the epoch's.
+        if self._left_in_epoch == 0:  # So that the time it takes is the epoch's.
             self._flush()
-            self.dispatcher.settle()
+            self.dispatcher.wait_for_all()
         known = self._known()
         if self._sent >= CAPACITY // 2:
-            self.settle()
+            self.wait_for_steps()
         return known
 
     def test(self, given: Any) -> dict[str, float]:
@@ -135,27 +133,27 @@ class Session:
     def results(self, original: Any) -> Any:
         """In the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
         if not tf.inside_function():
-            self.settle()
+            self.wait_for_steps()
         return original()
 
     def reset(self, original: Any) -> None:
         """In the place of `Model.reset_metrics`: what is under way counts for what was before."""
-        self.settle()
+        self.wait_for_steps()
         original()
 
-    def settle(self) -> None:
+    def wait_for_steps(self) -> None:
         """Waits for all steps, and sets what counts: the optimizer's steps, seeds, metrics.
 
         Raises:
             TaskLost: A ps is gone, or all workers are.
         """
         self._flush()
-        self.dispatcher.settle()
-        self._sums.settle()
-        self._counting.settle(self._sent)
+        self.dispatcher.wait_for_all()
+        self._totals.finish()
+        self._counters.set_after(self._sent)
         if self._sent:
-            ages, missing = balance(self._ledgers.values(), self._first, self._sent)
-            self.staleness.update(ages)
+            staleness, missing = collect(self._ledgers.values(), self._first, self._sent)
+            self.staleness.update(staleness)
             self.applied += self._sent
             if missing > self.interrupted:
                 _LOG.warning("%d of %d steps are not in the ledgers of all ps with variables", missing, self._sent)
@@ -181,11 +179,11 @@ class Session:
         return iter(items)
 
     def _known(self) -> dict[str, float]:
-        known = self._sums.known()
+        known = self._totals.logs()
         if not known:  # Of an epoch's first step something must be known.
             self._flush()
-            self.dispatcher.wait(lambda: self._sums.changed)
-            known = self._sums.known()
+            self.dispatcher.wait(lambda: self._totals.changed)
+            known = self._totals.logs()
         return known
 
     def _flush(self) -> None:
@@ -193,17 +191,17 @@ class Session:
         pending, self._pending = self._pending, []
         if not pending or self._stream is None:
             return
-        self._sums.start()
+        self._totals.start()
         if pending[0][0] < 0:
             call = self._calls.batches(self._stream, [item for _, item in pending])
-            work = Work(len(pending), lambda attempt: _fetched([call(attempt > 1)]), self._sums.add)
+            work = Work(len(pending), lambda attempt: _fetched([call(attempt > 1)]), self._totals.add)
             self.dispatcher.send(work, staleness=None)
-        elif len(pending) == self._pace.steps:
+        elif len(pending) == self._size.steps:
             self._send(self._stream, pending)
         else:  # The function is one of a single step, or of as many as are sent at once.
             for one in pending:
                 self._send(self._stream, [one])
-        self._pace.adapt(self._left)
+        self._size.adapt(self._left)
 
     def _send(self, stream: Stream, pending: list[tuple[int, Any]]) -> None:
         first = pending[0][0]
@@ -213,9 +211,9 @@ class Session:
             return _fetched([call(False)]) if attempt == 1 else self._again(stream, pending)
 
         def done(result: list) -> None:
-            self._sums.add(result)
+            self._totals.add(result)
             if len(pending) == 1:
-                self._pace.note(work.seconds)
+                self._size.note(work.seconds)
 
         work = Work(len(pending), run, done, trains=True)
         self.dispatcher.send(work, staleness=self.options.max_staleness)
@@ -223,41 +221,41 @@ class Session:
     def _again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
         """Runs the steps of a worker that died, each by itself, without what was applied before."""
         numbers = [number for number, _ in pending]
-        seen = {device: ledger.look(numbers) for device, ledger in self._ledgers.items()}
+        seen = {device: ledger.entries(numbers) for device, ledger in self._ledgers.items()}
         outputs = []
-        for place, (number, item) in enumerate(pending):
-            notes = {device: int(found[place]) for device, found in seen.items()}
-            missing = frozenset(device for device, note in notes.items() if not note)
-            before = len(missing) < len(notes)
-            if before:
+        for index, (number, item) in enumerate(pending):
+            entries = {device: int(found[index]) for device, found in seen.items()}
+            missing = frozenset(device for device, entry in entries.items() if entry == NOTHING)
+            only = None
+            if len(missing) < len(entries):
+                only = missing
                 with self._lock:
                     self.recovered += 1
-                    self.interrupted += INTERRUPTED in notes.values()
-            only = missing if before else None
+                    self.interrupted += INTERRUPTED in entries.values()
             call = self._calls.steps(stream, [item], number, number - self._first, only=only)
-            outputs.append(call(place == 0))
+            outputs.append(call(index == 0))
         return _fetched(outputs)
 
     def _round(self, stream: Stream, item: Any) -> None:
         """Does a step together: every worker a share of the batch."""
-        self._sums.start()
+        self._totals.start()
         count = self.dispatcher.workers
         function, applying = self._calls.round(stream, count)
-        counting = [tf.constant(value) for value in self._counting.at(self._sent)]
+        counting = [tf.constant(value) for value in self._counters.after(self._sent)]
         number = tf.constant(item if stream.kind == "numbered" else 0, tf.int64)
         examples = np.zeros(count)
 
         def one(share: int, data: list) -> Work:
             def done(result: list) -> None:
                 examples[share] = result[0][1].pop(EXAMPLES)
-                self._sums.add(result)
+                self._totals.add(result)
 
             arguments = (number, tf.constant(share, tf.int64), counting, data)
             return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
 
-        for share, data in shares_of(stream, item, count):
+        for share, data in stream.shares(item, count):
             self.dispatcher.send(one(share, data), staleness=None)
-        self.dispatcher.settle()
+        self.dispatcher.wait_for_all()
         try:
             applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counting)
         except tf.errors.OpError:

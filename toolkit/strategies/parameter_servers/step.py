@@ -1,7 +1,7 @@
 """A step: pull the variables, run the user's own `train_step`, push what it changes.
 
 `train_step` is Keras's or the user's, unchanged: it reads the step's own copies, and where it applies
-gradients they travel to the ps and are applied there by the optimizer's own update.
+gradients they are sent to the ps and applied there by the optimizer's own update.
 """
 
 import contextlib
@@ -13,15 +13,24 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
-from toolkit.strategies.parameter_servers.local import Copies, Stand, packed, unpacked
-from toolkit.strategies.parameter_servers.placement import devices_of
-from toolkit.strategies.parameter_servers.sharded import Sharded
-from toolkit.strategies.parameter_servers.variables import Variables
+from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.variables import LocalScope, LocalValue, Variables, packed, unpacked
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Step", "active", "adapt_optimizers", "changes", "push", "updates"]
+__all__ = ["Step", "adapt_optimizers", "adapt_updates", "changes", "push", "tracing"]
 
-active = threading.local()  # `active.step` is the one that is being traced.
+_here = threading.local()  # `_here.step` is the one that is being traced.
+
+
+@contextlib.contextmanager
+def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
+    """While entered, optimizers ask this step what to do with gradients, and variables have the scope's values."""
+    _here.step = step
+    try:
+        with scope:
+            yield
+    finally:
+        _here.step = None
 
 
 def adapt_optimizers() -> None:
@@ -30,23 +39,24 @@ def adapt_optimizers() -> None:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    step = getattr(active, "step", None)
+    step = getattr(_here, "step", None)
     if step is None:
         return original(optimizer, grads, trainable_variables)
     return step.apply(lambda g, v: original(optimizer, g, v), optimizer, list(grads), trainable_variables)
 
 
-class _Book(Copies):
-    """What an optimizer sees while it applies: its counters' values in the step, and parts of what is sharded."""
+class _OptimizerScope(LocalScope):
+    """What an optimizer sees while it applies: its counters' values in the step, and of what is sharded one shard."""
 
-    part: tuple[Sharded, int] | None = None
-    sharded: dict[int, Sharded]
+    def __init__(self, variables: Variables, values: Sequence[Any]) -> None:
+        super().__init__(variables.counters, values)
+        self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
+        self._wholes = variables.values
 
     def get_current_value(self, variable: Any) -> Any:
-        if self.part is not None:
-            mine = self.sharded.get(id(variable))
-            if mine is not None and mine.like is self.part[0]:
-                return mine.parts[self.part[1]]
+        whole = self._wholes.get(id(variable))
+        if self.shard is not None and isinstance(whole, ServerShardedVariable) and whole.like is self.shard[0]:
+            return whole.shards[self.shard[1]]
         return super().get_current_value(variable)
 
 
@@ -54,36 +64,35 @@ class Step:
     """One step, while it is traced.
 
     Args:
-        variables: Of the model.
-        copies: The step's.
-        versions: Of each ps, when the copies were read.
-        places: Of each ps device: the step modulo the ledgers' capacity, there.
-        only: Devices whose variables are to be updated; None for all.
+        variables: The model's.
+        scope: The step's own copy of them.
+        versions: By ps device, which version the copy was read at.
+        slots: By ps device, the step's slot in its ledger, on that device.
+        only: Devices of the ps whose variables are to be updated; None for all.
     """
 
     def __init__(
-        self, variables: Variables, copies: Copies, versions: dict, places: dict, only: frozenset | None
+        self, variables: Variables, scope: LocalScope, versions: dict, slots: dict, only: frozenset | None = None
     ) -> None:
         self.variables = variables
-        self.copies = copies
+        self.scope = scope
         self.versions = versions
-        self.places = places
+        self.slots = slots
         self.only = only
-        self.notes: dict[str, tf.Tensor] = {}
-        self.book: _Book | None = None
+        self.entries: dict[str, tf.Tensor] = {}  # By ps device, what its ledger is to hold when it has applied.
+        self.optimizer_scope: _OptimizerScope | None = None
 
     def wanted(self, device: str) -> bool:
         return self.only is None or device in self.only
 
     def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
         variables = list(variables) if variables is not None else list(self.variables.model.trainable_variables)
-        counting = self.variables.counting
-        book = _Book(counting, [self.copies.values[id(v)] for v in counting])
-        book.sharded = self.variables.sharded
-        self.book = book
-        with book:
-            real = [v.value for v in variables]
-            devices = sorted({device for value in real for device in devices_of(value)})
+        counters = self.variables.counters
+        scope = _OptimizerScope(self.variables, [self.scope.values[id(v)] for v in counters])
+        self.optimizer_scope = scope
+        with scope:
+            shards = [shard for v in variables for shard in shards_of(v.value)]
+            devices = sorted({shard.device for shard in shards})
             if optimizer.weight_decay is not None:  # It changes variables before the gradients are sent.
                 dense = [g for g in grads if g is not None]
                 with tf.control_dependencies([tf.convert_to_tensor(g) for g in dense]):
@@ -95,88 +104,81 @@ class Step:
                 result = original(grads, variables)
             for device in devices:
                 if self.wanted(device):
-                    here = [
-                        part for value in real for part in getattr(value, "parts", [value]) if part.device == device
-                    ]
-                    with tf.device(device), tf.control_dependencies([part.value() for part in here]):
+                    here = [shard for shard in shards if shard.device == device]
+                    with tf.device(device), tf.control_dependencies([shard.value() for shard in here]):
                         self._finish(device)
-        self.book = None
+        self.optimizer_scope = None
         # What counts goes on from where the optimizer left it.
-        for v in counting:
-            if id(v) in book.assigned:
-                self.copies.add_update((v, book.values[id(v)]))
-        self.copies.values.update(self._read_again(variables))
+        for v in counters:
+            if id(v) in scope.assigned:
+                self.scope.add_update((v, scope.values[id(v)]))
+        # A step that applies twice sees its own first update.
+        for v in variables:
+            if id(v) in self.scope.values:
+                self.scope.values[id(v)] = _UpdatedValue(self.variables.values[id(v)], self.scope.values[id(v)])
         return result
 
-    def _read_again(self, variables: Sequence[Any]) -> dict[int, Any]:
-        """A step that applies twice sees its own first update; nothing is read where nobody asks."""
-        mine = [v for v in variables if id(v) in self.copies.values]
-        return {id(v): _Late(self.variables.values[id(v)], self.copies.values[id(v)]) for v in mine}
-
     def begin(self, device: str) -> None:
-        if device in self.notes or not self.wanted(device) or device not in self.variables.ledgers:
+        if device in self.entries or not self.wanted(device) or device not in self.variables.ledgers:
             return
         self.variables.applied_on.add(device)
-        self.notes[device] = self.variables.ledgers[device].begin(self.places[device], self.versions[device])
+        self.entries[device] = self.variables.ledgers[device].begin(self.slots[device], self.versions[device])
 
     def _finish(self, device: str) -> None:
-        if device in self.notes:
-            self.variables.ledgers[device].finish(self.places[device], self.notes.pop(device))
+        if device in self.entries:
+            self.variables.ledgers[device].finish(self.slots[device], self.entries.pop(device))
+
+    def begun(self, device: str) -> Any:
+        """While entered, operations wait until the update has begun on a ps."""
+        return tf.control_dependencies([self.entries[device]] if device in self.entries else [])
 
     def send(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
         """Moves gradients to where their variables are, the small ones of each ps as one tensor."""
         out: list[tuple] = []
-        groups: dict[str, list[tuple]] = {}
+        by_device: dict[str, list[tuple]] = {}
         for gradient, value in grads_and_vars:
             if gradient is None:
                 out.append((None, value))
-                continue
-            if isinstance(value, Sharded):
+            elif isinstance(value, ServerShardedVariable):
                 whole = tf.convert_to_tensor(gradient)
-                for number, part in enumerate(value.parts):
-                    groups.setdefault(part.device, []).append((value.rows(whole, number), part))
+                for index, shard in enumerate(value.shards):
+                    by_device.setdefault(shard.device, []).append((value.rows(whole, index), shard))
             else:
-                groups.setdefault(value.device, []).append((gradient, value))
-        for device, pairs in groups.items():
+                by_device.setdefault(value.device, []).append((gradient, value))
+        for device, pairs in by_device.items():
             if not self.wanted(device):
                 continue
             sparse = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
             dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
-            sent = packed([gradient for gradient, _ in dense])
+            gradients = [gradient for gradient, _ in dense]
+            sent = packed(gradients)
             with tf.device(device):
                 arrived = [tf.identity(flat) for flat in sent]
                 with tf.control_dependencies(arrived):
                     self.begin(device)
-                note = [self.notes[device]] if device in self.notes else []
-                with tf.control_dependencies(note):
-                    parts = unpacked(arrived, [gradient for gradient, _ in dense])
-            out += [(part, value) for part, (_, value) in zip(parts, dense, strict=True)] + sparse
+                with self.begun(device):
+                    gradients = unpacked(arrived, gradients)
+            out += [(gradient, value) for gradient, (_, value) in zip(gradients, dense, strict=True)] + sparse
         return out
 
-    def update(self, original: Callable, var: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
-        """In the place of `strategy.extended.update`."""
-        if not self.wanted(var.device):
+    def update(self, original: Callable, shard: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
+        """Updates a variable, or a shard of one, in the place of `strategy.extended.update`."""
+        if not self.wanted(shard.device):
             return None
-        note = [self.notes[var.device]] if var.device in self.notes else []
-        with tf.control_dependencies(note):
-            return original(var, fn, args, kwargs, group)
-
-    @contextlib.contextmanager
-    def part(self, var: Any) -> Iterator[None]:
-        """While entered, an optimizer's variables are the parts that belong to this one."""
-        if self.book is not None:
-            self.book.part = getattr(var, "_part_of", None)
+        if self.optimizer_scope is not None:
+            self.optimizer_scope.shard = getattr(shard, "_shard_of", None)
         try:
-            yield
+            with self.begun(shard.device):
+                return original(shard, fn, args, kwargs, group)
         finally:
-            if self.book is not None:
-                self.book.part = None
+            if self.optimizer_scope is not None:
+                self.optimizer_scope.shard = None
 
 
-class _Late(Stand):
-    """A variable that this step has updated: read from its ps again when it is asked for."""
+class _UpdatedValue(LocalValue):
+    """A variable that this step has updated: read from its ps again, but only when somebody asks for it."""
 
-    def __init__(self, value: Any, before: Stand) -> None:
+    def __init__(self, value: Any, before: LocalValue) -> None:
         self._value = value
         self.trainable = before.trainable
         self.shape = before.shape
@@ -190,55 +192,58 @@ class _Late(Stand):
         return self._read
 
 
-def updates(strategy: Any) -> None:
-    """Lets `strategy.extended.update` take sharded variables, and heed the step that it is used in."""
+def adapt_updates(strategy: Any) -> None:
+    """Lets `strategy.extended.update` take sharded variables, and ask the step that it is used in."""
     original = strategy.extended.update
 
     def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
-        step = getattr(active, "step", None)
-        parts = var.parts if isinstance(var, Sharded) else [var]
+        step = getattr(_here, "step", None)
         result = None
-        for number, part in enumerate(parts):
-            given = tuple(_piece(var, value, number) for value in args) if isinstance(var, Sharded) else args
+        for index, shard in enumerate(shards_of(var)):
+            given = tuple(_rows(var, value, index) for value in args)
             if step is None:
-                result = original(part, fn, given, kwargs, group)
+                result = original(shard, fn, given, kwargs, group)
             else:
-                with step.part(part):
-                    result = step.update(original, part, fn, given, kwargs, group)
+                result = step.update(original, shard, fn, given, kwargs, group)
         return result
 
     strategy.extended.update = update
 
 
-def _piece(whole: Sharded, value: Any, number: int) -> Any:
+def _rows(var: Any, value: Any, index: int) -> Any:
+    """Returns what an argument of an update is for one shard of a variable."""
+    if not isinstance(var, ServerShardedVariable):
+        return value
     value = getattr(value, "value", value)  # A keras.Variable.
-    if isinstance(value, Sharded):
-        return value.parts[number]
+    if isinstance(value, ServerShardedVariable):
+        return value.shards[index]
     shape = getattr(value, "shape", None)
-    return whole.rows(value, number) if shape is not None and tuple(shape) == tuple(whole.shape) else value
+    return var.rows(value, index) if shape is not None and tuple(shape) == tuple(var.shape) else value
 
 
-def changes(variables: Variables, copies: Copies, before: Sequence[Stand], only: frozenset | None) -> dict[str, list]:
-    """Returns, by device, (what a step added to a held variable that it assigned, how to add it)."""
-    groups: dict[str, list[tuple]] = {}
-    for v, stand in zip(variables.held, before, strict=True):
-        if id(v) not in copies.assigned:
+def changes(
+    variables: Variables, scope: LocalScope, before: Sequence[LocalValue], only: frozenset | None = None
+) -> dict[str, list]:
+    """Returns, by device, (what a step added to a served variable that it assigned, how to add it)."""
+    by_device: dict[str, list[tuple]] = {}
+    for v, old in zip(variables.served, before, strict=True):
+        if id(v) not in scope.assigned:
             continue
         value = variables.values[id(v)]
-        change = tf.convert_to_tensor(copies.values[id(v)])
+        change = tf.convert_to_tensor(scope.values[id(v)])
         adds = tf.as_dtype(v.dtype).is_floating or tf.as_dtype(v.dtype).is_integer
         if adds:
-            change = change - stand.handle
-        for number, part in enumerate(getattr(value, "parts", [value])):
-            if only is None or part.device in only:
-                mine = value.rows(change, number) if isinstance(value, Sharded) else change
-                groups.setdefault(part.device, []).append((mine, part.assign_add if adds else part.assign))
-    return groups
+            change = change - old.handle
+        for index, shard in enumerate(shards_of(value)):
+            if only is None or shard.device in only:
+                mine = value.rows(change, index) if isinstance(value, ServerShardedVariable) else change
+                by_device.setdefault(shard.device, []).append((mine, shard.assign_add if adds else shard.assign))
+    return by_device
 
 
-def push(groups: dict[str, list]) -> None:
+def push(changed: dict[str, list]) -> None:
     """Has the ps add what a step changed besides its parameters, such as moving averages."""
-    for device, pairs in groups.items():
+    for device, pairs in changed.items():
         sent = packed([change for change, _ in pairs])
         with tf.device(device):
             arrived = unpacked(sent, [change for change, _ in pairs])

@@ -1,22 +1,22 @@
-"""A step's own copies of variables, and tensors that travel together."""
+"""A step's own copies of variables, and tensors that are sent as one."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers.local import Copies, Stand, packed, unpacked
+from toolkit.strategies.parameter_servers.variables import LocalScope, LocalValue, packed, unpacked
 
 
-def test_a_tape_takes_a_stand_for_the_variable():
+def test_a_tape_takes_a_local_value_for_the_variable():
     """This fails when TensorFlow's tape no longer watches what it is told was accessed."""
     layer = keras.layers.Dense(3)
     layer.build((None, 2))
-    values = [Stand(tf.random.normal(v.shape), trainable=True) for v in layer.weights]
+    values = [LocalValue(tf.random.normal(v.shape), trainable=True) for v in layer.weights]
 
     @tf.function
     def gradients(x):
-        with Copies(layer.weights, values), tf.GradientTape() as tape:
+        with LocalScope(layer.weights, values), tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(x) ** 2)
             kernel = tape.gradient(loss, layer.trainable_weights)[0]
         return loss, kernel
@@ -30,13 +30,13 @@ def test_a_tape_takes_a_stand_for_the_variable():
 
 def test_assignments_stay_in_the_step_and_others_do_not():
     mine, other = keras.Variable(1.0), keras.Variable(1.0)
-    with Copies([mine], [tf.constant(5.0)]) as copies:
+    with LocalScope([mine], [tf.constant(5.0)]) as scope:
         mine.assign_add(2.0)
         other.assign_add(2.0)
         assert float(mine.value) == 7.0
     assert (float(mine.value), float(other.value)) == (1.0, 3.0)
-    assert float(copies.values[id(mine)]) == 7.0
-    assert copies.assigned == {id(mine): 1}
+    assert float(scope.values[id(mine)]) == 7.0
+    assert scope.assigned == {id(mine): 1}
 
 
 def test_what_is_packed_comes_back():

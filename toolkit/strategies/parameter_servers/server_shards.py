@@ -1,0 +1,98 @@
+"""A variable whose rows are sharded over several ps, and which is whole for whoever reads it.
+
+TensorFlow's own ShardedVariable breaks in Keras 3: a gradient tape asks it for the one handle that it
+doesn't have, and an optimizer can't update it.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["ServerShardedVariable", "shards_of"]
+
+_ids = itertools.count()
+
+
+class ServerShardedVariable:
+    """What `keras.Variable.value` is for a sharded variable.
+
+    Args:
+        shards: `tf.Variable`s with the rows in order.
+        like: The sharded variable that an optimizer's variable belongs to; None for a model's own.
+        trainable: Whether gradient tapes watch it.
+        name: The name of the whole variable.
+
+    Attributes:
+        offsets: The first row of each shard, and the number of rows.
+    """
+
+    def __init__(
+        self, shards: Sequence[Any], *, like: "ServerShardedVariable | None", trainable: bool, name: str
+    ) -> None:
+        self.shards = tuple(shards)
+        self.like = like or self
+        self.trainable = trainable
+        self.name = name
+        self.dtype = shards[0].dtype
+        self.offsets = [0, *itertools.accumulate(int(shard.shape[0]) for shard in shards)]
+        self.shape = tf.TensorShape([self.offsets[-1], *shards[0].shape[1:]])
+        self._unique_id = f"sharded_{next(_ids)}"
+        self._distribute_strategy = shards[0]._distribute_strategy
+        for index, shard in enumerate(self.shards):
+            shard._shard_of = (self, index)
+            # By this Keras's optimizers find the whole of what they are given to update.
+            shard._distributed_container = lambda: self
+
+    def rows(self, value: Any, index: int) -> Any:
+        """Returns the rows of a value that belong to one shard."""
+        return value[self.offsets[index] : self.offsets[index + 1]]
+
+    def read_value(self) -> tf.Tensor:
+        """Returns all rows."""
+        return tf.concat([shard.read_value() for shard in self.shards], 0)
+
+    value = read_value
+
+    def numpy(self) -> np.ndarray:
+        """Returns all rows as an array."""
+        return np.concatenate([shard.numpy() for shard in self.shards])
+
+    def assign(self, value: Any, **_: Any) -> "ServerShardedVariable":
+        """Sets all rows."""
+        return self._each("assign", value)
+
+    def assign_add(self, value: Any, **_: Any) -> "ServerShardedVariable":
+        """Adds to all rows."""
+        return self._each("assign_add", value)
+
+    def assign_sub(self, value: Any, **_: Any) -> "ServerShardedVariable":
+        """Subtracts from all rows."""
+        return self._each("assign_sub", value)
+
+    def _each(self, method: str, value: Any) -> "ServerShardedVariable":
+        value = tf.convert_to_tensor(value, self.dtype)
+        for index, shard in enumerate(self.shards):
+            getattr(shard, method)(self.rows(value, index))
+        return self
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        value = self.read_value()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    # tf.train.Checkpoint asks variables for what it saves.
+    def _serialize_to_tensors(self) -> dict:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored: dict) -> "ServerShardedVariable":
+        return self.assign(restored["VARIABLE_VALUE"])
+
+
+def shards_of(value: Any) -> Sequence[Any]:
+    """Returns the `tf.Variable`s that hold a variable: its shards, or the one that it is."""
+    return value.shards if isinstance(value, ServerShardedVariable) else [value]
