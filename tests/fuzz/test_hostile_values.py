@@ -176,7 +176,7 @@ def test_a_slurm_script_with_arguments_that_are_no_text_is_written(tmp_path, mon
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     logs = tmp_path / "logs"
-    request = slurm.Request(name="a", nodes=1, logs=logs, command=("x.py", HOSTILE["no text"]))
+    request = slurm.SlurmSpec(name="a", nodes=1, logs=logs, command=("x.py", HOSTILE["no text"]))
     with pytest.raises(RequestError, match="sbatch refused it: no"):
         slurm.submit(request, show=print)
     assert b"'\xff\xfe a'" in (logs / "job.sh").read_bytes()

@@ -68,9 +68,9 @@ def test_what_cannot_be_is_said(capsys, flags, said):
 )
 def test_a_time_is_as_long_as_slurm_has_it(time, seconds):
     given = {"name": "a", "nodes": 1, "logs": pathlib.Path("l"), "command": ("x",), "time": time}
-    slurm.Request(**given, notice=seconds - 1)
+    slurm.SlurmSpec(**given, notice=seconds - 1)
     with pytest.raises(LaunchError, match="again and again"):
-        slurm.Request(**given, notice=seconds)
+        slurm.SlurmSpec(**given, notice=seconds)
 
 
 def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):
@@ -88,7 +88,7 @@ def test_an_unknown_engine(capsys):
 
 @given(arguments=st.lists(st.text(st.characters(exclude_characters="\0"), max_size=30), max_size=4))
 def test_whatever_the_arguments_a_shell_hands_them_on_as_they_are(arguments):
-    request = slurm.Request(name="a", nodes=1, logs=pathlib.Path("l"), command=("-m", "x", *arguments))
+    request = slurm.SlurmSpec(name="a", nodes=1, logs=pathlib.Path("l"), command=("-m", "x", *arguments))
     text = slurm.script(request)
     head, _, command = text.partition("exec ")
     assert all(line.startswith("#") for line in head.splitlines())

@@ -6,7 +6,7 @@ from toolkit import devices
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 from toolkit.launch import tasks
-from toolkit.launch.request import Request
+from toolkit.launch.spec import LaunchSpec
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"], "evaluator": ["h:5"]})
 
@@ -22,9 +22,9 @@ def cards(count):
 
 def environments(monkeypatch, *, gpus, cores=8, cluster=CLUSTER, **environ):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(gpus), cores=cores))
-    request = Request(command=("-m", "train"), jobs=(("worker", 1),))
-    planned = tasks.plan(request, cluster, cluster.tasks, mark="m", status_path="/s", began="b", environ=environ)
-    return {str(one.task): one.environment for one in planned}
+    spec = LaunchSpec(command=("-m", "train"), jobs=(("worker", 1),))
+    specs = tasks.task_specs(spec, cluster, cluster.tasks, tag="t", socket_path="/s", job_id="j", environ=environ)
+    return {str(one.task): one.environment for one in specs}
 
 
 def test_gpus_are_dealt_to_those_that_train(monkeypatch):

@@ -9,8 +9,6 @@ program    a recipe as a program: parsing its flags, and `--help`
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
-jobs       how many tasks of each job
-explain    a cluster in words and a table
 launch_flags  the flags of `toolkit launch`
 launch     `toolkit launch`: its command line
 report     `toolkit report`

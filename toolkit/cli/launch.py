@@ -16,16 +16,12 @@ import os
 import pathlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolkit.cli import log
-from toolkit.cli.jobs import counted
-from toolkit.cli.launch_flags import add_arguments, refuse_unused
+from toolkit.cli.launch_flags import add_arguments, counted, refuse_unused
 from toolkit.errors import LaunchError, TaskFailed
 from toolkit.support import redaction
-
-if TYPE_CHECKING:
-    from toolkit.launch import Request
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,32 +32,34 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         RequestError: What was asked can't be done.
         TaskFailed: A task failed.
-        JobStopped: The launcher was told to stop.
+        JobStopped: The launcher received a signal to stop.
     """
-    from toolkit import launch
-
     refuse_unused(arguments)
     if arguments.engine == "slurm":
         _slurm(arguments)
-        return
-    if arguments.engine != "local":
+    elif arguments.engine != "local":
         raise LaunchError(
             asked=f"--engine={arguments.engine}",
             found="there is no such engine",
             remedy="Choose local or slurm, or name machines with --hosts",
         )
-    if arguments.hosts is not None:
+    elif arguments.hosts is not None:
         _ssh(arguments)
-        return
-    request = _request(arguments)
-    if arguments.dry_run:
-        for line in launch.dry_run(request):
-            print(line)
+    else:
+        _local(arguments)
+
+
+def _local(given: argparse.Namespace) -> None:
+    from toolkit import launch
+
+    spec = launch.LaunchSpec(cluster_file=given.cluster, tasks=tuple(given.task), host=given.host, **_options(given))
+    if given.dry_run:
+        print("\n".join(launch.dry_run(spec)))
         return
     log.show()
-    isolated, where = _isolate(arguments, request)
+    isolated, where = _isolate(given, spec)
     try:
-        launch.start(request, where=where)
+        launch.start(spec, where=where)
     except TaskFailed as error:
         if not isolated or not launch.wanted_out(str(error)):
             raise
@@ -69,12 +67,12 @@ def run(arguments: argparse.Namespace) -> None:
         raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
 
 
-def _isolate(given: argparse.Namespace, request: "Request") -> tuple[bool, str]:
+def _isolate(given: argparse.Namespace, spec: Any) -> tuple[bool, str]:
     """Where the tasks reach one another by loopback, nobody else needs to; returns whether nobody can, and words."""
     from toolkit import launch
     from toolkit.cluster.addresses import is_loopback
 
-    inside = bool(request.jobs) and is_loopback(request.host)
+    inside = bool(spec.jobs) and is_loopback(spec.host)
     if given.isolate == "always" and not inside:
         raise LaunchError(
             asked="--isolate=always gives the tasks a network of their own",
@@ -83,26 +81,33 @@ def _isolate(given: argparse.Namespace, request: "Request") -> tuple[bool, str]:
         )
     if not inside and given.isolate in launch.MODES:
         return False, ""
-    return launch.enter(given.isolate, command=request.command)
+    return launch.enter(given.isolate, command=spec.command)
 
 
-def _command(given: argparse.Namespace) -> tuple[str, ...]:
-    script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    # What follows a -- among a module's arguments is the script's, as argparse sees it.
-    return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
+def _ssh(given: argparse.Namespace) -> None:
+    from toolkit.launch.backends import ssh
+
+    spec = ssh.SshSpec(
+        hosts=ssh.parse(given.hosts),
+        directory=given.copy_to or given.directory or os.getcwd(),
+        copy_from=os.getcwd() if given.copy_to else None,
+        python=given.python or sys.executable,
+        path=os.environ.get("PYTHONPATH"),
+        ssh_config=given.ssh_config,
+        min_workers=given.min_workers,
+        **_options(given),
+    )
+    if given.dry_run:
+        print("\n".join(ssh.dry_run(spec)))
+        return
+    log.show()
+    ssh.start(spec)
 
 
 def _slurm(given: argparse.Namespace) -> None:
     from toolkit.launch.backends import slurm
 
-    command = _command(given)
-    if not command or command == ("-m",):
-        raise LaunchError(
-            asked="--engine=slurm submits a script or a module",
-            found="none is named",
-            remedy="Name it after launch's own flags: -m recipes.cifar_multi_worker",
-        )
-    request = slurm.Request(
+    spec = slurm.SlurmSpec(
         name=given.job_name,
         nodes=given.nodes,
         tasks_per_node=given.tasks_per_node,
@@ -114,41 +119,35 @@ def _slurm(given: argparse.Namespace) -> None:
         partition=given.partition,
         account=given.account,
         logs=pathlib.Path(given.log_dir or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"),
-        command=command,
+        command=_command(given),
         max_restarts=given.max_restarts,
         start_timeout=given.start_timeout,
         heartbeat_timeout=given.heartbeat_timeout,
         as_is=given.as_is,
     )
     if given.dry_run:
-        shown = tuple(redaction.masked(part, os.environ) for part in command)
-        print(slurm.script(dataclasses.replace(request, command=shown)), end="")
+        shown = tuple(redaction.masked(part, os.environ) for part in spec.command)
+        print(slurm.script(dataclasses.replace(spec, command=shown)), end="")
         return
-    slurm.submit(request, show=lambda line: print(line, flush=True))
+    slurm.submit(spec, show=lambda line: print(line, flush=True))
 
 
-def _ssh(given: argparse.Namespace) -> None:
-    from toolkit.launch.backends import ssh
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of `toolkit.launch.JobOptions`."""
+    same = ("log_dir", "tee", "as_is", "open_network", "start_timeout", "heartbeat_timeout", "stall_timeout", "grace")
+    return {
+        "command": _command(given),
+        "jobs": counted(given),
+        "environment": tuple(_variable(text) for text in given.env),
+        "only": tuple(name for names in given.only for name in names.split(",")),
+        **{name: getattr(given, name) for name in (*same, "max_restarts", "restart_window")},
+    }
 
-    request = ssh.Request(
-        command=_command(given),
-        hosts=ssh.parse(given.hosts),
-        jobs=counted(given),
-        directory=given.copy_to or given.directory or os.getcwd(),
-        copy_from=os.getcwd() if given.copy_to else None,
-        python=given.python or sys.executable,
-        environment=tuple(_variable(text) for text in given.env),
-        path=os.environ.get("PYTHONPATH"),
-        ssh_config=given.ssh_config,
-        min_workers=given.min_workers,
-        **_shared(given),
-    )
-    if given.dry_run:
-        for line in ssh.dry_run(request):
-            print(line)
-        return
-    log.show()
-    ssh.start(request)
+
+def _command(given: argparse.Namespace) -> tuple[str, ...]:
+    script = given.script[1:] if given.script[:1] == ["--"] else given.script
+    # What follows a -- among a module's arguments is the script's, as argparse sees it.
+    return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -158,34 +157,3 @@ def _variable(text: str) -> tuple[str, str]:
             asked=f"--env={name[:60]}", found="it has no value here", remedy="Write --env=NAME=VALUE, or leave it out"
         )
     return name, value if sign else os.environ[name]
-
-
-def _request(given: argparse.Namespace) -> "Request":
-    from toolkit import launch
-
-    return launch.Request(
-        command=_command(given),
-        jobs=counted(given),
-        cluster_file=given.cluster,
-        tasks=tuple(given.task),
-        host=given.host,
-        environment=tuple(_variable(text) for text in given.env),
-        **_shared(given),
-    )
-
-
-def _shared(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a launch by this machine and one by ssh are both asked."""
-    return {
-        "log_dir": given.log_dir,
-        "tee": given.tee,
-        "only": tuple(name for names in given.only for name in names.split(",")),
-        "as_is": given.as_is,
-        "open_network": given.open_network,
-        "start_timeout": given.start_timeout,
-        "heartbeat_timeout": given.heartbeat_timeout,
-        "stall_timeout": given.stall_timeout,
-        "grace": given.grace,
-        "max_restarts": given.max_restarts,
-        "restart_window": given.restart_window,
-    }

@@ -4,7 +4,7 @@ import argparse
 
 from toolkit.errors import LaunchError
 
-__all__ = ["add_arguments", "refuse_unused"]
+__all__ = ["add_arguments", "add_command", "add_counts", "counted", "refuse_unused"]
 
 _SLURM = (
     "nodes",
@@ -31,34 +31,50 @@ _UNUSED = {
 }
 
 
+def add_counts(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Defines the flags that say how many tasks of each job there are."""
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="workers")
+    group.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers")
+    group.add_argument("--chief", action="store_true", help="a chief of its own, beside the workers")
+    group.add_argument("--evaluator", action="store_true", help="an evaluator")
+
+
+def counted(given: argparse.Namespace) -> tuple[tuple[str, int], ...]:
+    """Returns the jobs that have tasks, in their order.
+
+    Raises:
+        LaunchError: A number is negative, nobody would train, or parameter servers have no chief.
+    """
+    from toolkit import launch
+
+    return launch.counted(
+        (("chief", int(given.chief)), ("worker", given.workers), ("ps", given.ps), ("evaluator", int(given.evaluator)))
+    )
+
+
+def add_command(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Defines -m, behind which everything is the module's."""
+    group.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, its arguments")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     count, cluster = parser.add_argument_group("how many tasks"), parser.add_argument_group("or a cluster")
-    count.add_argument("--workers", type=int, default=0, metavar="N", help="workers")
-    count.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers")
-    count.add_argument("--chief", action="store_true", help="a chief of its own, beside the workers")
-    count.add_argument("--evaluator", action="store_true", help="an evaluator")
+    add_counts(count)
     count.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="where they reach one another [127.0.0.1]"
     )
     cluster.add_argument("--cluster", metavar="FILE", help="start this machine's tasks of a tf_configs/ file")
-    cluster.add_argument(
-        "--task", action="append", default=[], metavar="worker:0", help="start just this one; may be repeated"
-    )
+    _several(cluster, "--task", "worker:0", "start just this one; may be repeated")
     cluster.add_argument(
         "--open_network", action="store_true", help="public addresses are meant: a firewall guards their ports"
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--log_dir", metavar="DIR", help="a log file per task [runs/launch-TIME]")
     shown.add_argument(
-        "--tee",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="show the tasks' lines here too",
+        "--tee", action=argparse.BooleanOptionalAction, default=True, help="show the tasks' lines here too"
     )
-    shown.add_argument(
-        "--only", action="append", default=[], metavar="worker:0", help="show this task's lines only; may be repeated"
-    )
+    _several(shown, "--only", "worker:0", "show this task's lines only; may be repeated")
     shown.add_argument(
         "--dry_run", action="store_true", help="print each task's environment and command; start nothing"
     )
@@ -66,30 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--as_is", action="store_true", help="leave TensorFlow's own MultiWorkerMirroredStrategy to the script"
     )
-    how.add_argument(
-        "--start_timeout", type=float, default=300.0, metavar="S", help="seconds to wait for one another [300]"
-    )
-    how.add_argument(
+    _seconds(how, "--start_timeout", 300, "seconds to wait for one another [300]")
+    _seconds(
+        how,
         "--heartbeat_timeout",
-        type=float,
-        default=15.0,
-        metavar="S",
-        help="seconds after which a worker that isn't heard of, or a task that is stopped, counts as gone [15]",
+        15,
+        "seconds of silence after which a worker, or a task that is stopped, counts as gone [15]",
     )
-    how.add_argument(
-        "--stall_timeout",
-        type=float,
-        default=1800.0,
-        metavar="S",
-        help="seconds without progress that end the job, 0 for any number [1800]",
-    )
-    how.add_argument(
-        "--grace",
-        type=float,
-        default=15.0,
-        metavar="S",
-        help="seconds between asking tasks to end and ending them [15], after a failure at most 5",
-    )
+    _seconds(how, "--stall_timeout", 1800, "seconds without progress that end the job, 0 for any number [1800]")
+    _seconds(how, "--grace", 15, "seconds between asking tasks to end and ending them [15], after a failure at most 5")
     how.add_argument(
         "--isolate",
         default="auto",
@@ -103,13 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start a job that failed again, from its last checkpoint, up to N times within the window [0]",
     )
-    how.add_argument(
-        "--restart_window",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="seconds after which a failure is forgiven [3600]",
-    )
+    _seconds(how, "--restart_window", 3600, "seconds after which a failure is forgiven [3600]")
     slurm = parser.add_argument_group("with --engine=slurm")
     slurm.add_argument("--engine", default="local", metavar="NAME", help="local (this machine) or slurm [local]")
     slurm.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes [1]")
@@ -128,18 +123,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ssh.add_argument("--directory", metavar="DIR", help="where tasks run on each host [this directory's path]")
     ssh.add_argument("--copy_to", metavar="DIR", help="copy this directory there by rsync first, and run in the copy")
     ssh.add_argument("--python", metavar="PATH", help="the interpreter on each host [this one's path]")
-    ssh.add_argument(
-        "--env", action="append", default=[], metavar="NAME[=VALUE]", help="hand this variable on; may be repeated"
-    )
+    _several(ssh, "--env", "NAME[=VALUE]", "set this variable for the tasks; may be repeated")
     ssh.add_argument("--ssh_config", metavar="FILE", help="for ssh -F [the user's own]")
     ssh.add_argument(
         "--min_workers", type=int, default=0, metavar="N", help="go on with N or more when hosts are gone [all]"
     )
     what = parser.add_argument_group("what to start")
-    what.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
-    )
+    add_command(what)
     what.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script, and its arguments")
+
+
+def _several(group: argparse._ArgumentGroup, flag: str, metavar: str, text: str) -> None:
+    group.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
+
+
+def _seconds(group: argparse._ArgumentGroup, flag: str, default: float, text: str) -> None:
+    group.add_argument(flag, type=float, default=float(default), metavar="S", help=text)
 
 
 def refuse_unused(given: argparse.Namespace) -> None:

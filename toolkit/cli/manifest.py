@@ -10,7 +10,7 @@ a volume.
 import argparse
 import sys
 
-from toolkit.cli.jobs import counted
+from toolkit.cli.launch_flags import add_command, add_counts, counted
 from toolkit.errors import RequestError
 from toolkit.support import redaction
 
@@ -26,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--name", required=True, help="of the job, and of what goes with it")
     own.add_argument("--kind", default="job", help="job (an Indexed Job), jobset or tfjob [job]")
-    own.add_argument("--workers", type=int, default=0, metavar="N", help="worker tasks")
-    own.add_argument("--chief", action="store_true", help="a chief task")
-    own.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers")
-    own.add_argument("--evaluator", action="store_true", help="an evaluator task")
+    add_counts(own)
     own.add_argument("--image", required=True, help="container image with this toolkit in it")
     own.add_argument("--namespace", help="[kubectl's]")
     own.add_argument("--gpus", type=int, default=0, metavar="N", help="NVIDIA GPUs of each chief and worker [0]")
@@ -43,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--max_restarts", type=int, default=3, metavar="N", help="[3]")
     own.add_argument("--user", type=int, default=1000, metavar="UID", help="that the container runs as, never 0 [1000]")
     own.add_argument("--python", default="python", metavar="PROGRAM", help="the interpreter in the image [python]")
-    own.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments"
-    )
+    add_command(own)
     own.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # From a -- among them on.
     own.set_defaults(action=_kubernetes)
 
@@ -67,7 +62,7 @@ def _kubernetes(given: argparse.Namespace) -> None:
             found="nothing says how many tasks there are",
             remedy="Give --workers=2",
         )
-    request = kubernetes.Request(
+    spec = kubernetes.ManifestSpec(
         name=given.name,
         kind=given.kind,
         jobs=jobs,
@@ -84,10 +79,10 @@ def _kubernetes(given: argparse.Namespace) -> None:
         user=given.user,
         python=given.python,
     )
-    print(yaml.safe_dump_all(kubernetes.manifest(request), sort_keys=False), end="")
-    for name in [name for name, _ in request.environment if redaction.is_secret(name)]:
+    print(yaml.safe_dump_all(kubernetes.manifest(spec), sort_keys=False), end="")
+    for name in [name for name, _ in spec.environment if redaction.is_secret(name)]:
         print(f"note: {name} can be read by whoever can read the manifest; Kubernetes has Secrets.", file=sys.stderr)
-    if not request.volumes:
+    if not spec.volumes:
         print("note: without --volume, checkpoints are lost with their pod.", file=sys.stderr)
-    elif not any(part.startswith("--run_dir") for part in request.command):
-        print(f"note: give --run_dir={request.volumes[0].path}/{request.name} to keep checkpoints.", file=sys.stderr)
+    elif not any(part.startswith("--run_dir") for part in spec.command):
+        print(f"note: give --run_dir={spec.volumes[0].path}/{spec.name} to keep checkpoints.", file=sys.stderr)

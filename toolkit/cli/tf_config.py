@@ -12,8 +12,8 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 
-from toolkit.cli import explain
 from toolkit.cluster import Cluster, Task, check, discover, load, parse
 from toolkit.cluster.discovery import read_file
 from toolkit.errors import ClusterError
@@ -22,6 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 _JOBS = {"chief": "the chief", "worker": "a worker", "ps": "a parameter server", "evaluator": "the evaluator"}
 _WHERE = "a file, or - for standard input"
+_ROWS = 40  # In a table of more, the middle of a job is left out.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +105,11 @@ def _explain(arguments: argparse.Namespace) -> None:
         if found is None:
             print("This process was given no cluster: it trains alone, on the devices of this machine.")
         else:
-            explain.show(found.cluster, found.task, source=found.source)
+            _show(found.cluster, found.task, source=found.source)
         return
     text, source = _text(arguments.file)
     checked = parse(text, source=source, task_required=False)
-    explain.show(checked.sound, checked.task, source=source)
+    _show(checked.sound, checked.task, source=source)
 
 
 def _text(file: str | None) -> tuple[str | None, str]:
@@ -123,3 +124,70 @@ def _text(file: str | None) -> tuple[str | None, str]:
         raise ClusterError(
             asked="standard input should describe a cluster", found="it is no UTF-8 text", remedy="Give it JSON"
         ) from None
+
+
+def _show(cluster: Cluster, task: Task | None, *, source: str) -> None:
+    """Prints who takes part and who does what.
+
+    Args:
+        cluster: All tasks.
+        task: The one that is this process; None where nothing says so.
+        source: Where the cluster comes from, in words.
+    """
+    import rich
+    from rich.table import Table
+
+    console = rich.get_console()
+    table = Table(title=None, box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("address", overflow="fold")
+    table.add_column("what it does", overflow="fold")
+    for row in _rows(cluster, task):
+        table.add_row(*row)
+    count = len(cluster.tasks)
+    console.print(f"{source} describes {count:,} task{'s' * (count > 1)}.\n", markup=False, highlight=False)
+    console.print(table, markup=False, highlight=False)
+    for line in ["", *_words(cluster, task)]:
+        console.print(line, markup=False, highlight=False)
+
+
+def _rows(cluster: Cluster, own: Task | None) -> Iterator[tuple[str, str, str]]:
+    for job, _ in cluster.jobs:
+        tasks = [task for task in cluster.tasks if task.job == job]
+        few = len(cluster.tasks) <= _ROWS or len(tasks) <= 4
+        kept = tasks if few else [*tasks[:2], *([own] if own in tasks[2:-1] else []), tasks[-1]]
+        for i, task in enumerate(kept):
+            if i and task.index > kept[i - 1].index + 1 and not few:
+                yield "...", "", ""
+            mark = "  <- this process" if task == own else ""
+            yield str(task), cluster.address(task), _duty(cluster, task) + mark
+
+
+def _duty(cluster: Cluster, task: Task) -> str:
+    asynchronous = not cluster.synchronous
+    if task.job == "ps":
+        return "holds a share of the variables"
+    if task.job == "evaluator":
+        return "evaluates checkpoints"
+    if asynchronous:
+        return "coordinates, writes checkpoints" if task.job == "chief" else "trains at its own pace"
+    return "trains, writes checkpoints" if task == cluster.chief else "trains"
+
+
+def _words(cluster: Cluster, own: Task | None) -> Iterator[str]:
+    together = len(cluster.synchronous)
+    yield f"The chief is {cluster.chief}, at {cluster.address(cluster.chief)}."
+    if not together:
+        counts = {job: len(entries) for job, entries in cluster.jobs}
+        yield "No replicas are in sync: no worker waits for another."
+        yield f"Workers: {counts['worker']:,}. Parameter servers, which hold the variables: {counts['ps']:,}."
+    elif together == 1:
+        yield "One task trains: as many replicas are in sync as it has devices."
+    else:
+        yield f"Replicas in sync: {together:,} with one device each, {2 * together:,} with two."
+    if own is None:
+        yield "It names no task: `toolkit tf-config generate` prints each process its own."
+    elif own in cluster:
+        yield f"This process is {own}."
+    else:
+        yield f"This process is {own}, which evaluates this cluster from outside."

@@ -1,10 +1,14 @@
 """How often what has failed is started again, and after how long."""
 
 import collections
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["Budget"]
+from toolkit.errors import RequestError, TaskFailed
+from toolkit.support import signals
+
+__all__ = ["Budget", "attempts"]
 
 _LONGEST = 60.0  # Seconds before a restart.
 
@@ -43,3 +47,36 @@ class Budget:
     def words(self) -> str:
         """What is used up, such as "restart 1 of 3"."""
         return f"restart {len(self._taken)} of {self.most}"
+
+
+def attempts(
+    attempt: Callable[[int], bool],
+    *,
+    first: int = 1,
+    budget: Budget,
+    say: Callable[[str], None],
+    received: Sequence[int],
+) -> None:
+    """Makes attempts at a job until one says that it is done, or fails and the budget is used up.
+
+    Args:
+        attempt: Takes the attempt's number; returns False where the job is to be started again at once.
+        first: The first attempt's number.
+        budget: Of restarts after failures.
+        say: Shows a message.
+        received: Signals to the launcher.
+
+    Raises:
+        TaskFailed: The last attempt failed; or one ended with the code for what can't be done, a second time neither.
+        JobStopped: A signal came between two attempts.
+    """
+    for number in itertools.count(first):
+        try:
+            if attempt(number):
+                return
+        except TaskFailed as error:
+            if error.exit_code == RequestError.exit_code or not budget.take():
+                raise
+            later = f" in {budget.delay:.0f} s" if budget.delay else ""
+            say(f"{error}\nlaunch: starting the job again{later}, {budget.words}")
+            signals.sleep(budget.delay, received)

@@ -28,7 +28,7 @@ def _main() -> None:
     file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     if as_is != "1":
-        _adopt_when_imported()
+        _patch_when_imported()
     status.report(state="running")
     try:
         _run(command)
@@ -73,21 +73,20 @@ def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:
     return trace
 
 
-def _adopt_when_imported() -> None:
+def _patch_when_imported() -> None:
     import wrapt
 
-    def adopt(tensorflow: Any) -> None:
-        from toolkit.launch.adoption import adopt
+    for module in ("tensorflow", "keras"):
+        wrapt.register_post_import_hook(_patch, module)
 
-        adopt(tensorflow)
 
-    def guard_fit(keras: Any) -> None:
-        from toolkit.launch.adoption import guard_fit
+def _patch(module: Any) -> None:
+    from toolkit.launch import patching  # Late: the script may import neither.
 
-        guard_fit(keras)
-
-    wrapt.register_post_import_hook(adopt, "tensorflow")
-    wrapt.register_post_import_hook(guard_fit, "keras")
+    if module.__name__ == "keras":
+        patching.guard_fit(module)
+    else:
+        patching.patch_strategies(module)
 
 
 if __name__ == "__main__":

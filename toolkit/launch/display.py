@@ -4,26 +4,19 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Task
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Display", "Shown"]
+__all__ = ["Display"]
 
 _SECONDS = 0.5  # Between two states of the table.
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MOST_ROWS = 12
-
-
-class Shown(Protocol):
-    """What has a line in the table."""
-
-    def row(self) -> tuple[str, ...]:
-        """Task, state, pid, step, images a second, CPU, memory."""
 
 
 class Display:
@@ -77,14 +70,18 @@ class Display:
 
             self._print(Text(message))
 
-    def draw(self, running: Sequence[Shown]) -> None:
-        """Brings the table up to date, at most twice a second."""
+    def draw(self, rows: Callable[[], Sequence[Sequence[str]]]) -> None:
+        """Brings the table up to date, at most twice a second.
+
+        Args:
+            rows: Returns for each task: name, state, pid, step, images a second, CPU, memory.
+        """
         now = time.monotonic()
         if self._live is None or self._gone or now - self._drawn < _SECONDS:
             return
         self._drawn = now
         try:
-            self._live.update(_table(running), refresh=True)
+            self._live.update(_table(rows()), refresh=True)
         except OSError:
             self._gone = True
 
@@ -113,7 +110,7 @@ class Display:
                 self._gone = True
 
 
-def _table(running: Sequence[Shown]) -> "Table":
+def _table(rows: Sequence[Sequence[str]]) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -122,8 +119,8 @@ def _table(running: Sequence[Shown]) -> "Table":
     table.add_column("state", no_wrap=True, max_width=24)
     for heading in ("pid", "step", "images/s", "CPU", "memory"):
         table.add_column(heading, justify="right")
-    for task in running[:_MOST_ROWS]:
-        table.add_row(*task.row())
-    if len(running) > _MOST_ROWS:
-        table.add_row(f"{len(running) - _MOST_ROWS} more", *[""] * 6)
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*row)
+    if len(rows) > _MOST_ROWS:
+        table.add_row(f"{len(rows) - _MOST_ROWS} more", *[""] * 6)
     return table

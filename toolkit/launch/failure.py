@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterable
 
 from toolkit.errors import TaskFailed
-from toolkit.launch.running import Running
+from toolkit.launch.running import RunningTask
 
-__all__ = ["cause", "dying", "told"]
+__all__ = ["cause", "dying", "error"]
 
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h, in proc(5)'s "flags".
 _TAIL = 20  # Lines of a task's output in a message.
 
 
-def cause(running: Iterable[Running]) -> Running:
+def cause(running: Iterable[RunningTask]) -> RunningTask:
     """Returns whose failure came first; but a SIGKILL that isn't the launcher's own never follows from another.
 
     Nor does a task follow that something has stopped: the others waited for it.
@@ -25,10 +25,10 @@ def cause(running: Iterable[Running]) -> Running:
     Args:
         running: The job's tasks, one of which has failed, before the launcher has signalled any.
     """
-    held = [task for task in running if task.held]
-    if held:
-        return held[0]
-    tasks = [task for task in running if task.failed_at is not None and not task.spared]
+    stopped = [task for task in running if task.found_stopped]
+    if stopped:
+        return stopped[0]
+    tasks = [task for task in running if task.failed_at is not None and not task.given_up]
     killed = [task for task in tasks if task.code == -signal.SIGKILL]
     return min(killed or tasks, key=lambda task: task.failed_at or 0.0)
 
@@ -43,7 +43,7 @@ def dying(pid: int) -> bool:
     return bool(flags & _EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
-def told(first: Running, running: Iterable[Running]) -> TaskFailed:
+def error(first: RunningTask, running: Iterable[RunningTask]) -> TaskFailed:
     """Returns the error that says who failed first, what became of the others, and its last lines.
 
     Args:
@@ -59,7 +59,7 @@ def told(first: Running, running: Iterable[Running]) -> TaskFailed:
     ]
     also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
     also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
-    seconds = (first.ended or time.monotonic()) - first.began
+    seconds = (first.ended or time.monotonic()) - first.started
     return TaskFailed(
         f"{first.task} failed first: it {first.words()} after {seconds:.0f} s."
         f"{also}\nIts last lines, from {first.output.log}:\n" + _tail(first),
@@ -67,7 +67,7 @@ def told(first: Running, running: Iterable[Running]) -> TaskFailed:
     )
 
 
-def _tail(task: Running) -> str:
+def _tail(task: RunningTask) -> str:
     lines = [line.decode(errors="replace")[:500] for line in task.output.last]
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     lines = lines[starts[-1] :] if starts else lines[-_TAIL:]

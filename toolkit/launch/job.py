@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.errors import JobStopped, RequestError, TaskFailed
-from toolkit.launch import failure, listening, stacks
+from toolkit.launch import failure, stacks
 from toolkit.launch.budget import Budget
 from toolkit.launch.display import Display
-from toolkit.launch.guarding import Guarding
+from toolkit.launch.guard import Guard
 from toolkit.launch.masking import Masker
+from toolkit.launch.ports import exposed
 from toolkit.launch.record import Record
-from toolkit.launch.running import Running
-from toolkit.launch.tasks import Planned
+from toolkit.launch.running import RunningTask
+from toolkit.launch.spec import JobOptions
+from toolkit.launch.tasks import TaskSpec
 from toolkit.support import redaction, status
 
 __all__ = ["Job"]
@@ -33,55 +35,52 @@ class Job:
     """The tasks started here, from start to end.
 
     Args:
-        planned: What to start.
-        mark: In the environment of all that belongs to the job.
+        spec: What was asked.
+        tasks: What to start.
+        tag: The process tag, in the environment of all that belongs to the job.
         environ: The launcher's environment.
-        listening: The socket that tasks report to.
+        reports: The socket that tasks report to.
         logs: Directory for a log file per task.
         scratch: Directory for what goes with the job.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
-        grace: Seconds between asking tasks to end and ending them; at most 5 where another has failed.
-        stall_timeout: Seconds without progress, 0 for any number.
         budget: Of restarts.
         whole: Whether all tasks of the cluster are started here.
     """
 
     def __init__(
         self,
-        planned: Sequence[Planned],
+        spec: JobOptions,
+        tasks: Sequence[TaskSpec],
         *,
-        mark: str,
+        tag: str,
         environ: Mapping[str, str],
-        listening: socket.socket,
+        reports: socket.socket,
         logs: pathlib.Path,
         scratch: pathlib.Path,
         display: Display,
         received: list[int],
-        grace: float,
-        stall_timeout: float,
         budget: Budget,
         whole: bool,
     ) -> None:
-        self.planned = planned
-        self.mark = mark
+        self.spec = spec
+        self.tasks = tasks
+        self.tag = tag
         self.environ = environ
-        self.listening = listening
+        self.reports = reports
         self.logs = logs
         self.record = Record(logs)
         self.scratch = scratch
         self.display = display
-        self.grace = grace
-        self.stall_timeout = stall_timeout
         self.budget = budget
         self.whole = whole
-        self.running: list[Running] = []
-        self._replaced: list[Running] = []
+        self.running: list[RunningTask] = []
+        self._replaced: list[RunningTask] = []
         self._received = received
         self._secrets = redaction.values(environ)
         self._selector = selectors.DefaultSelector()
         self._guard: Any = None
-        self._partial: dict[Running, float] = {}
+        self._partial: dict[RunningTask, float] = {}
         self._looked = False
 
     def run(self) -> None:
@@ -89,7 +88,7 @@ class Job:
 
         Raises:
             TaskFailed: A task failed, or made no progress.
-            JobStopped: The launcher was told to stop.
+            JobStopped: The launcher received a signal to stop.
         """
         try:
             self._start()
@@ -98,25 +97,25 @@ class Job:
             self._clear()
 
     def _start(self) -> None:
-        self._guard = Guarding(self.mark, self.scratch)
-        self._selector.register(self.listening, selectors.EVENT_READ)
-        for planned in self.planned:
-            self.running.append(self._started(planned))
+        self._guard = Guard(self.tag, self.scratch)
+        self._selector.register(self.reports, selectors.EVENT_READ)
+        for task in self.tasks:
+            self.running.append(self._started(task))
 
-    def _started(self, planned: Planned) -> Running:
-        log, stacks_ = self.logs / f"{planned.file_name}.log", self.scratch / f"{planned.file_name}.stacks"
-        task = Running(planned, environ=self.environ, log=log, stacks=stacks_, masker=Masker(self._secrets))
+    def _started(self, spec: TaskSpec) -> RunningTask:
+        log, stacks_ = self.logs / f"{spec.file_name}.log", self.scratch / f"{spec.file_name}.stacks"
+        task = RunningTask(spec, environ=self.environ, log=log, stacks=stacks_, masker=Masker(self._secrets))
         self._guard.add(task.process.pid)
         self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
-        self.record.note("started", task.task, pid=task.process.pid, attempt=int(self.environ[status.ATTEMPT]))
+        self.record.task_event("started", task.task, pid=task.process.pid, attempt=int(self.environ[status.ATTEMPT]))
         return task
 
     def _watch(self) -> None:
         while not self._done():
             self._turn()
-            failed = [task for task in self.running if not task.alive and task.code != 0 and not task.spared]
+            failed = [task for task in self.running if not task.alive and task.code != 0 and not task.given_up]
             if self._received:
-                self._stop_as_told()
+                self._stop_on_signal()
             if any(not self._goes_on_without(task) for task in failed) or any(map(self._waits_for, self.running)):
                 self._fail()
             self._look_for_stall()
@@ -124,8 +123,8 @@ class Job:
         self._say_if_alone()
         # Servers wait for ever; the chief's end is theirs.
         self._end(signal.SIGTERM)
-        if refused := [task for task in self.running if task.code == RequestError.exit_code and not task.spared]:
-            raise failure.told(refused[0], self.running)  # Nobody served the chief, which came to its end alone.
+        if refused := [task for task in self.running if task.code == RequestError.exit_code and not task.given_up]:
+            raise failure.error(refused[0], self.running)  # Nobody served the chief, which came to its end alone.
 
     def _done(self) -> bool:
         """Whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
@@ -137,7 +136,7 @@ class Job:
     def _has_servers(self) -> bool:
         return {"ps", "chief"} <= {task.task.job for task in self.running}
 
-    def _goes_on_without(self, task: Running) -> bool:
+    def _goes_on_without(self, task: RunningTask) -> bool:
         """Says whether the job goes on, with the task started again or without it: a worker that served its chief."""
         if not (self._has_servers and task.task.job == "worker" and task.served and (task.code or 0) < 0):
             return False
@@ -145,27 +144,27 @@ class Job:
         if self.budget.take():
             self.display.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
             # TensorFlow takes one back only when all are there: those that were done without start again, too.
-            for lost in (task, *(other for other in others if other.spared)):
-                lost.spared = True
+            for lost in (task, *(other for other in others if other.given_up)):
+                lost.given_up = True
                 self._replaced.append(lost)
-                self.running[self.running.index(lost)] = self._started(lost.planned)
+                self.running[self.running.index(lost)] = self._started(lost.spec)
             return True
         if self.whole and not any(other.alive and other.served for other in others):
             self.display.say("No worker is left")
             return False
-        task.spared = True
+        task.given_up = True
         self.display.say(f"{task.task} {task.words()}; the job goes on without it")
         return True
 
-    def _waits_for(self, task: Running) -> bool:
+    def _waits_for(self, task: RunningTask) -> bool:
         """Says whether the job waits for a task that is stopped; a worker that serves is killed, and done without."""
         served = self._has_servers and task.task.job == "worker" and task.served
-        task.held = task.held or (task.frozen() and not served)
+        task.found_stopped = task.found_stopped or (task.frozen() and not served)
         if served and task.frozen():
             self.display.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
             task.kill()
-            self._settle(1.0, until=lambda: not task.alive)
-        return task.held
+            self._read_for(1.0, until=lambda: not task.alive)
+        return task.found_stopped
 
     def _say_if_alone(self) -> None:
         """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
@@ -180,21 +179,20 @@ class Job:
         """Looks once, when the servers listen."""
         if not self._looked and any("strategy" in task.facts or task.served for task in self.running):
             self._looked = True
-            open_to = listening.exposed(task for task in self.running if task.alive)
-            if open_to:
-                self.display.say(open_to)
+            if note := exposed({task.task: task.process.pid for task in self.running if task.alive}):
+                self.display.say(note)
 
     def _turn(self, seconds: float = _TICK) -> None:
         """Takes what has come: output, reports, ends."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
-                self._hear()
+                self._take_reports()
             else:
                 self._read(key.data)
         for task in self.running:
             if task.poll():
-                facts = {"pid": task.process.pid, "code": task.code, "dismissed": task.dismissed}
-                self.record.note("ended", task.task, **facts)
+                facts = {"pid": task.process.pid, "code": task.code, "dismissed": task.asked_to_end}
+                self.record.task_event("ended", task.task, **facts)
                 if task.code == 0:
                     task.facts["state"] = "done"
             task.worked()
@@ -208,17 +206,17 @@ class Job:
                 self.display.lines(task.task, task.output.flush(held=now - task.progressed > patience))
                 if task.output.patience is not None:
                     self._partial[task] = now
-        self.display.draw(self.running)
+        self.display.draw(lambda: [task.row() for task in self.running])
 
-    def _hear(self) -> None:
+    def _take_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                message = self.listening.recv(1 << 16)
+                message = self.reports.recv(1 << 16)
                 with contextlib.suppress(ValueError, TypeError, AttributeError, StopIteration):
                     facts = json.loads(message)
-                    next(task for task in self.running if str(task.task) == facts["task"]).told(facts)
+                    next(task for task in self.running if str(task.task) == facts["task"]).take_report(facts)
 
-    def _read(self, task: Running) -> None:
+    def _read(self, task: RunningTask) -> None:
         lines = task.output.read()
         task.progressed = time.monotonic()
         self.display.lines(task.task, lines)
@@ -227,45 +225,45 @@ class Job:
         if task.output.ended:
             self._selector.unregister(task.output.descriptor)
 
-    def _stop_as_told(self) -> None:
+    def _stop_on_signal(self) -> None:
         number = self._received[0]
         name = signal.Signals(number).name
-        self.display.say(f"{name}: asking all tasks to end, {self.grace:g} s; once more ends them at once")
+        self.display.say(f"{name}: asking all tasks to end, {self.spec.grace:g} s; once more ends them at once")
         self._end(number)
         raise JobStopped(number)
 
     def _fail(self) -> None:
-        self._settle(1.0)  # What the others report in the meantime may have come first.
+        self._read_for(1.0)  # What the others report in the meantime may have come first.
         for task in self.running:
-            task.held = task.held or task.stopped
+            task.found_stopped = task.found_stopped or task.stopped
         dying = [task for task in self.running if task.alive and failure.dying(task.process.pid)]
-        self._settle(10.0, until=lambda: not any(task.alive for task in dying))
+        self._read_for(10.0, until=lambda: not any(task.alive for task in dying))
         first = failure.cause(self.running)
-        if first.alive and not first.held:
-            self._settle(self.grace, until=lambda: not failure.cause(self.running).alive)
+        if first.alive and not first.found_stopped:
+            self._read_for(self.spec.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
         self._end(signal.SIGTERM, within=_STRANDED)
         lines = [line.decode(errors="replace")[:500] for line in first.output.last][-20:]
-        self.record.failed(first.task, code=first.code, words=first.words(), lines=lines)
-        raise failure.told(first, self.running)
+        self.record.task_failed(first.task, code=first.code, words=first.words(), lines=lines)
+        raise failure.error(first, self.running)
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.running if task.alive]
         latest = max((task.progressed for task in self.running), default=0.0)
-        if not self.stall_timeout or not alive or time.monotonic() - latest < self.stall_timeout:
+        if not self.spec.stall_timeout or not alive or time.monotonic() - latest < self.spec.stall_timeout:
             return
         for task in alive:
             task.ask_for_stacks()
-        self._settle(_ANSWER)
+        self._read_for(_ANSWER)
         where = stacks.culprits({str(task.task): task.stacks() for task in alive})
         self._end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
-            f"No task made progress for {self.stall_timeout:g} s, so the job was stopped. {where}\n"
+            f"No task made progress for {self.spec.stall_timeout:g} s, so the job was stopped. {where}\n"
             f"Each task's Python stacks are at the end of its log in {self.logs}",
             code=1,
         )
 
-    def _settle(self, seconds: float, until: Any = None) -> None:
+    def _read_for(self, seconds: float, until: Any = None) -> None:
         """Goes on reading for so long, or until something holds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not (until and until()):
@@ -275,18 +273,18 @@ class Job:
         """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
         known = len(self._received)
         for task in self.running:
-            task.dismissed = task.alive
-            if task.held:
+            task.asked_to_end = task.alive
+            if task.found_stopped:
                 task.kill()
             task.signal(number)
-        self._settle(
-            min(self.grace, within),
+        self._read_for(
+            min(self.spec.grace, within),
             until=lambda: not any(task.alive for task in self.running) or len(self._received) > known,
         )
         for task in self.running:
             task.kill()
-        self._settle(_DRAIN * 5, until=lambda: not any(task.alive for task in self.running))
-        self._settle(_DRAIN, until=lambda: all(task.output.ended for task in self.running))
+        self._read_for(_DRAIN * 5, until=lambda: not any(task.alive for task in self.running))
+        self._read_for(_DRAIN, until=lambda: all(task.output.ended for task in self.running))
 
     def _clear(self) -> None:
         for task in self.running:

@@ -1,18 +1,21 @@
-"""Ports that stay this job's from the moment they are chosen until it ends.
+"""Ports that stay this job's from the moment they are chosen until it ends, and to whom they are open.
 
 A port that is found free and let go can be taken by another program before TensorFlow binds it. So
 the launcher keeps each one bound, without listening, and TensorFlow shares it: Linux lets sockets of
 one user share a port when all of them set SO_REUSEPORT, and connections go to the one that listens.
 """
 
+import ipaddress
 import socket
 from collections.abc import Mapping
 
+from toolkit.cluster import Task
 from toolkit.errors import ClusterError, LaunchError
 
-__all__ = ["ENVIRONMENT", "HeldPorts"]
+__all__ = ["ENVIRONMENT", "HeldPorts", "exposed"]
 
 ENVIRONMENT: Mapping[str, str] = {"TF_GRPC_REUSE_PORT": "1"}  # TensorFlow's servers set SO_REUSEPORT under it.
+_NAMED = 4  # Tasks and addresses in a message.
 
 
 class HeldPorts:
@@ -101,3 +104,47 @@ def _holder(port: int) -> str:
     except psutil.Error:
         pass
     return ""
+
+
+def exposed(processes: Mapping[Task, int]) -> str:
+    """Returns a sentence that says which ports are open to other machines; "" where none is.
+
+    Args:
+        processes: The process id of each task, whose servers listen by now.
+    """
+    import psutil
+
+    addresses = [
+        entry.address.partition("%")[0]
+        for each in psutil.net_if_addrs().values()
+        for entry in each
+        if entry.family.name in ("AF_INET", "AF_INET6")
+    ]
+    outside = [address for address in addresses if not _stays(address)]
+    if not outside:
+        return ""
+    found = []
+    for task, process in processes.items():
+        try:
+            sockets = psutil.Process(process).net_connections("tcp")
+        except psutil.Error:
+            continue
+        ports = {s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN and not _stays(s.laddr.ip)}
+        found += [f"{task}'s port {port}" for port in sorted(ports)]
+    if not found:
+        return ""
+    return (
+        f"note: {_few(found)}: open to whoever reaches this machine at {_few(outside)}; "
+        "TensorFlow's servers there take orders from anybody, so close them to others"
+    )
+
+
+def _stays(address: str) -> bool:
+    """Whether an address is reached from this machine only. 0.0.0.0 stands for all of a machine's."""
+    found = ipaddress.ip_address(address)
+    return found.is_loopback or (found.version == 6 and found.is_link_local)
+
+
+def _few(names: list[str]) -> str:
+    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + rest

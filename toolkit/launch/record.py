@@ -1,4 +1,4 @@
-"""What became of a job's tasks, and when: a line of JSON for each start and end; and the first failure."""
+"""What a job leaves: the directory of its logs, a line of JSON for each start and end, and the first failure."""
 
 import contextlib
 import json
@@ -8,12 +8,52 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit.errors import LaunchError
 from toolkit.support import files, umask
 
-__all__ = ["FAILURE", "FILE", "Record"]
+__all__ = ["FAILURE", "FILE", "Record", "log_directory"]
 
 FILE = "events.jsonl"
 FAILURE = "failure.json"
+
+
+@umask.guarded()
+def log_directory(asked: str | None, names: Sequence[str]) -> pathlib.Path:
+    """Makes the directory for logs, and returns it.
+
+    Args:
+        asked: A path; None for a new directory under ./runs.
+        names: Of the logs in it, without their ends.
+
+    Raises:
+        LaunchError: It can't be written.
+    """
+    try:
+        if asked is not None:
+            logs = pathlib.Path(asked).expanduser()
+            logs.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                with open(logs / f"{name}.log", "ab"):
+                    pass
+            return logs
+        stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(1000):
+            logs = pathlib.Path("runs", f"{stem}-{number}" if number else stem)
+            try:
+                logs.mkdir(parents=True)
+            except FileExistsError:
+                if logs.parent.is_dir():
+                    continue
+                raise
+            return logs
+        raise FileExistsError(f"{stem} is taken a thousand times")
+    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, ~nobody a RuntimeError.
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise LaunchError(
+            asked=f"the tasks' logs are to go to {asked or 'a new directory under ./runs'}",
+            found=f"it can't be written ({reason})",
+            remedy="Name a directory that can be written with --log_dir",
+        ) from error
 
 
 class Record:
@@ -24,31 +64,29 @@ class Record:
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
-        self._path = directory / FILE
-        self._failure = directory / FAILURE
+        self._directory = directory
 
-    @umask.guarded()
-    def note(self, event: str, task: object, **facts: Any) -> None:
+    def task_event(self, event: str, task: object, **facts: Any) -> None:
         """Writes a line: at (seconds since 1970), event, task, and more.
 
         Args:
             event: "started" or "ended".
-            task: Which.
+            task: Which task.
             facts: Values that JSON can hold.
         """
         self.add({"at": round(time.time(), 3), "event": event, "task": str(task), **facts})
 
+    @umask.guarded()
     def add(self, event: Mapping[str, Any]) -> None:
-        """Writes a line that another launcher has made."""
-        line = json.dumps(event)
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        """Writes a line, perhaps one that another launcher has made."""
+        with contextlib.suppress(OSError), (self._directory / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
 
-    def failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
-        """Writes failure.json: the task whose failure was the cause, and its last lines; a later failure replaces it.
+    def task_failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
+        """Writes failure.json: the task whose failure was the cause, and its last lines.
 
         Args:
-            task: Which.
+            task: Which task.
             code: Its exit code; below 0 the number of the signal that ended it; None where it still ran.
             words: How it ended.
             lines: The last ones that it wrote.
@@ -62,9 +100,9 @@ class Record:
             "words": words,
             "last_lines": list(lines),
         }
-        self.keep(found)
+        self.keep_failure(found)
 
-    def keep(self, found: Mapping[str, Any]) -> None:
-        """Writes failure.json as another launcher has made it."""
+    def keep_failure(self, found: Mapping[str, Any]) -> None:
+        """Writes failure.json, perhaps as another launcher has made it; a later failure replaces it."""
         with contextlib.suppress(OSError):
-            files.write_json(self._failure, found)
+            files.write_json(self._directory / FAILURE, found)

@@ -12,19 +12,19 @@ from typing import Any
 from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Place, place
-from toolkit.launch.tasks import Planned
+from toolkit.launch.tasks import TaskSpec
 from toolkit.support import status
 
-__all__ = ["STACKS", "Running"]
+__all__ = ["STACKS", "RunningTask"]
 
 STACKS = "--- Python stacks, asked for by the launcher ---"  # A line of a log, before them.
 
 
-class Running:
+class RunningTask:
     """One process and its process group.
 
     Args:
-        planned: What to start.
+        spec: What to start.
         environ: The launcher's environment.
         log: The task's log file.
         stacks: A file for its stacks, removed with the job.
@@ -33,36 +33,36 @@ class Running:
     Attributes:
         code: Exit code as Popen has it, None while it runs.
         done_at: When its script had come to its end, by the monotonic clock.
-        failed_at: When it said that it fails, or was seen to have, by the monotonic clock.
+        failed_at: When it reported that it fails, or was seen to have, by the monotonic clock.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
         served: Whether it has reported that it serves a chief.
-        spared: Whether the job goes on without it.
-        dismissed: Whether the launcher has asked it to end.
-        held: Whether it was found stopped when another failed.
+        given_up: Whether the job goes on without it.
+        asked_to_end: Whether the launcher has asked it to end.
+        found_stopped: Whether it was found stopped when another failed.
     """
 
     def __init__(
         self,
-        planned: Planned,
+        spec: TaskSpec,
         *,
         environ: Mapping[str, str],
         log: pathlib.Path,
         stacks: pathlib.Path,
         masker: Masker | None = None,
     ) -> None:
-        self.planned = planned
-        self.task = planned.task
-        self.began = self.progressed = time.monotonic()
+        self.spec = spec
+        self.task = spec.task
+        self.started = self.progressed = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
         self.done_at: float | None = None
         self.failed_at: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
-        self.served = self.spared = self.dismissed = self.held = False
+        self.served = self.given_up = self.asked_to_end = self.found_stopped = False
         self._stacks = stacks
         self._cpu = 0.0
-        self._patience = float(planned.environment.get(status.HEARTBEAT_TIMEOUT, "15"))
+        self._patience = float(spec.environment.get(status.HEARTBEAT_TIMEOUT, "15"))
         self._looked = 0.0
         self._stopped_since: float | None = None
         self._watched: Any = None
@@ -70,8 +70,8 @@ class Running:
         os.set_blocking(reading, False)
         try:
             self.process = subprocess.Popen(
-                planned.arguments(str(stacks)),
-                env={**environ, **planned.environment},
+                spec.arguments(str(stacks)),
+                env={**environ, **spec.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -125,8 +125,8 @@ class Running:
         self.process.wait()
         return True
 
-    def told(self, facts: Mapping[str, Any]) -> None:
-        """Takes a report; those of a task's own children don't count."""
+    def take_report(self, facts: Mapping[str, Any]) -> None:
+        """Takes what the task reports; reports of its own children don't count."""
         if facts.get("pid") != self.process.pid:
             return
         if facts.get("state") == "ending":
@@ -210,8 +210,8 @@ class Running:
         return place(text)
 
     def words(self) -> str:
-        """How it ended, in words."""
-        if self.held:
+        """Returns how it ended, in words."""
+        if self.found_stopped:
             return "was stopped by a signal, SIGSTOP or the like"
         if self.code is None:
             return "still runs"

@@ -12,27 +12,25 @@ from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
 from toolkit.launch import guard, ports
-from toolkit.launch.request import Request
+from toolkit.launch.spec import LaunchSpec
 from toolkit.support import redaction, status
 
-__all__ = ["Planned", "describe", "own_addresses", "plan"]
+__all__ = ["TaskSpec", "own_addresses", "shell_line", "task_specs", "to_start"]
 
 _STACKS = "{stacks}"  # Stands for a file that is made when the task is started.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Planned:
+class TaskSpec:
     """One task to start here.
 
     Attributes:
         task: Which one.
-        address: Where the others reach it.
         environment: What is added to the launcher's own.
         command: Arguments after the Python interpreter; "{stacks}" stands for a file to be made.
     """
 
     task: Task
-    address: str
     environment: Mapping[str, str]
     command: tuple[str, ...]
 
@@ -46,71 +44,71 @@ class Planned:
         return [sys.executable, *(stacks if part == _STACKS else part for part in self.command)]
 
 
-def describe(request: Request, held: ports.HeldPorts) -> tuple[Cluster, tuple[Task, ...]]:
+def to_start(spec: LaunchSpec, held: ports.HeldPorts) -> tuple[Cluster, tuple[Task, ...]]:
     """Returns the cluster and its tasks that are to be started here, their ports held.
 
     Raises:
         ClusterError: The file can't be used, or a port is taken.
         LaunchError: No task of the cluster belongs to this machine.
     """
-    if request.cluster is None and request.cluster_file is None:
-        if not _is_here(join(request.host, 1), own_addresses()):
+    if spec.cluster is None and spec.cluster_file is None:
+        if not _is_here(join(spec.host, 1), own_addresses()):
             raise LaunchError(
-                asked=f"--host={request.host} is where this machine's tasks reach one another",
+                asked=f"--host={spec.host} is where this machine's tasks reach one another",
                 found="that is no address of this machine",
                 remedy="Leave it out for loopback, or name one of the machine's own addresses",
             )
-        host = f"[{request.host}]" if ":" in request.host else request.host
-        jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in request.jobs}
+        host = f"[{spec.host}]" if ":" in spec.host else spec.host
+        jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in spec.jobs}
         cluster = Cluster(jobs)
         return cluster, cluster.tasks
-    cluster = request.cluster or _cluster.load(request.cluster_file or "")
-    if not request.open_network:
+    cluster = spec.cluster or _cluster.load(spec.cluster_file or "")
+    if not spec.open_network:
         _cluster.refuse_public(cluster)
-    if request.tasks:
-        mine: Sequence[Task] = [Task.parse(name) for name in request.tasks]
+    if spec.tasks:
+        here: Sequence[Task] = [Task.parse(name) for name in spec.tasks]
     else:
-        here = own_addresses()
-        mine = [task for task in cluster.tasks if _is_here(cluster.address(task), here)]
-    if not mine:
+        own = own_addresses()
+        here = [task for task in cluster.tasks if _is_here(cluster.address(task), own)]
+    if not here:
         raise LaunchError(
-            asked=f"launch starts this machine's tasks of {request.cluster_file}",
+            asked=f"launch starts this machine's tasks of {spec.cluster_file}",
             found="none of the addresses in it is this machine's",
             remedy="Name the task to start here: --task=worker:0",
         )
-    for task in mine:
+    for task in here:
         held.given(_cluster.split(cluster.address(task))[1], task=str(task))
-    return cluster, tuple(mine)
+    return cluster, tuple(here)
 
 
-def plan(
-    request: Request,
+def task_specs(
+    spec: LaunchSpec,
     cluster: Cluster,
-    mine: Sequence[Task],
+    here: Sequence[Task],
     *,
-    mark: str,
-    status_path: str,
-    began: str,
+    tag: str,
+    socket_path: str,
+    job_id: str,
     environ: Mapping[str, str],
-) -> tuple[Planned, ...]:
-    """Returns what to start.
+) -> tuple[TaskSpec, ...]:
+    """Returns how to start each task.
 
     Args:
-        request: What was asked.
+        spec: What was asked.
         cluster: All tasks.
-        mine: Those to start here.
-        mark: Of this job, in the environment of all its processes.
-        status_path: The socket that tasks report to.
-        began: What the job's files are named by.
+        here: The tasks to start here.
+        tag: The process tag, in the environment of all processes of the job.
+        socket_path: The socket that tasks report to.
+        job_id: The id that the job's files are named by.
         environ: The launcher's environment: what the user has set there stays.
     """
     inventory = devices.inventory.take()
     # Beside parameter servers a chief hands out work, and does none.
     served = any(task.job == "ps" for task in cluster.tasks)
-    training = [task for task in mine if task.job in (("worker",) if served else ("chief", "worker"))]
-    threads = str(max(1, inventory.cores // len(mine)))
-    planned = []
-    for task in mine:
+    training = [task for task in here if task.job in (("worker",) if served else ("chief", "worker"))]
+    threads = str(max(1, inventory.cores // len(here)))
+    specs = []
+    for task in here:
         environment = {
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
@@ -118,28 +116,28 @@ def plan(
             **_gpus(task, training, inventory, environ),
             **_cluster.without_proxies(cluster, environ),
             **ports.ENVIRONMENT,
-            status.SOCKET: f"{task}@{status_path}",
-            status.JOB_ID: began,
-            **({status.PARTIAL: "1"} if len(mine) < len(cluster.tasks) else {}),
-            guard.VARIABLE: mark,
-            status.START_TIMEOUT: f"{request.start_timeout:g}",
-            status.HEARTBEAT_TIMEOUT: f"{request.heartbeat_timeout:g}",
+            status.SOCKET: f"{task}@{socket_path}",
+            status.JOB_ID: job_id,
+            **({status.PARTIAL: "1"} if len(here) < len(cluster.tasks) else {}),
+            guard.TAG: tag,
+            status.START_TIMEOUT: f"{spec.start_timeout:g}",
+            status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
         }
-        command = ("-m", "toolkit.launch.child", _STACKS, str(int(request.as_is)), *request.command)
-        planned.append(Planned(task=task, address=cluster.address(task), environment=environment, command=command))
-    return tuple(planned)
+        command = ("-m", "toolkit.launch.child", _STACKS, str(int(spec.as_is)), *spec.command)
+        specs.append(TaskSpec(task=task, environment=environment, command=command))
+    return tuple(specs)
 
 
-def shell_line(planned: Planned, environ: Mapping[str, str]) -> str:
+def shell_line(task: TaskSpec, environ: Mapping[str, str]) -> str:
     """Returns the task's start as a line for a shell.
 
     Args:
-        planned: The task.
+        task: What to start.
         environ: Whose secrets are masked.
     """
-    shown = {name: redaction.masked(value, environ) for name, value in planned.environment.items()}
+    shown = {name: redaction.masked(value, environ) for name, value in task.environment.items()}
     pairs = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-    command = [redaction.masked(part, environ) for part in planned.arguments("/dev/null")]
+    command = [redaction.masked(part, environ) for part in task.arguments("/dev/null")]
     return f"env {' '.join(pairs)} {shlex.join(command)}"
 
 
@@ -173,10 +171,10 @@ def own_addresses() -> set[str]:
     return found | {"127.0.0.1", "::1"}
 
 
-def _is_here(address: str, here: set[str]) -> bool:
+def _is_here(address: str, own: set[str]) -> bool:
     host = _cluster.split(address)[0]
     try:
         answers = socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):  # A label of more than 63 letters is no name.
         return False
-    return any(answer[4][0] in here for answer in answers)
+    return any(answer[4][0] in own for answer in answers)

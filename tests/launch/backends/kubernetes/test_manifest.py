@@ -24,7 +24,7 @@ EVERY = (("chief", 1), ("worker", 3), ("ps", 2), ("evaluator", 1))
 
 def request(**changes):
     given = {"name": "cifar", "jobs": (("worker", 2),), "image": "registry.test/x:1", "command": RECIPE}
-    return kubernetes.Request(**{**given, **changes})
+    return kubernetes.ManifestSpec(**{**given, **changes})
 
 
 def objects(**changes):

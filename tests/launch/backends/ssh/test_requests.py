@@ -18,7 +18,7 @@ from toolkit.launch.backends.ssh.start import _Launch
 
 def request(hosts="a,b:2", **changes):
     asked = {"command": ("train.py",), "hosts": ssh.parse(hosts), "directory": "/d", "python": "/p"}
-    return ssh.Request(**{**asked, **changes})
+    return ssh.SshSpec(**{**asked, **changes})
 
 
 def printed(capsys, *flags):
@@ -128,7 +128,7 @@ def test_workers_are_numbered_anew_where_hosts_are_gone():
 )
 def test_a_job_goes_on_with_enough_workers_and_with_its_run_directory(least, shared, ready, enough):
     asked = request("a,b:2", min_workers=least)
-    launch = types.SimpleNamespace(request=asked, shared=shared)
+    launch = types.SimpleNamespace(spec=asked, shared=shared)
     assert _Launch._enough(launch, [host for host in asked.hosts if host.name == ready]) == enough
 
 

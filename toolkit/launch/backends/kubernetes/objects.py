@@ -9,48 +9,48 @@ from typing import Any
 
 from toolkit.errors import RequestError
 from toolkit.launch.backends.kubernetes.pods import CONTAINER, template
-from toolkit.launch.backends.kubernetes.request import Request
+from toolkit.launch.backends.kubernetes.spec import ManifestSpec
 
 __all__ = ["manifest"]
 
 
-def manifest(request: Request) -> list[dict[str, Any]]:
+def manifest(wanted: ManifestSpec) -> list[dict[str, Any]]:
     """Returns the objects to create, in order."""
     makers = {"job": _indexed_job, "jobset": _jobset, "tfjob": _tfjob}
-    return [*_service(request), _policy(request), makers[request.kind](request)]
+    return [*_service(wanted), _policy(wanted), makers[wanted.kind](wanted)]
 
 
-def _metadata(request: Request) -> dict[str, Any]:
-    where = {"namespace": request.namespace} if request.namespace else {}
-    return {"name": request.name, **where, "labels": _labels(request)}
+def _metadata(wanted: ManifestSpec) -> dict[str, Any]:
+    where = {"namespace": wanted.namespace} if wanted.namespace else {}
+    return {"name": wanted.name, **where, "labels": _labels(wanted)}
 
 
-def _labels(request: Request) -> dict[str, str]:
-    return {"app.kubernetes.io/name": request.name}
+def _labels(wanted: ManifestSpec) -> dict[str, str]:
+    return {"app.kubernetes.io/name": wanted.name}
 
 
-def _service(request: Request) -> list[dict[str, Any]]:
+def _service(wanted: ManifestSpec) -> list[dict[str, Any]]:
     """Names for the pods; a JobSet and a TFJob have their own."""
-    if request.kind != "job":
+    if wanted.kind != "job":
         return []
     spec = {
         "clusterIP": "None",
-        "selector": _labels(request),
+        "selector": _labels(wanted),
         # Tasks look for one another before any of them is ready.
         "publishNotReadyAddresses": True,
-        "ports": [{"name": "grpc", "port": request.port}],
+        "ports": [{"name": "grpc", "port": wanted.port}],
     }
-    return [{"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}]
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": _metadata(wanted), "spec": spec}]
 
 
-def _policy(request: Request) -> dict[str, Any]:
+def _policy(wanted: ManifestSpec) -> dict[str, Any]:
     """TensorFlow's servers take orders from anyone who reaches them: only the job's own pods may."""
-    own = {"podSelector": {"matchLabels": _labels(request)}}
-    spec = {"podSelector": {"matchLabels": _labels(request)}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(request), "spec": spec}
+    own = {"podSelector": {"matchLabels": _labels(wanted)}}
+    spec = {"podSelector": {"matchLabels": _labels(wanted)}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(wanted), "spec": spec}
 
 
-def _job_spec(request: Request, job: str | None, number: int, *, backoff: int) -> dict[str, Any]:
+def _job_spec(wanted: ManifestSpec, job: str | None, number: int, *, backoff: int) -> dict[str, Any]:
     return {
         "completionMode": "Indexed",
         "completions": number,
@@ -70,44 +70,44 @@ def _job_spec(request: Request, job: str | None, number: int, *, backoff: int) -
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        "template": template(request, job),
+        "template": template(wanted, job),
     }
 
 
-def _indexed_job(request: Request) -> dict[str, Any]:
-    tasks = sum(number for _, number in request.jobs)
+def _indexed_job(wanted: ManifestSpec) -> dict[str, Any]:
+    tasks = sum(number for _, number in wanted.jobs)
     # A task that fails takes the others with it: each restart of the job costs as many failures as there are pods.
-    spec = _job_spec(request, None, tasks, backoff=request.max_restarts * tasks)
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(request), "spec": spec}
+    spec = _job_spec(wanted, None, tasks, backoff=wanted.max_restarts * tasks)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(wanted), "spec": spec}
 
 
-def _jobset(request: Request) -> dict[str, Any]:
+def _jobset(wanted: ManifestSpec) -> dict[str, Any]:
     jobs = [
-        {"name": job, "replicas": 1, "template": {"spec": _job_spec(request, job, number, backoff=0)}}
-        for job, number in request.jobs
+        {"name": job, "replicas": 1, "template": {"spec": _job_spec(wanted, job, number, backoff=0)}}
+        for job, number in wanted.jobs
     ]
-    leads = "chief" if any(job == "chief" for job, _ in request.jobs) else "worker"
+    leads = "chief" if any(job == "chief" for job, _ in wanted.jobs) else "worker"
     spec = {
-        "network": {"enableDNSHostnames": True, "subdomain": request.name, "publishNotReadyAddresses": True},
+        "network": {"enableDNSHostnames": True, "subdomain": wanted.name, "publishNotReadyAddresses": True},
         "failurePolicy": {
-            "maxRestarts": request.max_restarts,
+            "maxRestarts": wanted.max_restarts,
             # What the pods' own policy has given up for good, exit code 2, isn't restarted.
             "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
         },
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [leads]},
         "replicatedJobs": jobs,
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(request), "spec": spec}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(wanted), "spec": spec}
 
 
-def _tfjob(request: Request) -> dict[str, Any]:
+def _tfjob(wanted: ManifestSpec) -> dict[str, Any]:
     names = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
     replicas = {
-        names[job]: {"replicas": number, "restartPolicy": "ExitCode", "template": template(request, job)}
-        for job, number in request.jobs
+        names[job]: {"replicas": number, "restartPolicy": "ExitCode", "template": template(wanted, job)}
+        for job, number in wanted.jobs
     }
     spec = {
-        "runPolicy": {"backoffLimit": request.max_restarts, "cleanPodPolicy": "Running"},
+        "runPolicy": {"backoffLimit": wanted.max_restarts, "cleanPodPolicy": "Running"},
         "tfReplicaSpecs": replicas,
     }
-    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(request), "spec": spec}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(wanted), "spec": spec}

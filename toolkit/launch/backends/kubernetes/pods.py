@@ -1,12 +1,12 @@
-"""A pod: its container, resources, volumes, and what it may not do."""
+"""A pod: its container, resources, volumes, what it may not do, and the cluster that pods make by their names."""
 
 import json
 from typing import Any
 
+from toolkit.cluster import Cluster, Task
 from toolkit.cluster.sources.kubernetes import CLUSTER, TASK
 from toolkit.errors import LaunchError
-from toolkit.launch.backends.kubernetes.names import cluster
-from toolkit.launch.backends.kubernetes.request import Request
+from toolkit.launch.backends.kubernetes.spec import ManifestSpec
 from toolkit.support import status
 
 __all__ = ["GRACE", "template"]
@@ -17,47 +17,47 @@ _LONGEST = (128 << 10) - 100  # Bytes of a variable with its name: Linux's MAX_A
 _TRAINS = ("chief", "worker")
 
 
-def template(request: Request, job: str | None) -> dict[str, Any]:
+def template(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
     """Returns a pod template.
 
     Args:
-        request: The job.
+        wanted: The job.
         job: Whose tasks these pods are; None where pods of all jobs are numbered through.
     """
-    names = {"app.kubernetes.io/name": request.name, "app.kubernetes.io/managed-by": "toolkit"}
+    names = {"app.kubernetes.io/name": wanted.name, "app.kubernetes.io/managed-by": "toolkit"}
     spec: dict[str, Any] = {
-        "restartPolicy": "Never" if request.kind != "tfjob" else None,
-        "subdomain": request.name if request.kind == "job" else None,
+        "restartPolicy": "Never" if wanted.kind != "tfjob" else None,
+        "subdomain": wanted.name if wanted.kind == "job" else None,
         "terminationGracePeriodSeconds": GRACE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # Or each service of the namespace becomes variables of ours.
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": request.user,
-            "runAsGroup": request.user,
-            "fsGroup": request.user,
+            "runAsUser": wanted.user,
+            "runAsGroup": wanted.user,
+            "fsGroup": wanted.user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(request, job)],
+        "containers": [_container(wanted, job)],
         "volumes": [
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             {"name": "temporary", "emptyDir": {}},
             *(
                 {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}
-                for number, volume in enumerate(request.volumes)
+                for number, volume in enumerate(wanted.volumes)
             ),
         ],
     }
     return {"metadata": {"labels": names}, "spec": {key: value for key, value in spec.items() if value is not None}}
 
 
-def _container(request: Request, job: str | None) -> dict[str, Any]:
+def _container(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
-        "image": request.image,
-        "command": [_literal(part) for part in (request.python, *request.command)],
-        "env": [{"name": name, "value": _literal(value)} for name, value in _environment(request, job).items()],
-        "ports": [{"name": "tfjob-port", "containerPort": request.port}],
+        "image": wanted.image,
+        "command": [_literal(part) for part in (wanted.python, *wanted.command)],
+        "env": [{"name": name, "value": _literal(value)} for name, value in _environment(wanted, job).items()],
+        "ports": [{"name": "tfjob-port", "containerPort": wanted.port}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -65,10 +65,10 @@ def _container(request: Request, job: str | None) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "temporary", "mountPath": "/tmp"},
-            *({"name": f"volume-{number}", "mountPath": volume.path} for number, volume in enumerate(request.volumes)),
+            *({"name": f"volume-{number}", "mountPath": volume.path} for number, volume in enumerate(wanted.volumes)),
         ],
     }
-    resources = _resources(request, job)
+    resources = _resources(wanted, job)
     return {**container, "resources": resources} if resources else container
 
 
@@ -77,31 +77,42 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _environment(request: Request, job: str | None) -> dict[str, str]:
+def _environment(wanted: ManifestSpec, job: str | None) -> dict[str, str]:
     found = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", status.RESUME: "1"}
-    if request.kind != "tfjob":  # Its operator sets TF_CONFIG.
-        found[CLUSTER] = _described(request)
+    if wanted.kind != "tfjob":  # Its operator sets TF_CONFIG.
+        found[CLUSTER] = _described(wanted)
         if job is not None:
             found[TASK] = job
-    return {**found, **dict(request.environment)}
+    return {**found, **dict(wanted.environment)}
 
 
-def _described(request: Request) -> str:
-    text = json.dumps(cluster(request).as_dict(), separators=(",", ":"))
+def _described(wanted: ManifestSpec) -> str:
+    text = json.dumps(_cluster(wanted).as_dict(), separators=(",", ":"))
     if len(text) > _LONGEST:
         raise LaunchError(
-            asked=f"{sum(number for _, number in request.jobs):,} tasks are to know one another",
+            asked=f"{sum(number for _, number in wanted.jobs):,} tasks are to know one another",
             found=f"{CLUSTER} would hold {len(text):,} letters, and Linux gives a program at most {_LONGEST:,}",
             remedy="Ask for fewer tasks, or give the job a shorter name",
         )
     return text
 
 
-def _resources(request: Request, job: str | None) -> dict[str, Any]:
+def _cluster(wanted: ManifestSpec) -> Cluster:
+    """Returns who takes part, at the names that pods have behind the headless service of the job's name.
+
+    An Indexed Job calls its pods NAME-INDEX; a JobSet NAME-JOB-0-INDEX, with a replicated job for each of ours.
+    """
+    tasks = [Task(job, index) for job, number in wanted.jobs for index in range(number)]
+    pods = [str(i) if wanted.kind == "job" else f"{task.job}-0-{task.index}" for i, task in enumerate(tasks)]
+    addresses = [f"{wanted.name}-{pod}.{wanted.name}:{wanted.port}" for pod in pods]
+    return Cluster.at(dict(zip(tasks, addresses, strict=True)))
+
+
+def _resources(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
     limits: dict[str, Any] = {}
-    if request.memory:
-        limits["memory"] = request.memory
-    if request.gpus and (job is None or job in _TRAINS):
-        limits["nvidia.com/gpu"] = request.gpus
-    requests = {name: value for name, value in (("cpu", request.cpu), ("memory", request.memory)) if value}
+    if wanted.memory:
+        limits["memory"] = wanted.memory
+    if wanted.gpus and (job is None or job in _TRAINS):
+        limits["nvidia.com/gpu"] = wanted.gpus
+    requests = {name: value for name, value in (("cpu", wanted.cpu), ("memory", wanted.memory)) if value}
     return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}

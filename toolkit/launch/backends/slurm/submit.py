@@ -1,20 +1,21 @@
-"""sbatch, the job's state, its logs, and its end."""
+"""The batch script, sbatch, the job's state, its logs, and its end."""
 
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch.backends.slurm.request import Request
-from toolkit.launch.backends.slurm.script import script
+from toolkit.launch.backends.slurm.spec import SlurmSpec
 from toolkit.support import redaction, signals
 
-__all__ = ["submit"]
+__all__ = ["script", "submit"]
 
 _SECONDS = 1.0  # Between two questions to Slurm.
 _DONE = (
@@ -30,13 +31,36 @@ _DONE = (
 )
 
 
-def submit(request: Request, *, show: Callable[[str], None]) -> None:
+def script(spec: SlurmSpec) -> str:
+    """Returns the text of the batch script; what it runs is `toolkit.launch.backends.slurm.batch`."""
+    options = {
+        "job-name": spec.name,
+        "nodes": spec.nodes,
+        "ntasks": spec.tasks,
+        "ntasks-per-node": spec.tasks_per_node,
+        "cpus-per-task": spec.cpus_per_task,
+        "gpus-per-task": spec.gpus_per_task or None,
+        "time": spec.time,
+        "partition": spec.partition,
+        "account": spec.account,
+        "signal": f"TERM@{spec.notice}",
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
+    own = [f"--max_restarts={spec.max_restarts}", f"--tasks={spec.counted}", f"--logs={spec.logs.absolute()}"]
+    own += [f"--start_timeout={spec.start_timeout:g}", f"--heartbeat_timeout={spec.heartbeat_timeout:g}"]
+    own += ["--as_is"] if spec.as_is else []
+    command = [sys.executable, "-m", "toolkit.launch.backends.slurm.batch", *own, "--", *spec.command]
+    return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", f"exec {shlex.join(command)}", ""])
+
+
+def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
     """Submits the job, shows its logs, and returns when it is completed.
 
     A signal to this process cancels the job.
 
     Args:
-        request: What is to run.
+        spec: What is to run.
         show: Is given whole lines, without their ends.
 
     Raises:
@@ -51,21 +75,21 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
             remedy="Run it on a login node",
         )
     try:
-        request.logs.mkdir(parents=True, exist_ok=True)
+        spec.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            asked=f"the tasks' logs are to go to {request.logs}",
+            asked=f"the tasks' logs are to go to {spec.logs}",
             found=f"it can't be written ({(error.strerror or str(error)).lower()})",
             remedy="Name a directory that can be written with --log_dir",
         ) from error
-    batch = request.logs / "job.sh"
+    batch = spec.logs / "job.sh"
     batch.touch(mode=0o600)  # It holds the arguments as they are.
-    batch.write_text(script(request), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
-    output = str((request.logs / "job.log").absolute()).replace("%", "%%")
+    batch.write_text(script(spec), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
+    output = str((spec.logs / "job.log").absolute()).replace("%", "%%")
     job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
-    show(f"launch: Slurm job {job}, {request.tasks} tasks on {request.nodes} nodes; logs in {request.logs}")
+    show(f"launch: Slurm job {job}, {spec.tasks} tasks on {spec.nodes} nodes; logs in {spec.logs}")
     with signals.recorded() as received:
-        followed = _Logs(request.logs)
+        followed = _Logs(spec.logs)
         state = _followed(job, followed, received, show)
         for line in followed.lines():
             show(line)
@@ -73,7 +97,7 @@ def submit(request: Request, *, show: Callable[[str], None]) -> None:
         raise JobStopped(received[0])
     if state[0] != "COMPLETED":
         raise TaskFailed(
-            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {request.logs}",
+            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {spec.logs}",
             code=state[1] or 1,
         )
     show(f"launch: Slurm job {job} is completed")

@@ -1,4 +1,4 @@
-"""What runs on each host: it starts that host's tasks, says what they do, and ends them when the launcher is gone.
+"""What runs on each host: it starts that host's tasks, reports on them, and ends them when the launcher is gone.
 
     python -m toolkit.launch.backends.ssh.agent
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolkit import __version__
@@ -59,7 +59,7 @@ def _main() -> int:
         try:
             given = listening.first()
             with contextlib.suppress(OSError):
-                _mark(prepare["mark"]).unlink()
+                _probe(prepare["mark"]).unlink()
             if given is None:
                 return 0
             return _run(given, held, output)
@@ -68,14 +68,14 @@ def _main() -> int:
 
 
 def _run(given: dict[str, Any], held: Any, output: "_Output") -> int:
-    """Runs this host's tasks; says how it ended, and returns an exit code."""
+    """Runs this host's tasks; reports how they ended, and returns an exit code."""
     from toolkit import launch
 
     # The launcher's signals come over the connection; those of this host end the tasks, too.
     with tempfile.TemporaryDirectory(prefix="toolkit-", ignore_cleanup_errors=True) as logs:
         try:
             cluster = Cluster(given["cluster"])
-            request = launch.Request(
+            spec = launch.LaunchSpec(
                 **given["options"],
                 command=tuple(given["command"]),
                 cluster=cluster,
@@ -84,7 +84,7 @@ def _run(given: dict[str, Any], held: Any, output: "_Output") -> int:
                 log_dir=logs,
                 open_network=True,  # Looked at where the hosts are named.
             )
-            launch.start(request, display=_Display(output), ports=held)
+            launch.start(spec, display=_Display(output), ports=held)
         except JobStopped as error:
             output.send("end", how="stopped", text=str(error), code=error.exit_code, **_record(logs))
             return error.exit_code
@@ -103,7 +103,7 @@ def _run(given: dict[str, Any], held: Any, output: "_Output") -> int:
 
 
 def _record(logs: str) -> dict[str, Any]:
-    """Returns what this host's launcher has written down."""
+    """Returns what this host's launcher has recorded."""
     from toolkit.launch.record import FAILURE, FILE
 
     found: dict[str, Any] = {"logs": logs}
@@ -120,27 +120,27 @@ def _send_stacks(logs: str, output: "_Output") -> None:
 
     for log in sorted(pathlib.Path(logs).glob("*.log")):
         with contextlib.suppress(OSError):
-            _, mark, text = log.read_text("utf-8", errors="replace").partition(f"\n{STACKS}\n")
-            if mark:
+            _, line, text = log.read_text("utf-8", errors="replace").partition(f"\n{STACKS}\n")
+            if line:
                 job, _, index = log.stem.rpartition("-")
                 output.send("lines", task=f"{job}:{index}", lines=[STACKS, *text.splitlines()])
 
 
-def _mark(name: str) -> pathlib.Path:
-    return pathlib.Path(f".toolkit-{name}")
+def _probe(token: str) -> pathlib.Path:
+    return pathlib.Path(f".toolkit-{token}")
 
 
-def _shared(name: str, *, make: bool) -> bool:
-    """Says whether this directory is the first host's own, by a file that lies in it while hosts are being called."""
+def _shared(token: str, *, make: bool) -> bool:
+    """Returns whether this directory is the first host's own: a file lies in it while hosts are being called."""
     with contextlib.suppress(OSError):
         if make:
-            _mark(name).touch()
-        return _mark(name).exists()
+            _probe(token).touch()
+        return _probe(token).exists()
     return False
 
 
 class _Output:
-    """Standard output, for messages only: what else would write there goes to standard error."""
+    """Standard output, for messages only: what else writes there goes to standard error."""
 
     def __init__(self) -> None:
         self._descriptor = os.dup(1)
@@ -169,11 +169,11 @@ class _Display:
     def say(self, message: str) -> None:
         self._output.send("note", text=message)
 
-    def draw(self, running: Sequence[Any]) -> None:
+    def draw(self, rows: Callable[[], Sequence[Sequence[str]]]) -> None:
         now = time.monotonic()
         if now - self._sent >= wire.BEAT:
             self._sent = now
-            self._output.send("rows", rows=[task.row() for task in running])
+            self._output.send("rows", rows=rows())
 
     def close(self) -> None:
         """There is nothing to take away."""
@@ -183,7 +183,7 @@ class _Listening:
     """Reads what the launcher sends, in a thread of its own.
 
     Args:
-        silence: Seconds without a word after which the launcher counts as gone.
+        silence: Seconds without a message after which the launcher counts as gone.
         grace: Seconds that tasks get to end.
     """
 

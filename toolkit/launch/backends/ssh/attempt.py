@@ -11,9 +11,8 @@ from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import Display
 from toolkit.launch.backends.ssh import wire
 from toolkit.launch.backends.ssh.connection import Connection
-from toolkit.launch.backends.ssh.hosts import Host
-from toolkit.launch.backends.ssh.part import Part
-from toolkit.launch.backends.ssh.request import Request
+from toolkit.launch.backends.ssh.host_tasks import HostTasks
+from toolkit.launch.backends.ssh.spec import Host, SshSpec
 
 __all__ = ["Attempt"]
 
@@ -24,60 +23,60 @@ _CALL = 10.0  # Seconds between two calls to a host that is gone.
 
 
 class Attempt:
-    """The parts of a job, from their start to their end.
+    """The tasks of a job on all hosts, from their start to their end.
 
     Args:
-        request: What was asked.
-        parts: One for each host that is there.
+        spec: What was asked.
+        hosts: The tasks of each host that is there.
         cluster: All tasks.
         missing: Hosts that are to be called, and taken in when they answer.
-        mark: Of this job.
-        began: What the job's files are named by.
-        number: The how many-th start this is, from 1.
+        token: The job's own, as `Connection` takes it.
+        job_id: The id that the job's files are named by.
+        number: The attempt's number, from 1.
         display: Where messages go.
         received: Signals to the launcher are appended to it.
     """
 
     def __init__(
         self,
-        request: Request,
-        parts: Sequence[Part],
+        spec: SshSpec,
+        hosts: Sequence[HostTasks],
         cluster: Cluster,
         missing: Sequence[Host],
         *,
-        mark: str,
-        began: str,
+        token: str,
+        job_id: str,
         number: int,
         display: Display,
         received: list[int],
     ) -> None:
-        self.request = request
-        self.parts = parts
+        self.spec = spec
+        self.hosts = hosts
         self.missing = missing
-        self.mark = mark
+        self.token = token
         self.display = display
         self._received = received
         self._calls: list[Connection] = []
         self._called = time.monotonic()
-        self._silence = max(5.0, request.heartbeat_timeout)
+        self._silence = max(5.0, spec.heartbeat_timeout)
         self._selector = selectors.DefaultSelector()
         options = {
-            "as_is": request.as_is,
-            "start_timeout": request.start_timeout,
-            "heartbeat_timeout": request.heartbeat_timeout,
-            "stall_timeout": request.stall_timeout,
-            "grace": request.grace,
+            "as_is": spec.as_is,
+            "start_timeout": spec.start_timeout,
+            "heartbeat_timeout": spec.heartbeat_timeout,
+            "stall_timeout": spec.stall_timeout,
+            "grace": spec.grace,
             "attempt": number,
-            "began": began,
+            "job_id": job_id,
         }
-        for part in parts:
-            self._selector.register(part.connection.descriptor, selectors.EVENT_READ)
-            part.connection.send(
+        for host in hosts:
+            self._selector.register(host.connection.descriptor, selectors.EVENT_READ)
+            host.connection.send(
                 "start",
                 cluster=cluster.as_dict(),
-                tasks=list(part.tasks),
-                command=list(request.command),
-                environment=dict(request.environment),
+                tasks=list(host.tasks),
+                command=list(spec.command),
+                environment=dict(spec.environment),
                 options=options,
             )
 
@@ -86,74 +85,74 @@ class Attempt:
 
         Raises:
             TaskFailed: A task failed, or a host is gone.
-            JobStopped: The launcher was told to stop.
+            JobStopped: The launcher received a signal to stop.
         """
         try:
             while not self._done():
                 self._turn()
                 if self._received:
-                    self._stop_as_told()
+                    self._stop_on_signal()
                 self._look_for_failure()
                 if self._is_back():
                     self._stop(signal.SIGTERM)
                     return False
-            self._wait(_LAST, lambda: all(part.ended for part in self.parts))
+            self._wait(_LAST, lambda: all(host.ended for host in self.hosts))
             self._stop(signal.SIGTERM)
             return True
         finally:
-            for connection in (*self._calls, *(part.connection for part in self.parts)):
+            for connection in (*self._calls, *(host.connection for host in self.hosts)):
                 connection.close()
             self._selector.close()
 
     def _done(self) -> bool:
-        return all(part.ended and part.ended["how"] == "done" for part in self.parts if part.trains)
+        return all(host.ended and host.ended["how"] == "done" for host in self.hosts if host.trains)
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(_TICK):
-            part = next(part for part in self.parts if part.connection.descriptor == key.fd)
-            gone = part.connection.gone
-            part.take()
+            host = next(host for host in self.hosts if host.connection.descriptor == key.fd)
+            gone = host.connection.gone
+            host.take()
             if gone:
                 self._selector.unregister(key.fd)
-        for part in self.parts:
-            part.connection.beat()
-        self.display.draw([row for part in self.parts for row in part.rows])
+        for host in self.hosts:
+            host.connection.beat()
+        self.display.draw(lambda: [row for host in self.hosts for row in host.rows])
 
     def _look_for_failure(self) -> None:
-        failed = next((p for p in self.parts if p.ended and p.ended["how"] != "done"), None)
+        failed = next((p for p in self.hosts if p.ended and p.ended["how"] != "done"), None)
         lost = self._lost()
         if failed is None and lost is None:
             return
         # A task fails because a host is gone, and says so before that host has been silent for long enough.
-        quiet = [p for p in self.parts if not p.ended and p.connection.silent > 3 * wire.BEAT]
+        quiet = [p for p in self.hosts if not p.ended and p.connection.silence > 3 * wire.BEAT]
         if lost is None and quiet:
             self._wait(
-                self._silence, lambda: self._lost() or all(p.ended or p.connection.silent < wire.BEAT for p in quiet)
+                self._silence, lambda: self._lost() or all(p.ended or p.connection.silence < wire.BEAT for p in quiet)
             )
             lost = self._lost()
         self._stop(signal.SIGTERM)
         if lost is not None:
             raise TaskFailed(f"{lost[0]} is gone: {lost[1]}. Its tasks were {', '.join(lost[2])}.", code=1)
         if failed is not None and failed.ended is not None:
-            raise TaskFailed(f"On {failed.name}: {failed.last_word}", code=int(failed.ended.get("code") or 1))
+            raise TaskFailed(f"On {failed.name}: {failed.last_message}", code=int(failed.ended.get("code") or 1))
 
     def _lost(self) -> tuple[str, str, list[str]] | None:
-        for part in self.parts:
-            if not part.ended and part.connection.gone:
-                part.take()  # Its last word may still be unread.
-            if part.ended:
+        for host in self.hosts:
+            if not host.ended and host.connection.gone:
+                host.take()  # Its last message may still be unread.
+            if host.ended:
                 continue
-            silent = part.connection.silent
+            silence = host.connection.silence
             # ssh, too, gives up after a while.
-            if silent > self._silence or (part.connection.gone and silent > 3 * wire.BEAT):
-                return part.name, f"nothing was heard of it for {silent:.0f} s", list(part.tasks)
-            if part.connection.gone:
-                return part.name, part.connection.words(), list(part.tasks)
+            if silence > self._silence or (host.connection.gone and silence > 3 * wire.BEAT):
+                return host.name, f"nothing was heard of it for {silence:.0f} s", list(host.tasks)
+            if host.connection.gone:
+                return host.name, host.connection.last_line(), list(host.tasks)
         return None
 
     def _is_back(self) -> bool:
         """Calls the hosts that are missing, once in a while, when the others have come so far that it pays."""
-        if not self.missing or not any(part.steps for part in self.parts):
+        if not self.missing or not any(host.steps for host in self.hosts):
             return False
         for call in list(self._calls):
             call.read()
@@ -170,13 +169,13 @@ class Attempt:
             self._called = now
             busy = {call.host for call in self._calls}
             self._calls += [
-                Connection(self.request, host, mark=self.mark, first=False) for host in self.missing if host not in busy
+                Connection(self.spec, host, token=self.token, first=False) for host in self.missing if host not in busy
             ]
         return False
 
-    def _stop_as_told(self) -> None:
+    def _stop_on_signal(self) -> None:
         number = self._received[0]
-        grace = self.request.grace
+        grace = self.spec.grace
         self.display.say(
             f"{signal.Signals(number).name}: asking all tasks to end, {grace:g} s; once more ends them at once"
         )
@@ -186,20 +185,20 @@ class Attempt:
     def _stop(self, number: int) -> None:
         """Asks all tasks to end, and waits; a further signal to the launcher is handed on, and cuts it short."""
         known = len(self._received)
-        left = [part for part in self.parts if not part.ended]
-        for part in left:
-            part.connection.send("stop", signal=int(number))
+        left = [host for host in self.hosts if not host.ended]
+        for host in left:
+            host.connection.send("stop", signal=int(number))
         self._wait(
-            self.request.grace + _LEEWAY,
-            lambda: all(self._over(part) for part in left) or len(self._received) > known,
+            self.spec.grace + _LEEWAY,
+            lambda: all(self._over(host) for host in left) or len(self._received) > known,
         )
         if len(self._received) > known:
-            for part in left:
-                part.connection.send("stop", signal=int(number))
-            self._wait(_LEEWAY, lambda: all(self._over(part) for part in left))
+            for host in left:
+                host.connection.send("stop", signal=int(number))
+            self._wait(_LEEWAY, lambda: all(self._over(host) for host in left))
 
-    def _over(self, part: Part) -> bool:
-        return bool(part.ended) or part.connection.gone or part.connection.silent > self._silence
+    def _over(self, host: HostTasks) -> bool:
+        return bool(host.ended) or host.connection.gone or host.connection.silence > self._silence
 
     def _wait(self, seconds: float, until: Any) -> None:
         deadline = time.monotonic() + seconds

@@ -11,8 +11,7 @@ from typing import Any
 
 from toolkit.errors import LaunchError
 from toolkit.launch.backends.ssh import wire
-from toolkit.launch.backends.ssh.hosts import Host
-from toolkit.launch.backends.ssh.request import Request
+from toolkit.launch.backends.ssh.spec import Host, SshSpec
 
 __all__ = ["Connection", "address_of", "ssh"]
 
@@ -20,22 +19,22 @@ _CONNECT = 10  # Seconds for a connection to be made.
 _ALIVE = 5  # Seconds between ssh's own signs of life.
 
 
-def ssh(request: Request) -> list[str]:
+def ssh(spec: SshSpec) -> list[str]:
     """Returns ssh's own part of a command: the user's ssh and configuration, which asks nothing."""
-    own = ["-F", request.ssh_config] if request.ssh_config else []
+    own = ["-F", spec.ssh_config] if spec.ssh_config else []
     options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
     # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
     every = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes", *options]
     return ["ssh", *own, *(word for option in every for word in ("-o", option))]
 
 
-def address_of(request: Request, host: Host) -> str:
+def address_of(spec: SshSpec, host: Host) -> str:
     """Returns the name or address at which ssh reaches a host, by its configuration: other hosts are to use it, too.
 
     Raises:
         LaunchError: There is no ssh, or it can't read its configuration.
     """
-    command = [*ssh(request), "-G", "--", host.name]
+    command = [*ssh(spec), "-G", "--", host.name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CONNECT, check=False)
     except FileNotFoundError:
@@ -47,9 +46,9 @@ def address_of(request: Request, host: Host) -> str:
     except subprocess.TimeoutExpired:
         return host.name.rpartition("@")[2]
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise LaunchError(
-            asked=f"ssh is to reach {host.name}", found=f"it says: {said[-1]}", remedy="Mend ssh's configuration"
+            asked=f"ssh is to reach {host.name}", found=f"it says: {lines[-1]}", remedy="Mend ssh's configuration"
         )
     found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
     return found[1] if found else host.name.rpartition("@")[2]
@@ -59,32 +58,31 @@ class Connection:
     """A host's agent, at the end of ssh.
 
     Args:
-        request: What was asked.
+        spec: What was asked.
         host: Which.
-        mark: Of this job.
+        token: The job's own; a file of that name in the directory shows which hosts share it.
         first: Whether it is the job's first host.
 
     Attributes:
-        heard: When it last said something, by the monotonic clock.
-        ready: What it said when it was ready; None before.
-        ended: What it said of its end; None before.
+        ready: Its message that it is ready; None before.
+        ended: Its message about its end; None before.
         refused: Why it won't be ready, in words; "" as long as it may.
     """
 
-    def __init__(self, request: Request, host: Host, *, mark: str, first: bool) -> None:
+    def __init__(self, spec: SshSpec, host: Host, *, token: str, first: bool) -> None:
         self.host = host
-        self.heard = self._beaten = time.monotonic()
+        self._received = self._beat = time.monotonic()
         self.ready: dict[str, Any] | None = None
         self.ended: dict[str, Any] | None = None
         self.refused = ""
-        self._request = request
+        self._request = spec
         self._reader = wire.Reader()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close().
-        path = ["env", f"PYTHONPATH={request.path}"] if request.path else []
+        path = ["env", f"PYTHONPATH={spec.path}"] if spec.path else []
         # All of it is quoted for the shell that sshd starts; everything of the user's follows as JSON.
-        remote = "exec " + shlex.join([*path, request.python, "-m", "toolkit.launch.backends.ssh.agent"])
+        remote = "exec " + shlex.join([*path, spec.python, "-m", "toolkit.launch.backends.ssh.agent"])
         self.process = subprocess.Popen(
-            [*ssh(request), "--", host.name, remote],
+            [*ssh(spec), "--", host.name, remote],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -93,14 +91,15 @@ class Connection:
         assert self.process.stdout is not None
         self.descriptor = self.process.stdout.fileno()
         os.set_blocking(self.descriptor, False)
+        # An agent of another version reads this before versions are compared: its keys stay as they are.
         self.send(
             "prepare",
-            directory=request.directory,
+            directory=spec.directory,
             tasks=host.tasks,
-            mark=mark,
+            mark=token,
             first=first,
-            silence=max(5.0, request.heartbeat_timeout),
-            grace=request.grace,
+            silence=max(5.0, spec.heartbeat_timeout),
+            grace=spec.grace,
         )
 
     def send(self, kind: str, **facts: Any) -> None:
@@ -115,8 +114,8 @@ class Connection:
     def beat(self) -> None:
         """Shows the agent that this end lives, once a second."""
         now = time.monotonic()
-        if now - self._beaten >= wire.BEAT:
-            self._beaten = now
+        if now - self._beat >= wire.BEAT:
+            self._beat = now
             self.send("beat")
 
     def read(self) -> list[dict[str, Any]]:
@@ -129,7 +128,7 @@ class Connection:
             data = b""
         found = self._reader.messages(data)
         if found:
-            self.heard = time.monotonic()
+            self._received = time.monotonic()
         for message in found:
             if message["toolkit"] == "ready":
                 self.ready = message
@@ -138,7 +137,7 @@ class Connection:
                 if self.ready is None:
                     self.refused = str(message["text"])
         if not data and self.ready is None and not self.refused:
-            self.refused = self.words()
+            self.refused = self.last_line()
         return found
 
     @property
@@ -147,17 +146,17 @@ class Connection:
         return self.process.poll() is not None
 
     @property
-    def silent(self) -> float:
-        """Seconds since it last said something."""
-        return time.monotonic() - self.heard
+    def silence(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._received
 
-    def words(self) -> str:
-        """What ssh or the host's shell said last."""
+    def last_line(self) -> str:
+        """Returns what ssh or the host's shell wrote last."""
         code = self.process.wait(5) if self.gone else None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
-        said = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
-        said = said or self._reader.strange or [f"ssh ended with exit code {code}"]
-        return said[-1].strip()[:300]
+        lines = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
+        lines = lines or self._reader.strange or [f"ssh ended with exit code {code}"]
+        return lines[-1].strip()[:300]
 
     def close(self) -> None:
         """Ends ssh; the agent's input ends with it, and the tasks there soon after."""

@@ -1,7 +1,7 @@
 """Messages between the launcher and a host's agent: one line of JSON each, to and from ssh.
 
 To the agent:    prepare, start, beat, stop.
-From the agent:  ready, lines, rows (which shows that it lives), note, began, end.
+From the agent:  ready, lines, rows (which shows that it lives), note, end.
 """
 
 import json

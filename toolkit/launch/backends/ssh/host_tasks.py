@@ -1,4 +1,4 @@
-"""The tasks of one host, as they are seen from here: their lines, logs, and rows of the table."""
+"""The tasks of one host, as the launcher sees them: their lines, logs, and rows of the table."""
 
 import contextlib
 import pathlib
@@ -9,17 +9,19 @@ from toolkit.cluster import Task
 from toolkit.launch import Display, Record
 from toolkit.launch.backends.ssh.connection import Connection
 
-__all__ = ["Part"]
+__all__ = ["HostTasks"]
+
+_CELLS = 7  # Of a row of the table; another version may send others.
 
 
-class Part:
-    """What one host's agent says, taken and shown.
+class HostTasks:
+    """What one host's agent reports, taken and shown.
 
     Args:
         connection: To the agent.
-        tasks: Those that run there.
+        tasks: The tasks that run there.
         logs: Directory for a log file per task, here.
-        record: What became of tasks, here.
+        record: Where it is written, here, what became of tasks.
         display: Where lines and messages go.
     """
 
@@ -34,26 +36,26 @@ class Part:
     ) -> None:
         self.connection = connection
         self.tasks = {str(task): task for task in tasks}
-        self.rows: list[Row] = []
+        self.rows: list[tuple[str, ...]] = []
         self._logs = logs
         self._record = record
         self._display = display
 
     @property
     def name(self) -> str:
-        """The host's."""
+        """The name of the host."""
         return self.connection.host.name
 
     @property
     def ended(self) -> Mapping[str, Any] | None:
-        """What the agent said of its end; None before."""
+        """What the agent reported of its end; None before."""
         return self.connection.ended
 
     @property
-    def last_word(self) -> str:
-        """What the agent said last, for a person: the logs are here, not where they were there."""
-        told = self.ended or {}
-        text, there = str(told.get("text", "")), str(told.get("logs", ""))
+    def last_message(self) -> str:
+        """What the agent wrote last for a person, with the directory of the logs here in the place of the one there."""
+        end = self.ended or {}
+        text, there = str(end.get("text", "")), str(end.get("logs", ""))
         return text.replace(there, str(self._logs)) if there else text
 
     @property
@@ -64,7 +66,7 @@ class Part:
     @property
     def steps(self) -> int:
         """The furthest step that a task here has reported; 0 before."""
-        return max((int(row.cells[3]) for row in self.rows if row.cells[3].isdecimal()), default=0)
+        return max((int(row[3]) for row in self.rows if row[3].isdecimal()), default=0)
 
     def take(self) -> None:
         """Takes what has come; of a connection that is gone, all that is left."""
@@ -83,29 +85,16 @@ class Part:
             self._write(self.tasks[message["task"]], lines)
             self._display.lines(self.tasks[message["task"]], lines)
         elif kind == "rows":
-            self.rows = [Row(tuple(str(cell) for cell in row)) for row in message["rows"] if len(row) == Row.WIDTH]
+            self.rows = [tuple(map(str, row)) for row in message["rows"] if len(row) == _CELLS]
         elif kind == "note":
             self._display.say(f"{self.name}: {message['text']}")
         elif kind == "end":
             for event in message.get("events", ()):
                 self._record.add({**event, "host": self.name})
             if message.get("failure"):
-                self._record.keep({**message["failure"], "host": self.name})
+                self._record.keep_failure({**message["failure"], "host": self.name})
 
     def _write(self, task: Task, lines: Sequence[bytes]) -> None:
         # A full disk costs the log, not the job.
         with contextlib.suppress(OSError), (self._logs / f"{str(task).replace(':', '-')}.log").open("ab") as file:
             file.writelines(line + b"\n" for line in lines)
-
-
-class Row:
-    """A line of the table, made on the host."""
-
-    WIDTH = 7
-
-    def __init__(self, cells: tuple[str, ...]) -> None:
-        self.cells = cells
-
-    def row(self) -> tuple[str, ...]:
-        """Returns its cells."""
-        return self.cells

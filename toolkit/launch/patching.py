@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["adopt", "guard_fit"]
+__all__ = ["guard_fit", "patch_strategies"]
 
 _LOG = logging.getLogger(__name__)
 
 
-def adopt(tensorflow: Any) -> None:
-    """Lets two names of TensorFlow's make strategies of ours, and says so when they do.
+def patch_strategies(tensorflow: Any) -> None:
+    """Lets two names of TensorFlow's make strategies of ours, and logs it when they do.
 
     They are `tf.distribute.MultiWorkerMirroredStrategy` and `ParameterServerStrategy`. A name stays a
     class, which scripts and Keras use with isinstance, and is made ours only when the script asks
@@ -53,7 +53,7 @@ def guard_fit(keras: Any) -> None:
 def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
     original = getattr(tensorflow.distribute, name)
 
-    class Adopted(type(original)):  # type: ignore[misc]
+    class Patched(type(original)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not stand_in:
                 return super().__call__(*args, **kwargs)
@@ -68,7 +68,7 @@ def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original) if cls is stand_in else super().__instancecheck__(instance)
 
-    stand_in = Adopted(original.__name__, (original,), {"__doc__": original.__doc__})
+    stand_in = Patched(original.__name__, (original,), {"__doc__": original.__doc__})
     for home in (tensorflow.distribute, tensorflow.distribute.experimental):
         setattr(home, name, stand_in)
 
@@ -80,7 +80,7 @@ def _multi_worker(*args: Any, **kwargs: Any) -> Any:
 
 
 def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -> Any:
-    """A partitioner says that large variables are to be cut; how, is then this toolkit's way."""
+    """Makes our strategy; a partitioner asks for large variables to be sharded, which is done in this toolkit's way."""
     from toolkit.cluster import Cluster, Task
     from toolkit.strategies import parameter_server
     from toolkit.strategies.parameter_servers import ParameterServerOptions

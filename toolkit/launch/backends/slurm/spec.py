@@ -5,10 +5,9 @@ import pathlib
 import re
 
 from toolkit.errors import LaunchError
-from toolkit.launch import check_times
-from toolkit.launch.request import check_passable
+from toolkit.launch import check_command, check_passable, check_times
 
-__all__ = ["Request"]
+__all__ = ["SlurmSpec"]
 
 _NAME = re.compile(r"[\w.+-]+")
 # As sbatch --time has it: minutes, h:m:s, days-hours ...
@@ -16,7 +15,7 @@ _TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class SlurmSpec:
     """A job of Slurm's.
 
     Attributes:
@@ -95,7 +94,8 @@ class Request:
                 found="Slurm reads a backslash in a log's name in its own way",
                 remedy="Name a directory without one",
             )
-        check_passable([str(self.logs), *self.command])
+        check_command(self.command)
+        check_passable([str(self.logs)])
         tasks = sum(number for _, number in self.jobs)
         if tasks and self.tasks_per_node is not None and tasks != self.nodes * self.tasks_per_node:
             raise LaunchError(

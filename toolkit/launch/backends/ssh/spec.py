@@ -1,84 +1,85 @@
-"""What the job is to be, checked before any host is called."""
+"""What the job is to be, checked before any host is called: the hosts "a,b:2", and what runs there."""
 
 import dataclasses
 import re
 
 from toolkit.errors import LaunchError
-from toolkit.launch import check_times
-from toolkit.launch.backends.ssh.hosts import Host
+from toolkit.launch import JobOptions
 
-__all__ = ["Request"]
+__all__ = ["Host", "SshSpec", "parse"]
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NAME = re.compile(
+    r"(?:[\w.+-]+@)?(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(?::(?P<tasks>\d{1,4}))?", re.ASCII
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine that ssh reaches.
+
+    Attributes:
+        name: As ssh takes it: a name, an alias of the user's configuration, user@name.
+        tasks: How many tasks run there.
+    """
+
+    name: str
+    tasks: int = 1
+
+
+def parse(text: str) -> tuple[Host, ...]:
+    """Reads "a,b:2,me@c": a task on a, two on b, one on c.
+
+    Raises:
+        LaunchError: A name is none, or is there twice.
+    """
+    hosts: list[Host] = []
+    for part in text.split(","):
+        found = _NAME.fullmatch(part)
+        if found is None:
+            raise LaunchError(
+                asked=f"--hosts={text[:200]}",
+                found=f"{part[:60]!r} is no host" if part else "a name in it is empty",
+                remedy="Write names as ssh takes them, and after a colon how many tasks: --hosts=a,b:2",
+            )
+        name = part[: found.start("tasks") - 1] if found["tasks"] else part
+        if found["tasks"] and not int(found["tasks"]):
+            raise LaunchError(asked=f"--hosts={text[:200]}", found=f"{name} gets no task", remedy="Leave it out")
+        if name in {host.name for host in hosts}:
+            raise LaunchError(
+                asked=f"--hosts={text[:200]}", found=f"{name} is there twice", remedy=f"Write {name}:2 for two tasks"
+            )
+        hosts.append(Host(name.removeprefix("[").removesuffix("]"), int(found["tasks"] or 1)))
+    return tuple(hosts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """A job on several hosts.
+class SshSpec(JobOptions):
+    """A job on several hosts; `jobs` may be () for as many workers as the hosts have room for.
 
     Attributes:
-        command: ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
         hosts: Where; the first one's first task is the chief, and writes the run directory there.
-        jobs: How many tasks of each job; () for as many workers as the hosts have room for.
         directory: Where the tasks run on each host; relative to the home there.
         copy_from: What is copied to `directory` first; None where it is there already.
         python: The interpreter on each host.
-        environment: Added to the tasks' environment.
         path: PYTHONPATH there; None for what the host has.
         ssh_config: A file for `ssh -F`; None for the user's own.
-        log_dir: Where the tasks' output goes, here; None for a new directory under ./runs.
-        tee: Show the tasks' output here too.
-        only: Tasks whose output is shown; () for all.
-        as_is: Leave TensorFlow's own strategy to scripts that make one.
-        start_timeout: Seconds that tasks wait for one another, and restarts for hosts.
-        heartbeat_timeout: Seconds after which a host that isn't heard of counts as gone.
-        stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
-        grace: Seconds between asking tasks to end and ending them.
-        max_restarts: How often a job that failed is started again within `restart_window` seconds.
-        restart_window: Seconds.
         min_workers: With so many tasks left the job goes on without hosts that are gone; 0 for only with all.
-        open_network: Whether hosts may have public addresses.
 
     Raises:
-        LaunchError: Something can't be meant so.
+        LaunchError: A value is none that it can be, or the hosts have other room than the jobs have tasks.
     """
 
-    command: tuple[str, ...]
     hosts: tuple[Host, ...]
-    jobs: tuple[tuple[str, int], ...] = ()
     directory: str
     copy_from: str | None = None
     python: str
-    environment: tuple[tuple[str, str], ...] = ()
     path: str | None = None
     ssh_config: str | None = None
-    log_dir: str | None = None
-    tee: bool = True
-    only: tuple[str, ...] = ()
-    as_is: bool = False
-    start_timeout: float = 300.0
-    heartbeat_timeout: float = 15.0
-    stall_timeout: float = 1800.0
-    grace: float = 15.0
-    max_restarts: int = 0
-    restart_window: float = 3600.0
     min_workers: int = 0
-    open_network: bool = False
 
     def __post_init__(self) -> None:
-        if not self.command or self.command == ("-m",):
-            raise LaunchError(
-                asked="--hosts starts a script or a module there",
-                found="none is named",
-                remedy="Name it after launch's own flags: -m recipes.cifar_multi_worker",
-            )
-        check_times(
-            heartbeat_timeout=self.heartbeat_timeout,
-            start_timeout=self.start_timeout,
-            stall_timeout=self.stall_timeout,
-            grace=self.grace,
-            restart_window=self.restart_window,
-        )
+        super().__post_init__()
         room, wanted = sum(host.tasks for host in self.hosts), sum(number for _, number in self.jobs)
         if self.jobs and wanted != room:
             raise LaunchError(

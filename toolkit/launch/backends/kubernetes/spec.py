@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from toolkit.errors import LaunchError
 
-__all__ = ["KINDS", "Request", "Volume"]
+__all__ = ["KINDS", "ManifestSpec", "Volume"]
 
 KINDS = ("job", "jobset", "tfjob")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which services ask for.
@@ -39,7 +39,7 @@ class Volume:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class ManifestSpec:
     """A job on Kubernetes.
 
     Attributes:

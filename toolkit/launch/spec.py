@@ -7,49 +7,40 @@ from collections.abc import Sequence
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 
-__all__ = ["Request", "check_passable", "counted"]
+__all__ = ["JobOptions", "LaunchSpec", "check_command", "check_passable", "check_times", "counted"]
 
 _JOBS = ("chief", "worker", "ps", "evaluator")
 _MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What `toolkit launch` was asked for.
+class JobOptions:
+    """What a job is asked for, whether its tasks run on this machine or on hosts that it reaches by ssh.
 
     Attributes:
         command: ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
-        jobs: How many tasks of each job to start here, such as {"worker": 2}; {} with a cluster file.
-        cluster_file: A file that describes the cluster, or None.
-        cluster: The cluster itself, or None.
-        tasks: With a cluster, the only tasks to start here, such as ("worker:1",); () for all of this host.
-        host: The address at which tasks that are counted, not described, reach one another.
-        log_dir: Where the tasks' output goes; None for a new directory under ./runs.
+        jobs: How many tasks of each job, such as (("worker", 2),); () where something else says so.
+        environment: Variables that are added to the tasks' environment.
+        log_dir: Where the tasks' output goes, on this machine; None for a new directory under ./runs.
         tee: Show the tasks' output here too.
         only: Tasks whose output is shown, such as ("worker:0",); () for all.
         as_is: Leave TensorFlow's own strategy to scripts that make one.
-        start_timeout: Seconds that tasks wait for one another.
-        heartbeat_timeout: Seconds after which a worker that isn't heard of, or a task that is stopped, counts as gone.
+        start_timeout: Seconds that tasks wait for one another, and restarts for hosts.
+        heartbeat_timeout: Seconds of silence after which a worker or a host, or a task that is stopped, counts as gone.
         stall_timeout: Seconds without progress after which the job is stopped; 0 for never.
         grace: Seconds between asking tasks to end and ending them; at most 5 where another has failed.
         max_restarts: How often a job that failed is started again, or a worker beside parameter servers, within
             `restart_window` seconds.
         restart_window: Failures longer ago than so many seconds don't count.
-        attempt: The how many-th start of the job this is, where another launcher counts them.
-        environment: Added to the tasks' environment.
-        began: What the job's files are named by; None for the time and a few random letters.
-        open_network: Whether the cluster may have public addresses.
+        open_network: Whether the tasks may have public addresses.
 
     Raises:
-        LaunchError: Something can't be meant so.
+        LaunchError: A value is none that it can be.
     """
 
     command: tuple[str, ...]
     jobs: tuple[tuple[str, int], ...] = ()
-    cluster_file: str | None = None
-    cluster: Cluster | None = None
-    tasks: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
+    environment: tuple[tuple[str, str], ...] = ()
     log_dir: str | None = None
     tee: bool = True
     only: tuple[str, ...] = ()
@@ -60,31 +51,10 @@ class Request:
     grace: float = 15.0
     max_restarts: int = 0
     restart_window: float = 3600.0
-    attempt: int = 1
-    environment: tuple[tuple[str, str], ...] = ()
-    began: str | None = None
     open_network: bool = False
 
     def __post_init__(self) -> None:
-        if not self.command or self.command == ("-m",):
-            raise LaunchError(
-                asked="launch starts a script or a module",
-                found="none is named",
-                remedy="Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
-            )
-        described = self.cluster_file is not None or self.cluster is not None
-        if bool(self.jobs) == described:
-            raise LaunchError(
-                asked="launch needs to know how many tasks to start",
-                found="both counts and --cluster are given" if self.jobs else "nothing says so",
-                remedy="Give --workers=2 (and --ps, --chief, --evaluator), or --cluster=FILE",
-            )
-        if self.tasks and not described:
-            raise LaunchError(
-                asked=f"--task={self.tasks[0]} starts one task of a cluster",
-                found="no --cluster describes one",
-                remedy="Add --cluster=FILE, or leave --task out",
-            )
+        check_command(self.command)
         check_times(
             heartbeat_timeout=self.heartbeat_timeout,
             start_timeout=self.start_timeout,
@@ -98,20 +68,75 @@ class Request:
                 found="that is no number of times",
                 remedy="Give 0 or more",
             )
-        if sum(number for _, number in self.jobs) > _MOST_HERE:
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchSpec(JobOptions):
+    """What the launcher of this machine is to do.
+
+    Attributes:
+        cluster_file: A file that describes the cluster; None where `jobs` counts the tasks to start here.
+        cluster: The cluster itself, in the place of a file.
+        tasks: With a cluster, the only tasks to start here, such as ("worker:1",); () for all of this host.
+        host: The address at which tasks that are counted, not described, reach one another.
+        attempt: Which attempt of the job this is, from 1, where another launcher counts them.
+        job_id: The id of the job; None for the time and a few random letters.
+
+    Raises:
+        LaunchError: A value is none that it can be, or there is no such script.
+    """
+
+    cluster_file: str | None = None
+    cluster: Cluster | None = None
+    tasks: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    attempt: int = 1
+    job_id: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        described = self.cluster_file is not None or self.cluster is not None
+        if bool(self.jobs) == described:
             raise LaunchError(
-                asked=f"{sum(number for _, number in self.jobs):,} tasks on this machine",
+                asked="launch needs to know how many tasks to start",
+                found="both counts and --cluster are given" if self.jobs else "nothing says so",
+                remedy="Give --workers=2 (and --ps, --chief, --evaluator), or --cluster=FILE",
+            )
+        if self.tasks and not described:
+            raise LaunchError(
+                asked=f"--task={self.tasks[0]} starts one task of a cluster",
+                found="no --cluster describes one",
+                remedy="Add --cluster=FILE, or leave --task out",
+            )
+        count = sum(number for _, number in self.jobs)
+        if count > _MOST_HERE:
+            raise LaunchError(
+                asked=f"{count:,} tasks on this machine",
                 found=f"that is more than {_MOST_HERE:,}, and each is a process with a TensorFlow of its own",
                 remedy="Start fewer",
             )
-        check_passable(self.command)
-        what = _no_file(self.command[0])
-        if self.command[0] != "-m" and what:
+        fault = "" if self.command[0] == "-m" else _no_file(self.command[0])
+        if fault:
             raise LaunchError(
                 asked=f"launch starts the script {self.command[0]}",
-                found=what,
+                found=fault,
                 remedy="Check the path, or start a module with -m MODULE",
             )
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Makes sure that a command names a script or a module, and can be passed to a program.
+
+    Raises:
+        LaunchError: It names none, or can't.
+    """
+    if not command or tuple(command) == ("-m",):
+        raise LaunchError(
+            asked="launch starts a script or a module",
+            found="none is named",
+            remedy="Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
+        )
+    check_passable(command)
 
 
 def check_passable(arguments: Sequence[str]) -> None:
