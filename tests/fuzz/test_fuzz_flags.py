@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import toolkit
 from toolkit import launch
 from toolkit.cli import main, program
-from toolkit.devices.request import Request
+from toolkit.devices.request import DeviceRequest
 from toolkit.launch.backends import slurm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
@@ -108,7 +108,7 @@ def test_any_flags_of_a_recipe(recipe, arguments):
         flags.FLAGS[name].unparse()
     with answered(), contextlib.redirect_stderr(io.StringIO()):
         program._parse(["program", *arguments])
-        Request(**toolkit.cli.flags.devices())
+        DeviceRequest(**toolkit.cli.flags.devices())
         toolkit.cli.flags.parameter_servers()
         values = flags.FLAGS
         toolkit.training.Length(epochs=values.epochs, steps_per_epoch=values.steps_per_epoch or 1)

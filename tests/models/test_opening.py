@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from toolkit.errors import ModelError
-from toolkit.models import opened
+from toolkit.models import open_model
 
 SOURCE = """
 import keras
@@ -22,19 +22,19 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_name_a_function_and_a_file(here):
-    assert opened("small_cnn").name == "small_cnn"
-    model = opened("some_models:build")
+    assert open_model("small_cnn").name == "small_cnn"
+    model = open_model("some_models:build")
     assert model.name == "mine"
     path = here / "a b's.keras"
     model.save(path)
-    assert opened(str(path)).name == "mine"
+    assert open_model(str(path)).name == "mine"
 
 
 def test_a_file_that_would_run_code_is_not_opened(here):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x)])
     model.save(here / "code.keras")
     with pytest.raises(ModelError, match="it holds Python code"):
-        opened("code.keras")
+        open_model("code.keras")
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_a_file_that_would_run_code_is_not_opened(here):
 )
 def test_what_is_no_model_is_said(here, text, says):
     with pytest.raises(ModelError, match=says):
-        opened(text)
+        open_model(text)
 
 
 def test_half_a_file_is_said(here):
-    opened("some_models:build").save(here / "whole.keras")
+    open_model("some_models:build").save(here / "whole.keras")
     whole = (here / "whole.keras").read_bytes()
     (here / "half.keras").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="isn't a .keras file"):
-        opened("half.keras")
+        open_model("half.keras")

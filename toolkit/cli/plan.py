@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     from toolkit.parallel import Setting, choose, costs
     from toolkit.parallel.plan import powers, scaling
 
-    model = models.opened(arguments.model)
+    model = models.open_model(arguments.model)
     layers = costs(model)
     batch = (arguments.batch or 64 * arguments.replicas) / arguments.replicas
     setting = Setting(

@@ -1,26 +1,24 @@
-"""What this process may use: GPUs, memory, logical devices, threads.
+"""What this process may use: come here to choose GPUs, memory, logical devices and threads before TensorFlow starts.
 
-Files, each importing only those above it:
-
-    inventory   what is there, as data: GPUs through NVML, cores
-    usage       who uses which GPU, and how much
-    visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free
-    memory      how much of a GPU: growth, a fraction, a limit, or all
-    request     what may be asked, checked
-    setup       one call that configures TensorFlow and says what it did
+inventory   what is there, as data: GPUs through NVML, cores
+usage       who uses which GPU, and how much
+visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free
+memory      how much of a GPU: growth, a fraction, a limit, or all
+request     what may be asked, checked
+setup       one call that configures TensorFlow and says what it did
 """
 
 from toolkit.devices.inventory import Gpu, Inventory, cores, take
 from toolkit.devices.memory import Memory
-from toolkit.devices.request import Request
+from toolkit.devices.request import DeviceRequest
 from toolkit.devices.setup import Setup, configure
 from toolkit.devices.visible import environment, resolve, restart
 
 __all__ = [
+    "DeviceRequest",
     "Gpu",
     "Inventory",
     "Memory",
-    "Request",
     "Setup",
     "configure",
     "cores",

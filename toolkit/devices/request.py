@@ -5,14 +5,14 @@ import dataclasses
 from toolkit.devices.memory import Memory
 from toolkit.errors import DeviceError
 
-__all__ = ["EMULATE", "MOST_EMULATED", "Request"]
+__all__ = ["EMULATE", "MOST_EMULATED", "DeviceRequest"]
 
 EMULATE = ("auto", "never", "always")
 MOST_EMULATED = 64  # More replicas than this share a CPU to no purpose; it must be a slip.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class DeviceRequest:
     """The arguments of `toolkit.devices.configure`, which explains them.
 
     Raises:

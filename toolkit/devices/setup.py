@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.devices import inventory as _inventory
 from toolkit.devices.inventory import Inventory
-from toolkit.devices.request import MOST_EMULATED, Request
+from toolkit.devices.request import MOST_EMULATED, DeviceRequest
 from toolkit.devices.visible import resolve, shown
 from toolkit.errors import DeviceError
 
@@ -75,7 +75,7 @@ class Setup:
         return table
 
 
-_done: tuple[Request, Setup, str] | None = None
+_done: tuple[DeviceRequest, Setup, str] | None = None
 
 
 def configure(**arguments: Any) -> Setup:
@@ -104,7 +104,7 @@ def configure(**arguments: Any) -> Setup:
         DeviceError: The request can't be met on this machine, or TensorFlow has already started.
     """
     global _done
-    request = Request(**arguments)
+    request = DeviceRequest(**arguments)
     if _done is not None:
         if _done[0] == request:
             return _done[1]
@@ -119,12 +119,12 @@ def configure(**arguments: Any) -> Setup:
     return setup
 
 
-def _differences(before: Request, after: Request) -> str:
-    names = [field.name for field in dataclasses.fields(Request)]
+def _differences(before: DeviceRequest, after: DeviceRequest) -> str:
+    names = [field.name for field in dataclasses.fields(DeviceRequest)]
     return ", ".join(f"{n}={getattr(after, n)!r}" for n in names if getattr(after, n) != getattr(before, n))
 
 
-def _apply(request: Request, inventory: Inventory) -> Setup:
+def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     import tensorflow as tf
 
     physical = tf.config.list_physical_devices("GPU")
@@ -158,7 +158,7 @@ def _apply(request: Request, inventory: Inventory) -> Setup:
     )
 
 
-def _choose(request: Request, inventory: Inventory, physical: list, numbers: tuple[str, ...] | None) -> list:
+def _choose(request: DeviceRequest, inventory: Inventory, physical: list, numbers: tuple[str, ...] | None) -> list:
     """Returns the physical GPUs to use, in TensorFlow's objects; [] where none are wanted or there are none."""
     if request.visible_devices is not None:
         wanted = resolve(request.visible_devices, inventory)
@@ -200,7 +200,7 @@ def _seen(inventory: Inventory, physical: list) -> str:
     return f"TensorFlow sees {len(physical)} GPUs in this process; {inventory.describe()}"
 
 
-def _may_emulate(request: Request, inventory: Inventory, replicas: int) -> None:
+def _may_emulate(request: DeviceRequest, inventory: Inventory, replicas: int) -> None:
     if request.emulate == "never":
         raise DeviceError(
             asked=f"gpus={replicas} with emulate=never asks for real GPUs",

@@ -19,9 +19,9 @@ class Process:
     """A process on a GPU.
 
     Attributes:
-        pid: Its id; in a container it may be the host's.
+        pid: The process's id; in a container it may be the host's.
         name: Its name; "" where it can't be seen from here.
-        memory_mib: What it uses of the GPU's memory; None where NVML doesn't say.
+        memory_mib: MiB of the GPU's memory that it uses; None where NVML doesn't say.
         computes: False for one that only draws, as a desktop does.
     """
 
@@ -33,17 +33,17 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
-    """A GPU at this moment. What a card doesn't tell is None.
+    """A GPU at this moment. What a card doesn't report is None.
 
     Attributes:
-        gpu: Which.
+        gpu: The card.
         pci: Its place on the PCI bus.
-        memory_used_mib: Of its memory, by all processes, and what the driver keeps.
+        memory_used_mib: MiB of its memory that all processes and the driver take.
         utilisation: Per cent of the time in which something ran on it.
-        temperature: Degrees Celsius.
-        watts: That it draws.
-        watts_limit: That it may draw.
-        processes: Those that compute or draw on it.
+        temperature: Its temperature in degrees Celsius.
+        watts: The power that it draws.
+        watts_limit: The power that it may draw.
+        processes: The processes that compute or draw pictures on it.
     """
 
     gpu: Gpu
@@ -72,11 +72,11 @@ class Host:
     """Cores and memory of this machine at this moment.
 
     Attributes:
-        cores: That this process may use.
-        cores_in_all: That the machine has.
-        cpu_percent: Of all cores, since the last look; 0.0 at the first.
-        memory_mib: In all.
-        memory_used_mib: That isn't available to another program.
+        cores: Cores that this process may use.
+        cores_in_all: Cores that the machine has.
+        cpu_percent: How busy all cores were since the last look; 0.0 at the first.
+        memory_mib: MiB of memory that the machine has.
+        memory_used_mib: MiB that aren't available to another program.
     """
 
     cores: int
@@ -116,7 +116,7 @@ def host() -> Host:
 
 
 def _usage(pynvml: Any, gpu: Gpu) -> Usage:
-    def told(ask: Callable[[], Any]) -> Any:
+    def reported(ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except pynvml.NVMLError:  # "Not supported": a laptop's card has no fan, a MIG card no utilisation.
@@ -124,34 +124,34 @@ def _usage(pynvml: Any, gpu: Gpu) -> Usage:
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
     watts, limit = (
-        told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
-        told(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        reported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
+        reported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
     )
     memory, busy, pci = (
-        told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle)),
-        told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle)),
-        told(lambda: pynvml.nvmlDeviceGetPciInfo(handle)),
+        reported(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle)),
+        reported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle)),
+        reported(lambda: pynvml.nvmlDeviceGetPciInfo(handle)),
     )
     return Usage(
         gpu=gpu,
         pci=None if pci is None else text(pci.busId),
         memory_used_mib=None if memory is None else int(memory.used) >> 20,
         utilisation=None if busy is None else int(busy.gpu),
-        temperature=told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        temperature=reported(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         watts=None if watts is None else watts / 1000,
         watts_limit=None if limit is None else limit / 1000,
-        processes=_processes(pynvml, handle, told),
+        processes=_processes(pynvml, handle, reported),
     )
 
 
-def _processes(pynvml: Any, handle: Any, told: Callable) -> tuple[Process, ...]:
+def _processes(pynvml: Any, handle: Any, reported: Callable) -> tuple[Process, ...]:
     found: dict[int, Process] = {}
     asked = {
         True: pynvml.nvmlDeviceGetComputeRunningProcesses,
         False: pynvml.nvmlDeviceGetGraphicsRunningProcesses,
     }
     for computes, ask in asked.items():
-        for each in told(lambda ask=ask: ask(handle)) or ():
+        for each in reported(lambda ask=ask: ask(handle)) or ():
             memory = None if each.usedGpuMemory is None else int(each.usedGpuMemory) >> 20
             found.setdefault(
                 each.pid, Process(pid=each.pid, name=_name(each.pid), memory_mib=memory, computes=computes)

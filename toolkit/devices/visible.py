@@ -2,7 +2,7 @@
 
 CUDA numbers cards "fastest first" unless CUDA_DEVICE_ORDER=PCI_BUS_ID; nvidia-smi always numbers
 them by PCI bus. CUDA reads both variables once, when it starts. So the numbers are made to agree
-where a process starts: `environment` gives the variables to hand to a child, and `restart` starts
+where a process starts: `environment` returns the variables for a child, and `restart` starts
 this very process again with them. Nothing here changes `os.environ`.
 
 The grammar and its meaning: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
@@ -90,7 +90,7 @@ def environment(visible_devices: str, inventory: Inventory) -> dict[str, str]:
     """Returns the variables a process must be started with to see just these GPUs.
 
     Raises:
-        DeviceError: As `resolve`.
+        DeviceError: The value can't be read, or names no card of this machine, as in `resolve`.
     """
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -165,7 +165,7 @@ def restart(visible_devices: str | None = None) -> None:
             With "free", cards that are taken in the meantime are left out the second time.
 
     Raises:
-        DeviceError: As `resolve`.
+        DeviceError: The value can't be read, or names no card of this machine, as in `resolve`.
     """
     inventory = take()
     if visible_devices is None:

@@ -10,7 +10,7 @@ arithmetic with few parameters, the head the reverse (Krizhevsky, arXiv 1404.599
     opening     a model by its name, by a function, or from a file
 """
 
-from toolkit.models.opening import opened
+from toolkit.models.opening import open_model
 from toolkit.models.table import NAMES, build
 
-__all__ = ["NAMES", "build", "opened"]
+__all__ = ["NAMES", "build", "open_model"]

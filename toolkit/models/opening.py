@@ -13,15 +13,15 @@ from toolkit.models.table import NAMES, build
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["opened"]
+__all__ = ["open_model"]
 
 
-def opened(text: str) -> "keras.Model":
+def open_model(text: str) -> "keras.Model":
     """Returns the model that a text names.
 
     Args:
         text: "small_cnn" or "alexnet"; "module:function", of a function without arguments that returns a model; or the
-            path of a .keras file, which is opened in Keras's safe mode.
+            path of a .keras file, which is open_model in Keras's safe mode.
 
     Raises:
         ModelError: There is none, or it can't be had without running code of the file.

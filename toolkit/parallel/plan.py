@@ -81,13 +81,13 @@ def choose(
 
     Args:
         layers: As `costs` returns them.
-        machine: Where the model is to train.
-        setting: On how many replicas, with which batch.
+        machine: The devices on which the model is to train, and what joins them.
+        setting: How many replicas there are, and their batch.
         conv: "planned", or "replicated" or "sharded" for all convolutions that can be.
         fc: The same for `Dense` layers.
 
     Raises:
-        StrategyError: conv or fc is none that it can be.
+        StrategyError: conv or fc has an unknown value.
     """
     for name, way in (("conv", conv), ("fc", fc)):
         if way not in WAYS:
@@ -201,8 +201,8 @@ class Point:
     """The same model on one number of replicas.
 
     Attributes:
-        replicas: How many.
-        hosts: How many hosts they are on.
+        replicas: The number of replicas.
+        hosts: The number of hosts that they are on.
         plans: By kind: "data" (all replicated), "model" (all sharded that can be), "planned".
         speed_up: By kind: examples a second, divided by one replica's.
     """
@@ -218,9 +218,9 @@ def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, cou
 
     Args:
         layers: As `costs` returns them.
-        machine: Where it runs; its hosts are for the setting's replicas.
-        setting: What runs.
-        counts: Numbers of replicas.
+        machine: The devices, and what joins them; its hosts are those of the setting's replicas.
+        setting: What is trained, and how; its replicas say how many there are to a host.
+        counts: Numbers of replicas to simulate.
     """
     local = -(-setting.replicas // machine.hosts)
 

@@ -45,8 +45,8 @@ class Setting:
     """What is trained, and how.
 
     Attributes:
-        replicas: How many.
-        batch: Examples of each replica.
+        replicas: How many replicas train.
+        batch: Examples of each replica in a step.
         gradient_dtype: The communication dtype of gradients; "float32" for the dtype that they have.
         activation_dtype: The communication dtype of activations of sharded layers; "float32" as above.
         slots: Elements that the optimizer keeps for each element of a weight: 1 for momentum, 2 for Adam.
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """How long the step takes in all."""
         return self.computing + self.updating + self.exchanging + self.fixed
 
 
@@ -110,8 +110,8 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
     Args:
         layers: As `costs` returns them.
         choices: By layer's name; layers that aren't there are replicated.
-        machine: Where it runs.
-        setting: What runs.
+        machine: The devices, and what joins them.
+        setting: What is trained, and how.
     """
     computing = backward = updating = waiting = received = memory = 0.0
     parameters, gradients = 0, []

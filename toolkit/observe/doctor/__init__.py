@@ -1,7 +1,6 @@
-"""What is wrong with this machine and this environment, and the command that mends it.
+"""What is wrong with this machine and this environment, and the command that mends it: come here before the first run.
 
-finding      what a check found
-situation    what the checks look at
+situation    what the checks look at, and what they find
 versions     packages that fit together
 environment  variables and files that change what a script does
 gpus         cards, driver, libraries, and whether TensorFlow sees them
@@ -15,10 +14,8 @@ self_test    one device, two replicas and two processes, compared
 from collections.abc import Iterator
 
 from toolkit.observe.doctor import data, environment, gpus, machine, network, versions
-from toolkit.observe.doctor.finding import Finding
-from toolkit.observe.doctor.finding import failure as _failure
 from toolkit.observe.doctor.self_test import self_test
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation
 
 __all__ = ["Finding", "Situation", "examine", "self_test"]
 
@@ -30,8 +27,9 @@ def examine(situation: Situation) -> Iterator[Finding]:
             yield from room.look(situation)
         except Exception as error:  # What it looks at can be broken in ways that nobody thought of.
             name = room.__name__.rpartition(".")[2]
-            yield _failure(
-                name,
-                f"the check itself failed: {type(error).__name__}: {error}",
-                "python -X faulthandler -m toolkit doctor --json",
+            yield Finding(
+                check=name,
+                level="failure",
+                found=f"the check itself failed: {type(error).__name__}: {error}",
+                cure="python -X faulthandler -m toolkit doctor --json",
             )

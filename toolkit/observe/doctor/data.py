@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Iterator
 
 from toolkit.data import cifar10
-from toolkit.observe.doctor.finding import Finding, ok, warning
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, ok, warning
 
 __all__ = ["look"]
 

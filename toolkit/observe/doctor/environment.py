@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from toolkit.cluster import check, check_proxies, discover
 from toolkit.devices.visible import resolve
 from toolkit.errors import ClusterError, DeviceError
-from toolkit.observe.doctor.finding import Finding, failure, ok, warning
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
 __all__ = ["look"]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from toolkit.devices.visible import shown
 from toolkit.errors import DeviceError
-from toolkit.observe.doctor.finding import Finding, failure, ok, warning
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
 __all__ = ["libraries", "look"]
 

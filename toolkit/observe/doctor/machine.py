@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 
 import toolkit
-from toolkit.observe.doctor.finding import Finding, failure, ok, warning
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
 __all__ = ["look"]
 

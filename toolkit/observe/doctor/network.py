@@ -9,8 +9,7 @@ from toolkit.cluster import check, split
 from toolkit.errors import ClusterError
 from toolkit.launch.ports import HeldPorts
 from toolkit.launch.tasks import own_addresses
-from toolkit.observe.doctor.finding import Finding, failure, ok, warning
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
 __all__ = ["look"]
 

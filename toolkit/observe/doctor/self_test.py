@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolkit.observe.doctor.finding import Finding, failure, ok
+from toolkit.observe.doctor.situation import Finding, failure, ok
 from toolkit.observe.doctor.training import STEPS
 
 __all__ = ["self_test"]
@@ -26,7 +26,7 @@ def self_test(environ: Mapping[str, str]) -> Iterator[Finding]:
     sum.
 
     Args:
-        environ: Of the processes; TF_CONFIG in it is left out.
+        environ: The processes' environment; TF_CONFIG in it is left out.
     """
     with tempfile.TemporaryDirectory(prefix="toolkit-doctor-") as folder:
         one = _trained(environ, folder, "one_device", 1)

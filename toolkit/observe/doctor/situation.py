@@ -1,16 +1,17 @@
-"""What the checks look at: handed to them, so that a test can show them another machine."""
+"""What the checks look at, which a test can replace by another machine, and what they find."""
 
 import dataclasses
 import os
 import pathlib
 import tempfile
 from collections.abc import Mapping
+from typing import Literal
 
 from toolkit.cluster import Cluster, load
 from toolkit.devices import Inventory, take
 from toolkit.errors import RequestError
 
-__all__ = ["Situation"]
+__all__ = ["Finding", "Situation", "failure", "ok", "warning"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,9 @@ class Situation:
     """A machine, an environment, and perhaps a cluster.
 
     Attributes:
-        environ: Environment variables.
-        inventory: GPUs and cores.
-        cluster: That training is to run on, None for this machine alone.
+        environ: The environment variables.
+        inventory: The GPUs and cores.
+        cluster: The cluster that training is to run on; None for this machine alone.
         here: The directory in which a script would be started.
         temporary: The directory for temporary files.
         cpuinfo: The kernel's description of the processor.
@@ -60,3 +61,35 @@ class Situation:
                 remedy="cd to one that is there; or set TMPDIR",
             ) from error
         return cls(environ=os.environ, inventory=take(), cluster=cluster, here=here, temporary=temporary)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: What was looked at, in a word or two: "protobuf", "KERAS_BACKEND".
+        level: "ok"; "warning" where training works, but not as one may think; "failure" where it can't.
+        found: What was found, as a sentence without its full stop.
+        cure: The command or step that mends it; "" where nothing is to be mended.
+    """
+
+    check: str
+    level: Literal["ok", "warning", "failure"]
+    found: str
+    cure: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    """Returns a finding that needs no cure."""
+    return Finding(check=check, level="ok", found=found)
+
+
+def warning(check: str, found: str, cure: str) -> Finding:
+    """Returns a finding that training survives."""
+    return Finding(check=check, level="warning", found=found, cure=cure)
+
+
+def failure(check: str, found: str, cure: str) -> Finding:
+    """Returns a finding that training doesn't survive."""
+    return Finding(check=check, level="failure", found=found, cure=cure)

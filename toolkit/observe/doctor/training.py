@@ -47,32 +47,18 @@ def main() -> None:
         model.compile(
             keras.optimizers.SGD(0.01, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         )
-    losses = Losses()
-    model.fit(batches.train(), steps_per_epoch=STEPS, callbacks=[losses.callback()], verbose=0, shuffle=False)
+    losses: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(float(logs["loss"])))
+    model.fit(batches.train(), steps_per_epoch=STEPS, callbacks=[note], verbose=0, shuffle=False)
     seconds = _exchange(strategy) if strategy.num_replicas_in_sync > 1 else None
     if toolkit.strategies.is_chief(strategy):
         found = {
             "devices": list(devices.logical_devices),
-            "losses": losses.seen,
+            "losses": losses,
             "weights": [keras.ops.convert_to_numpy(v).ravel().tolist() for v in model.weights],
             "bytes_per_second": None if seconds is None else 4 * _ELEMENTS / seconds,
         }
         out.write_text(json.dumps(found), encoding="utf-8")
-
-
-class Losses:
-    """The loss of each step."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def callback(self) -> Any:
-        """Returns what `fit` calls."""
-        import keras
-
-        return keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda _, logs: self.seen.append(float(logs["loss"])),
-        )
 
 
 def _exchange(strategy: Any) -> float:

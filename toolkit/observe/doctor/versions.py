@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from toolkit import __version__
-from toolkit.observe.doctor.finding import Finding, failure, ok
-from toolkit.observe.doctor.situation import Situation
+from toolkit.observe.doctor.situation import Finding, Situation, failure, ok
 
 __all__ = ["look"]
 

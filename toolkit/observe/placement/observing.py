@@ -24,8 +24,8 @@ def observe(function: Callable | keras.Model, *args: Any, **kwargs: Any) -> Repo
     Args:
         function: A Python function, a tf.function (traced anew, without its jit_compile or input_signature), or a Keras
             model, which is called with training=False, and with a list of its inputs where there are several.
-        args: As the function takes them. NumPy's arrays become tensors, also within lists and dictionaries.
-        kwargs: The same.
+        args: What the function is called with. NumPy's arrays become tensors, also within lists and dictionaries.
+        kwargs: What the function is called with by name; NumPy's arrays as above.
 
     Returns:
         Operations by their names in the function; those that TensorFlow added for a loop, or in the place of others,

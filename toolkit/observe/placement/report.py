@@ -13,8 +13,8 @@ class Operation:
     """One operation of a traced function.
 
     Attributes:
-        name: In the function, such as "fc1/MatMul".
-        kind: Of operation, such as "MatMul".
+        name: Its name in the function, such as "fc1/MatMul".
+        kind: The kind of operation, such as "MatMul".
         asked: The device that tf.device named, in full or in part; "" where none was.
         ran: The full name of the device that it runs on; None where TensorFlow folded it into others beforehand.
         because: Why `ran` is another device than asked; "" where it isn't.
@@ -37,7 +37,7 @@ class Copy:
         tensor: Its name in the function, such as "fc1/MatMul:0".
         source: Full name of the device it is made on.
         target: Full name of the device it is needed on.
-        bytes: Of the tensor; None where its shape isn't known before it runs.
+        bytes: The tensor's size; None where its shape isn't known before it runs.
     """
 
     tensor: str
@@ -51,9 +51,9 @@ class Variable:
     """A variable that the function reads or writes.
 
     Attributes:
-        name: As TensorFlow or Keras has it.
+        name: The name that TensorFlow or Keras gives it.
         device: Full name of the device that holds it.
-        bytes: Of its value.
+        bytes: The size of its value.
     """
 
     name: str

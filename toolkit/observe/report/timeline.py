@@ -34,8 +34,8 @@ def spans_of(run: RunData, *, prefix: str) -> list[Span]:
     """Returns the processes of a run's tasks, in the order in which they were started.
 
     Args:
-        run: With the launcher's record.
-        prefix: Of the tasks' names.
+        run: A run directory with the launcher's record.
+        prefix: What each task's name begins with, where several runs are shown.
     """
     started: dict[tuple[str, Any], float] = {}
     found = []

@@ -26,8 +26,8 @@ class Size:
     """What was measured at one size: medians over the rounds.
 
     Attributes:
-        replicas: How many.
-        examples_per_second: All replicas together.
+        replicas: The number of replicas.
+        examples_per_second: The rate of all replicas together.
         global_batch: Examples of a step.
         emulated: Whether replicas share the cores of this machine.
         step: Milliseconds of a step and its parts, as `toolkit.training.breakdown` has them; None if not measured.
@@ -58,7 +58,7 @@ def serial_share(sizes: Sequence[Size], *, weak: bool) -> float | None:
 
     Args:
         sizes: The first is what the others are compared with; its own share isn't seen where it has several replicas.
-        weak: Which of the two laws.
+        weak: Whether to take Gustafson's law, and not Amdahl's.
     """
     pairs = [
         (size.replicas / sizes[0].replicas, up / sizes[0].replicas)
