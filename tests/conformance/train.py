@@ -78,9 +78,9 @@ def compiled(strategy, model, optimizer):
 
 
 def copies_agree(variable):
-    """Says whether every replica holds the same value, or its own part."""
+    """Says whether every replica holds the same value, or its own shard."""
     if isinstance(variable, ReplicaShardedVariable):
-        return all(np.any(part.numpy()) for part in variable.parts) or "bias" in variable.path
+        return all(np.any(shard.numpy()) for shard in variable.shards) or "bias" in variable.path
     copies = [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
     return all(np.array_equal(copy, copies[0]) for copy in copies)
 

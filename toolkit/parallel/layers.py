@@ -204,14 +204,14 @@ class ShardedDense(_Sharded, keras.layers.Dense):
             return self._finished(activations.features_to_examples(y, counts, self.units, dtype=dtype))
         y = self._finished(y)
         replica_id, count = collectives.replica_id_and_count()
-        size = self._kernel.part_shape[1]
+        size = self._kernel.shard_shape[1]
         real = min(max(self.units - replica_id * size, 0), size)
         # Beyond the last unit nothing may reach the next layer: an activation of 0 need not be 0.
         return y if size * count == self.units else y * tf.cast(tf.range(size) < real, y.dtype)
 
     def _call_by_inputs(self, x: tf.Tensor) -> tf.Tensor:
         dtype = self._communication_dtype
-        size = self._kernel.part_shape[0]
+        size = self._kernel.shard_shape[0]
         if x.shape[-1] == size:
             counts = activations.last_counts()
         else:

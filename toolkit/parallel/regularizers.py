@@ -36,7 +36,7 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
             own = self.whole(shard)
             # The value is the whole variable's on every replica, the gradient is the shard's.
             return tf.stop_gradient(collectives.all_reduce(own) - count * own) + count * own
-        return self.whole(variable.gathered(shard))
+        return self.whole(variable.gather(shard))
 
     def get_config(self) -> dict:
         return {"whole": self.whole}
@@ -56,7 +56,7 @@ class ShardedConstraint(keras.constraints.Constraint):
         shard = keras.ops.convert_to_tensor(variable)
         if isinstance(self.whole, keras.constraints.NonNeg):  # Of each element by itself.
             return self.whole(shard)
-        return variable.part_of(self.whole(variable.gathered(shard)))
+        return variable.shard_of(self.whole(variable.gather(shard)))
 
     def get_config(self) -> dict:
         return {"whole": self.whole}

@@ -22,7 +22,7 @@ import numpy as np
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes, is_chief, processes
 from toolkit.strategies.consistency import average_statistics, check_equal_weights, variables_of
-from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, snapshots
+from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, take_snapshots
 from toolkit.support import files
 from toolkit.support.wrapping import wrap
 
@@ -66,7 +66,7 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.filename = os.devnull
             elif isinstance(callback, keras.callbacks.TensorBoard):
-                callback.log_dir = _scratch()
+                callback.log_dir = _scratch().name
             elif isinstance(callback, keras.callbacks.ModelCheckpoint):
                 callback.save_freq = _NEVER
             elif isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -80,20 +80,14 @@ def _check_frequencies(callbacks: Iterable) -> None:
         if isinstance(getattr(callback, "save_freq", None), int):
             raise StrategyError(
                 asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
-                found="layers are sharded over processes, whose parts come together at the end of an epoch",
+                found="layers are sharded over processes, whose shards come together at the end of an epoch",
                 remedy='Save with save_freq="epoch", or use toolkit.training.Run with checkpoint_steps',
             )
 
 
-@functools.cache
-def _scratch() -> str:
-    """A directory that is gone when the process ends."""
-    folder = tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
-    _KEPT.append(folder)
-    return folder.name
-
-
-_KEPT: list = []  # A temporary directory lives as long as its object.
+@functools.cache  # A temporary directory lives as long as its object: to the end of the process.
+def _scratch() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
 
 
 def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,7 +114,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
         original(callbacks, *args, **kwargs)
         return
     average_statistics(model)
-    snapshots(variables_of(model))  # Callbacks of the chief's alone may save.
+    take_snapshots(variables_of(model))  # Callbacks of the chief's alone may save.
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])
@@ -128,7 +122,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        snapshots(variables_of(callbacks.model))  # The optimizer may have put averages in their place.
+        take_snapshots(variables_of(callbacks.model))  # The optimizer may have put averages in their place.
     original(callbacks, *args, **kwargs)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False

@@ -142,9 +142,7 @@ def _wants_wholes(optimizer: Any, variables: Sequence) -> bool:
 
 def _wholes(grads: Sequence, variables: Sequence) -> list:
     return [
-        variable.gathered(gradient)
-        if isinstance(variable, ReplicaShardedVariable) and gradient is not None
-        else gradient
+        variable.gather(gradient) if isinstance(variable, ReplicaShardedVariable) and gradient is not None else gradient
         for gradient, variable in zip(grads, variables, strict=True)
     ]
 
@@ -157,13 +155,13 @@ class _Whole:
         self.dtype = variable.value.dtype
         self.shape = tf.TensorShape(variable.shape)
         self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
-        self._tensor = variable.gathered(tf.convert_to_tensor(variable.value))
+        self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return self._tensor
 
     def assign_sub(self, value: tf.Tensor) -> None:
-        self.variable.value.assign_sub(self.variable.part_of(value))
+        self.variable.value.assign_sub(self.variable.shard_of(value))
 
 
 def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence, *, wholes: bool = False) -> None:

@@ -68,10 +68,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
         status.report(state="connected", strategy="parameter_server")
-        _LOG.info("%d workers, %d ps; variables %s, %s", self.dispatcher.workers, len(servers), *_words(options))
+        _LOG.info("%d workers, %d ps; variables %s, %s", self.dispatcher.workers, len(servers), *_in_words(options))
 
     def scope(self) -> Any:
-        """As TensorFlow's, and places each variable that is made in it."""
+        """Returns TensorFlow's scope, in which each variable that is made is also placed."""
         return self._scope()
 
     @contextlib.contextmanager
@@ -80,7 +80,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             yield inner
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """For Keras: each batch goes to one worker, whichever is free. For other loops as TensorFlow's."""
+        """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
         keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
         if not keras or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
@@ -102,8 +102,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         count = self.dispatcher.workers
 
-        def make(number: int) -> tf.data.Dataset:
-            return dataset_fn(tf.distribute.InputContext(count, number, self.num_replicas_in_sync))
+        def make(worker: int) -> tf.data.Dataset:
+            return dataset_fn(tf.distribute.InputContext(count, worker, self.num_replicas_in_sync))
 
         return per_worker(make(0), make)
 
@@ -152,7 +152,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         object.__setattr__(model, "reset_metrics", lambda: session.reset(lambda: kind.reset_metrics(model)))
 
     def begin(self, model: Any) -> None:
-        """Looks at a model before it is trained."""
+        """Begins a training.
+
+        Raises:
+            StrategyError: The model can't be trained by workers.
+        """
         if isinstance(model.optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
             raise StrategyError(
                 asked="mixed_float16 under parameter servers",
@@ -169,16 +173,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.session(model).begin()
 
     def report(self, model: Any) -> dict[str, Any]:
-        """Returns what a run's summary says of it."""
+        """Returns what `strategies.report` does."""
         session = self.session(model)
         rows = table(model.variables)
         beside = table(model.optimizer.variables if model.optimizer is not None else [])
         return {
-            "variables": [{"name": r.name, "shape": list(r.shape), "bytes": r.size, "task": r.task} for r in rows],
+            "variables": rows,
             "bytes_by_task": bytes_by_task([*rows, *beside]),
-            "staleness": {str(age): count for age, count in sorted(session.staleness.items())},
+            "staleness": {str(updates): count for updates, count in sorted(session.staleness.items())},
             "updates": session.applied,
-            "steps_by_worker": {f"worker:{n}": c for n, c in sorted(self.dispatcher.by_worker.items())},
+            "steps_by_worker": {f"worker:{index}": count for index, count in sorted(self.dispatcher.by_worker.items())},
             "dispatches_run_again": self.dispatcher.retried,
             "updates_found_applied": session.recovered,
             "updates_interrupted": session.interrupted,
@@ -192,12 +196,12 @@ def create(
     options: ParameterServerOptions | None = None,
     start_timeout: float | None = None,
 ) -> ParameterServerStrategy:
-    """In the chief, returns the strategy when all have been met. In a worker or ps, serves and ends the process.
+    """In the chief, returns the strategy after the rendezvous. In a worker or ps, serves and ends the process.
 
     Args:
         cluster: All tasks.
-        task: Who this process is.
-        options: None for TensorFlow's ways.
+        task: This process's task.
+        options: How parameter servers are used; None for TensorFlow's ways.
         start_timeout: Seconds to wait for the others; None for 300, or what the launcher says.
 
     Raises:
@@ -248,7 +252,7 @@ def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
         time.sleep(0.05)
 
 
-def _words(options: ParameterServerOptions) -> tuple[str, str]:
+def _in_words(options: ParameterServerOptions) -> tuple[str, str]:
     if options.synchronous:
         how = "synchronous rounds"
     elif options.max_staleness is not None:

@@ -1,8 +1,8 @@
-"""A variable of which each replica holds a part; read, saved and set it is whole.
+"""A variable of which each replica holds a shard; read, saved and set it is whole.
 
 Under tf.distribute each replica has a copy of its own of every variable. Nothing says that the copies must be equal:
-here each holds its part, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
-`save`, `get_weights`, checkpoints and another number of replicas know nothing of parts.
+here each holds its shard, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
+`save`, `get_weights`, checkpoints and another number of replicas know nothing of shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import tensorflow as tf
 from toolkit.strategies.agreement import process_index, processes
 from toolkit.strategies.collectives import all_gather, replica_id_and_count, replicas
 
-__all__ = ["ReplicaShardedVariable", "drop_snapshots", "snapshots"]
+__all__ = ["ReplicaShardedVariable", "drop_snapshots", "take_snapshots"]
 
 _GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
 _PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
@@ -23,17 +23,18 @@ _reads = iter(range(1, 2**31 - 1))
 
 
 class ReplicaShardedVariable(keras.Variable):
-    """A `keras.Variable` with a part on each replica of the strategy in whose scope it is made.
+    """A `keras.Variable` with a shard on each replica of the strategy in whose scope it is made.
 
     Args:
-        initializer: Of the whole value, so that it is the same at any number of replicas.
-        shape: Of the whole.
-        axis: That it is cut along.
-        repeats: What fills up the last parts is the whole's last value, and not zeros: an optimizer may divide by it.
+        initializer: Makes the whole value, so that it is the same at any number of replicas.
+        shape: The shape of the whole.
+        axis: The axis along which the whole is cut.
+        repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
+            such as Ftrl divides by it.
         kwargs: As for `keras.Variable`.
 
     Attributes:
-        part_shape: Of one part, padding included.
+        shard_shape: The shape of each shard, padding included.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class ReplicaShardedVariable(keras.Variable):
         self.repeats = repeats
         self.strategy = tf.distribute.get_strategy()
         self.count = replicas(self.strategy)
-        self.part_shape = list(shape)
-        self.part_shape[axis] = -(-shape[axis] // self.count)
+        self.shard_shape = list(shape)
+        self.shard_shape[axis] = -(-shape[axis] // self.count)
         self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
 
@@ -52,39 +53,34 @@ class ReplicaShardedVariable(keras.Variable):
         """Keras's hook for this; it also comes later, where a variable is made in a stateless scope."""
         whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
         self._value = tf.Variable(
-            tf.zeros(self.part_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
+            tf.zeros(self.shard_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
         )
         self._set(whole)
 
     @property
-    def parts(self) -> list[tf.Variable]:
-        """This process's parts, in the order of its replicas."""
+    def shards(self) -> list[tf.Variable]:
+        """This process's shards, in the order of its replicas."""
         return list(self.strategy.experimental_local_results(self._value))
-
-    def numbers(self) -> list[int]:
-        """Which replicas' parts are this process's."""
-        local = len(self.parts)
-        first = process_index(self.strategy) * local if processes(self.strategy) > 1 else 0
-        return list(range(first, first + local))
-
-    def cut(self, whole: np.ndarray, replica: int) -> np.ndarray:
-        """Returns a replica's part of a whole array."""
-        size = self.part_shape[self.axis]
-        places = np.arange(replica * size, (replica + 1) * size)
-        if self.repeats:
-            return np.take(whole, np.minimum(places, whole.shape[self.axis] - 1), axis=self.axis)
-        part = np.take(whole, places[places < whole.shape[self.axis]], axis=self.axis)
-        padding = [(0, wanted - there) for wanted, there in zip(self.part_shape, part.shape, strict=True)]
-        return np.pad(part, padding)
 
     def _set(self, whole: np.ndarray) -> None:
         self._snapshot = None
-        for part, replica in zip(self.parts, self.numbers(), strict=True):
-            part.assign(self.cut(whole, replica))
+        shards = self.shards
+        first = process_index(self.strategy) * len(shards) if processes(self.strategy) > 1 else 0
+        for replica_id, shard in enumerate(shards, first):
+            shard.assign(self._cut(whole, replica_id))
+
+    def _cut(self, whole: np.ndarray, replica_id: int) -> np.ndarray:
+        """Returns a replica's shard of a whole array."""
+        size = self.shard_shape[self.axis]
+        indices = np.arange(replica_id * size, (replica_id + 1) * size)
+        if self.repeats:
+            return np.take(whole, np.minimum(indices, whole.shape[self.axis] - 1), axis=self.axis)
+        shard = np.take(whole, indices[indices < whole.shape[self.axis]], axis=self.axis)
+        return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
 
     def assign(self, value: Any) -> Any:
-        """Sets the whole; in a step, this replica's part."""
-        if _in_a_step(self.strategy):
+        """Sets the whole; in a step, this replica's shard."""
+        if tf.distribute.get_strategy() is self.strategy and tf.distribute.get_replica_context() is not None:
             self._value.assign(tf.cast(value, self._value.dtype))
             return value
         array = np.asarray(keras.ops.convert_to_numpy(value))
@@ -94,14 +90,22 @@ class ReplicaShardedVariable(keras.Variable):
         return value
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole. In several processes it is a collective, but where a snapshot still holds."""
-        parts = [part.numpy() for part in self.parts]
-        if self._snapshot is not None and all(map(np.array_equal, parts, self._snapshot[0])):
+        """Returns the whole. In several processes it is a collective, unless a snapshot still holds."""
+        shards = [shard.numpy() for shard in self.shards]
+        if self._snapshot is not None and all(map(np.array_equal, shards, self._snapshot[0])):
             return self._snapshot[1].copy()
         if processes(self.strategy) > 1:
-            parts = self._everybodys(parts)
-        whole = np.concatenate(parts, axis=self.axis)
-        return np.take(whole, range(self._shape[self.axis]), axis=self.axis)
+            with tf.device("CPU:0"):
+                everybodys = tf.raw_ops.CollectiveGatherV2(
+                    input=np.stack(shards),
+                    group_size=processes(self.strategy),
+                    group_key=_GROUP,
+                    instance_key=next(_reads),
+                    ordering_token=[],
+                    timeout_seconds=_PATIENCE,
+                )
+            shards = list(everybodys.numpy())
+        return np.take(np.concatenate(shards, axis=self.axis), range(self._shape[self.axis]), axis=self.axis)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
@@ -115,59 +119,44 @@ class ReplicaShardedVariable(keras.Variable):
             value = tf.numpy_function(self.numpy, [], self._value.dtype)
             value.set_shape(self._shape)
             return value
-        size = self._shape[self.axis]
-        return tf.gather(tf.concat([part.value() for part in self.parts], self.axis), tf.range(size), axis=self.axis)
+        return self._joined([shard.value() for shard in self.shards])
 
-    def gathered(self, part: tf.Tensor) -> tf.Tensor:
-        """Returns, in a step, the whole of which each replica has a part: of this variable, or of its gradient."""
-        parts = tf.concat(tf.unstack(all_gather(part), self.count), self.axis)
-        return tf.gather(parts, tf.range(self._shape[self.axis]), axis=self.axis)
+    def gather(self, shard: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, the whole of which each replica has a shard: of this variable, or of its gradient."""
+        return self._joined(tf.unstack(all_gather(shard), self.count))
 
-    def part_of(self, whole: tf.Tensor) -> tf.Tensor:
-        """Returns, in a step, this replica's part of a whole."""
+    def _joined(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.gather(tf.concat(shards, self.axis), tf.range(self._shape[self.axis]), axis=self.axis)
+
+    def shard_of(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, this replica's shard of a whole."""
         padding = [[0, 0] for _ in self._shape]
-        padding[self.axis][1] = self.part_shape[self.axis] * self.count - self._shape[self.axis]
+        padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._shape[self.axis]
         return tf.split(tf.pad(whole, padding), self.count, self.axis)[replica_id_and_count()[0]]
 
-    def _everybodys(self, mine: list[np.ndarray]) -> list[np.ndarray]:
-        with tf.device("CPU:0"):
-            got = tf.raw_ops.CollectiveGatherV2(
-                input=np.stack(mine),
-                group_size=processes(self.strategy),
-                group_key=_GROUP,
-                instance_key=next(_reads),
-                ordering_token=[],
-                timeout_seconds=_PATIENCE,
-            )
-        return list(got.numpy())
-
-    def keep(self) -> None:
-        """Keeps the whole as it is now; see `snapshots`."""
+    def take_snapshot(self) -> None:
+        """Keeps the whole as it is now; see `take_snapshots`."""
         self._snapshot = None
-        self._snapshot = [part.numpy() for part in self.parts], self.numpy()
+        self._snapshot = [shard.numpy() for shard in self.shards], self.numpy()
 
-    def forget(self) -> None:
-        """Lets go of what `keep` kept."""
+    def drop_snapshot(self) -> None:
+        """Lets go of what `take_snapshot` kept."""
         self._snapshot = None
 
 
-def snapshots(variables: Sequence[Any]) -> None:
+def take_snapshots(variables: Sequence[Any]) -> None:
     """Has sharded variables keep their whole values, so that one process alone can read them until they change.
 
-    Only the chief writes files, and to read a part of another process's both must take part. It is
+    Only the chief writes files, and to read a shard of another process's both must take part. It is
     a collective.
     """
     for variable in variables:
         if isinstance(variable, ReplicaShardedVariable) and processes(variable.strategy) > 1:
-            variable.keep()
+            variable.take_snapshot()
 
 
 def drop_snapshots(variables: Sequence[Any]) -> None:
-    """Lets go of what `snapshots` kept."""
+    """Lets go of what `take_snapshots` kept."""
     for variable in variables:
         if isinstance(variable, ReplicaShardedVariable):
-            variable.forget()
-
-
-def _in_a_step(strategy: tf.distribute.Strategy) -> bool:
-    return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
+            variable.drop_snapshot()

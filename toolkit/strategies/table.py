@@ -44,7 +44,7 @@ def create(
             `toolkit.cluster.discover` reads it.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
         parameter_server: How parameter servers are used, where they are.
-        gradients: How they travel between replicas, under mirrored and multi_worker; None for as they are.
+        gradients: How replicas exchange them, under mirrored and multi_worker; None for as they are.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -72,8 +72,27 @@ def create(
                 found="with parameter servers they are sent as they are",
                 remedy="Leave gradients out, or train under mirrored or multi_worker",
             )
-        return _parameter_server(name, membership, parameter_server, start_timeout)
-    strategy = _synchronous(name, membership, devices, jobs, outside, start_timeout)
+        from toolkit.strategies import parameter_server as served
+
+        who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
+        return served.create(who.cluster, who.task, options=parameter_server, start_timeout=start_timeout)
+    if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
+        raise StrategyError(
+            asked=f"strategy {name} in {membership.task}",
+            found="beside parameter servers, workers and ps serve the chief and train nothing themselves",
+            remedy="Create parameter_server or auto, or start the chief only",
+        )
+    together = membership is not None and len(membership.cluster.tasks) > 1 and not outside
+    strategy: tf.distribute.Strategy
+    if name == "multi_worker" or (name == "auto" and together):
+        who = _required(name, membership, tasks="--workers=2")
+        from toolkit.strategies import multi_worker
+
+        strategy = multi_worker.create(who.cluster, who.task, devices=tuple(devices), start_timeout=start_timeout)
+    else:
+        devices = tuple(devices) or _all_devices()
+        several = name == "mirrored" or (name == "auto" and len(devices) > 1)
+        strategy = (mirrored if several else one_device).create(devices)
     if gradients is not None:
         from toolkit.strategies.exchange import set_exchange
 
@@ -112,47 +131,6 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
     return {**described, "cluster": cluster.as_dict()} if cluster else described
-
-
-def _synchronous(
-    name: str,
-    membership: Membership | None,
-    devices: Sequence[str],
-    jobs: set[str],
-    outside: bool,
-    start_timeout: float | None,
-) -> "tf.distribute.Strategy":
-    if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
-        raise StrategyError(
-            asked=f"strategy {name} in {membership.task}",
-            found="beside parameter servers, workers and ps serve the chief and train nothing themselves",
-            remedy="Create parameter_server or auto, or start the chief only",
-        )
-    together = membership is not None and len(membership.cluster.tasks) > 1 and not outside
-    if name == "multi_worker" or (name == "auto" and together):
-        return _multi_worker(name, membership, devices, start_timeout)
-    devices = tuple(devices) or _all_devices()
-    if name == "mirrored" or (name == "auto" and len(devices) > 1):
-        return mirrored.create(devices)
-    return one_device.create(devices)
-
-
-def _multi_worker(
-    name: str, membership: Membership | None, devices: Sequence[str], start_timeout: float | None
-) -> "tf.distribute.Strategy":
-    membership = _required(name, membership, tasks="--workers=2")
-    from toolkit.strategies import multi_worker
-
-    return multi_worker.create(membership.cluster, membership.task, devices=tuple(devices), start_timeout=start_timeout)
-
-
-def _parameter_server(
-    name: str, membership: Membership | None, options: ParameterServerOptions | None, start_timeout: float | None
-) -> "tf.distribute.Strategy":
-    membership = _required(name, membership, tasks="--chief --workers=2 --ps=2")
-    from toolkit.strategies import parameter_server
-
-    return parameter_server.create(membership.cluster, membership.task, options=options, start_timeout=start_timeout)
 
 
 def _required(name: str, membership: Membership | None, *, tasks: str) -> Membership:

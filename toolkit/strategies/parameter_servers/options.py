@@ -16,17 +16,19 @@ class ParameterServerOptions:
 
     Attributes:
         variables: "round_robin", each next variable on the next ps, as TensorFlow does it; "balanced",
-            each on the ps that holds the fewest bytes; "sharded", balanced, and large ones cut into
-            rows that several ps hold.
-        shards: Parts of each sharded variable; None for one on each ps.
-        min_shard_bytes: No part is smaller; so smaller variables stay whole.
+            each on the ps that holds the fewest bytes; "sharded", balanced, and the rows of large ones
+            sharded over several ps.
+        shards: The number of shards of each sharded variable; None for one on each ps.
+        min_shard_bytes: No shard is smaller; so smaller variables stay whole.
         synchronous: Rounds: the workers share each batch, and their gradients are applied together.
-        max_staleness: No gradient is applied that was computed from parameters that more than so
-            many updates have changed since; None for any number.
-        steps_per_dispatch: Steps that a worker is sent at once; None for what suits their length.
+        max_staleness: The highest staleness: no gradient is applied that was computed from parameters
+            which more than so many updates have changed since; None for any number. One update is a lot for
+            SGD with momentum 0.9, or Adam at a high rate: even one device that applies each gradient a step
+            late learns badly.
+        steps_per_dispatch: How many steps a worker is sent at once; None for what suits their length.
 
     Raises:
-        StrategyError: A value is none that it can be.
+        StrategyError: A value is out of its range, or two exclude each other.
     """
 
     variables: str = "round_robin"

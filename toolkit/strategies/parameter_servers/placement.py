@@ -5,8 +5,6 @@ its value with each step. Keras's `KerasVariable.assign_add` reads, then assigns
 counted at once would lose counts.
 """
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ from toolkit.strategies.parameter_servers.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 from toolkit.strategies.sharing import row_range
 
-__all__ = ["Placement", "VariableRow", "bytes_by_task", "table"]
+__all__ = ["Placement", "bytes_by_task", "table"]
 
 
 class Placement:
@@ -80,47 +78,28 @@ class Placement:
         return min(range(self.servers), key=self._bytes.__getitem__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VariableRow:
-    """A row of the table: a variable, or a shard of one, and the task that holds it.
-
-    Attributes:
-        name: The variable's path in the model or optimizer.
-        shape: The shape of what the task holds.
-        size: The size in bytes.
-        task: "ps:0", or "chief:0".
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    task: str
-
-
-def table(variables: Iterable[Any]) -> list[VariableRow]:
-    """Returns where each of some `keras.Variable`s is, a row for each shard."""
+def table(variables: Iterable[Any]) -> list[dict[str, Any]]:
+    """Returns where each of some `keras.Variable`s is: name, shape, bytes and task of each, a row for each shard."""
     rows = []
     for variable in variables:
-        shards = shards_of(variable.value)
-        for index, shard in enumerate(shards):
+        for index, shard in enumerate(shards_of(variable.value)):
             spec = tf.DeviceSpec.from_string(shard.device)
-            shape = tuple(shard.shape)
             rows.append(
-                VariableRow(
-                    name=variable.path + (f"[{index}]" if isinstance(variable.value, ServerShardedVariable) else ""),
-                    shape=shape,
-                    size=math.prod(shape) * shard.dtype.size,
-                    task=f"{spec.job or 'chief'}:{spec.task or 0}",
-                )
+                {
+                    "name": variable.path + (f"[{index}]" if isinstance(variable.value, ServerShardedVariable) else ""),
+                    "shape": list(shard.shape),
+                    "bytes": _size(shard),
+                    "task": f"{spec.job or 'chief'}:{spec.task or 0}",
+                }
             )
     return rows
 
 
-def bytes_by_task(rows: Iterable[VariableRow]) -> dict[str, int]:
-    """Returns the bytes that each task holds."""
+def bytes_by_task(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Returns the bytes that each task holds, by the rows of a table."""
     total: dict[str, int] = {}
     for row in rows:
-        total[row.task] = total.get(row.task, 0) + row.size
+        total[row["task"]] = total.get(row["task"], 0) + row["bytes"]
     return dict(sorted(total.items()))
 
 
