@@ -85,7 +85,7 @@ class StrategyError(RequestError):
 
 
 class DataError(RequestError):
-    """The data set can't be had, or can't be cut into the batches asked for."""
+    """The data set can't be had, or has no such batches as were asked for."""
 
 
 class ModelError(RequestError):
@@ -105,7 +105,7 @@ class CheckpointError(RunDirectoryError):
 
 
 class StoppedBySignal(ToolkitError):
-    """The run was asked to stop; `step` is where its checkpoint stands, None if it wrote none for it."""
+    """The run received a signal to stop; `step` is that of the checkpoint it wrote then, None if it wrote none."""
 
     def __init__(self, number: int, *, step: int | None) -> None:
         name = _signal.Signals(number).name
@@ -119,7 +119,7 @@ class StoppedBySignal(ToolkitError):
 
 
 class JobStopped(ToolkitError):
-    """The launcher was told to stop, and all its tasks have ended."""
+    """The launcher received a signal to stop, and all its tasks have ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"Stopped by {_signal.Signals(number).name}; all tasks have ended.")

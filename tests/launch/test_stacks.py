@@ -2,7 +2,7 @@
 
 import sysconfig
 
-from toolkit.launch.stacks import place
+from toolkit.launch.stacks import locate
 
 LIBRARY = sysconfig.get_path("purelib")
 STUCK = f"""Thread 0x00007f (most recent call first):
@@ -21,17 +21,17 @@ IN_STEP = f"""Current thread 0x00007e (most recent call first):
 
 
 def test_a_task_in_the_users_own_code():
-    found = place(STUCK)
+    found = locate(STUCK)
     assert not found.in_tensorflow
     assert found.words == "train.py, line 31, in on_batch_end"
 
 
 def test_a_task_inside_tensorflow():
-    found = place(IN_STEP)
+    found = locate(IN_STEP)
     assert found.in_tensorflow
     assert found.words == "train.py, line 90, in <module>"
 
 
 def test_what_is_no_stack():
-    assert place("") is None
-    assert place("Segmentation fault\n") is None
+    assert locate("") is None
+    assert locate("Segmentation fault\n") is None

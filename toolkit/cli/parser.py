@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def error(self, message: str) -> NoReturn:
-        """Says argparse's message as this toolkit says its own."""
+        """Raises argparse's message as an error of this toolkit's form."""
         asked, _, found = message.removeprefix("argument ").partition(": ")
         help_line = f"`{self.prog} --help` says what it takes"
         if match := re.match(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", found):

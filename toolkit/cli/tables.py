@@ -63,8 +63,8 @@ def show_seconds(
 
     Args:
         title: What was done.
-        seconds: Those of each way's rounds.
-        notes: Further columns: heading to way to text.
+        seconds: What each round of each way took.
+        notes: Further columns: heading -> way -> text.
         chart: A .png or .svg file.
 
     Raises:

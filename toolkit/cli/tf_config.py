@@ -22,7 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 _JOBS = {"chief": "the chief", "worker": "a worker", "ps": "a parameter server", "evaluator": "the evaluator"}
 _WHERE = "a file, or - for standard input"
-_ROWS = 40  # In a table of more, the middle of a job is left out.
+_ROWS = 40  # A table of more leaves out the middle of a job.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ class Checked:
         cluster: None where something is wrong with it.
         task: None where something is wrong with it, or none is named. An evaluator:0 needn't be in
             the cluster; any other task is.
-        problems: In the order of the text where that is possible.
+        problems: Everything wrong, in the order of the text where that is possible.
     """
 
     cluster: Cluster | None

@@ -53,10 +53,10 @@ def discover(
 def require(
     environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
 ) -> Membership:
-    """As `discover`, for programs that need a cluster.
+    """Finds what `discover` does, for programs that need a cluster.
 
     Raises:
-        ClusterError: As `discover`; or nothing describes a cluster.
+        ClusterError: `discover` raises it, or nothing describes a cluster.
     """
     found = discover(environ, file=file, task=task)
     if found is None:

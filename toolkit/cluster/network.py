@@ -1,4 +1,4 @@
-"""What stands between the tasks of a cluster: web proxies in their way, and the whole internet.
+"""What can come between the tasks of a cluster: web proxies, and whoever reaches a public address.
 
 gRPC sends to peers through a web proxy where one is set, and TensorFlow then waits for ever. TensorFlow's servers obey
 whoever reaches them.
@@ -22,7 +22,7 @@ def check_proxies(cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Makes sure that gRPC reaches every task directly.
 
     Raises:
-        ClusterError: A proxy stands in the way of some.
+        ClusterError: Some would be reached through a proxy.
     """
     proxied = _proxied(cluster, environ)
     if proxied:

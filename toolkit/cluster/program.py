@@ -21,11 +21,11 @@ _JOBS, _VERSIONS = "jobs", " versions"
 
 
 def describe(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
-    """Returns what all tasks must share, as "their ... differ" goes on.
+    """Returns what all tasks must share: words that complete "their ... differ" -> what this task has.
 
     Args:
         script: Path of the program; None where there is none, as in an interactive session.
-        arguments: Of the command line, without the program; None where tasks may have flags, and a
+        arguments: The command line without the program; None where tasks may have flags, and a
             text of the script, of their own: many a worker's script has its index written in it.
         job: What all tasks of this job share and no other job's do; None where that isn't known.
     """

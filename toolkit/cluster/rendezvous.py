@@ -72,8 +72,8 @@ class _Rendezvous:
         self.cluster = cluster
         self.own = own
         self.peers = peers
-        self.reached: set[Task] = set()  # Those that have answered this task's greeting.
-        self.reached_by: set[Task] = set()  # Those whose greeting this task has answered.
+        self.reached: set[Task] = set()  # Tasks that have answered this task's greeting.
+        self.reached_by: set[Task] = set()  # Tasks whose greeting this task has answered.
         self.reasons: dict[Task, str] = {}
         self.outgoing: dict[Task, Outgoing] = {}
         self.process = secrets.token_hex(8)

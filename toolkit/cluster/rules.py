@@ -23,7 +23,7 @@ class Reading:
 
     Args:
         jobs: job -> index -> address, where index and address are sound.
-        indices: job -> every sound index, also of unsound addresses; a job that isn't told has none.
+        indices: job -> every sound index, also of unsound addresses; a job whose tasks can't be read has none.
         problems: Everything wrong. Where this is empty, `jobs` is a cluster.
     """
 
@@ -33,7 +33,7 @@ class Reading:
 
 
 def read(cluster: object) -> Reading:
-    """Reads job -> ["host:port", ...], or job -> {index: "host:port"}, and notes everything wrong."""
+    """Reads job -> ["host:port", ...], or job -> {index: "host:port"}, and finds everything wrong."""
     problems: list[Problem] = []
     jobs: dict[str, dict[int, str]] = {}
     indices: dict[str, frozenset[int]] = {}
@@ -54,7 +54,7 @@ def read(cluster: object) -> Reading:
         if job is None or job in places:
             strange = strange or job is None
             continue
-        # What was misspelt is checked as what it was meant for, so that one mistake is told once.
+        # What was misspelt is checked as what it was meant for, so that one mistake is one problem.
         jobs[job], places[job] = sound, place
         if entries or isinstance(tasks, (list, tuple)):
             indices[job] = frozenset(entries)

@@ -98,9 +98,9 @@ class Cluster:
 
     @property
     def synchronous(self) -> tuple[Task, ...]:
-        """Those that train together, in TensorFlow's order: the chief, then the workers.
+        """The tasks that train together, in TensorFlow's order: the chief, then the workers.
 
-        Beside parameter servers nobody does: each worker goes at its own pace.
+        Beside parameter servers there are none: each worker goes at its own pace.
         """
         if any(job == "ps" for job, _ in self.jobs):
             return ()

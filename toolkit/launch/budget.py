@@ -19,7 +19,7 @@ class Budget:
     Args:
         most: Restarts within the window.
         window: Seconds.
-        clock: Tells the time, in seconds.
+        clock: Returns the time, in seconds.
     """
 
     def __init__(self, most: int, *, window: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class Budget:
         self._taken: collections.deque[float] = collections.deque()
 
     def take(self) -> bool:
-        """Says whether it may once more, and counts it."""
+        """Counts one more restart, and returns whether it is within the budget; where it isn't, nothing is counted."""
         while self._taken and self._clock() - self._taken[0] > self.window:
             self._taken.popleft()
         if len(self._taken) >= self.most:
@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def words(self) -> str:
-        """What is used up, such as "restart 1 of 3"."""
+        """How much is used up, such as "restart 1 of 3"."""
         return f"restart {len(self._taken)} of {self.most}"
 
 
@@ -62,12 +62,12 @@ def attempts(
     Args:
         attempt: Takes the attempt's number; returns False where the job is to be started again at once.
         first: The first attempt's number.
-        budget: Of restarts after failures.
+        budget: Restarts after failures.
         say: Shows a message.
         received: Signals to the launcher.
 
     Raises:
-        TaskFailed: The last attempt failed; or one ended with the code for what can't be done, a second time neither.
+        TaskFailed: The last attempt failed, or one with the exit code of what can't be done the second time either.
         JobStopped: A signal came between two attempts.
     """
     for number in itertools.count(first):

@@ -23,7 +23,7 @@ class Display:
     """Writes to standard output; a terminal that is closed, or a reader that is gone, is no reason to stop.
 
     Args:
-        tasks: Those started here.
+        tasks: The tasks that are started here.
         tee: Show their lines.
         only: Names of the tasks whose lines are shown; () for all.
     """
@@ -45,7 +45,7 @@ class Display:
             self._live.start()
 
     def lines(self, task: Task, lines: Sequence[bytes]) -> None:
-        """Shows a task's whole lines."""
+        """Shows whole lines that a task has written."""
         if not lines or task not in self._shown:
             return
         prefix = f"{task!s:<{self._width}} | "
@@ -86,7 +86,7 @@ class Display:
             self._gone = True
 
     def close(self) -> None:
-        """Takes the table away."""
+        """Removes the table."""
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.stop()

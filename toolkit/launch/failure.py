@@ -1,4 +1,4 @@
-"""Which task's failure is the cause of the others', and the message about it."""
+"""Finding the task whose failure is the cause of the others', and the message about it."""
 
 import pathlib
 import re
@@ -34,7 +34,7 @@ def cause(running: Iterable[RunningTask]) -> RunningTask:
 
 
 def dying(pid: int) -> bool:
-    """Says whether a process is on its way out, or has a SIGKILL before it; a large one takes seconds. Linux only."""
+    """Returns whether a process is ending, or has a SIGKILL pending; a large one takes seconds to. Linux only."""
     try:
         flags = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
         pending = re.findall(r"^S\w+Pnd:\t(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)

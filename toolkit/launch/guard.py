@@ -27,7 +27,7 @@ class Guard:
     """The program, started by a launcher that still lives.
 
     Args:
-        tag: In the environment of all that belongs to the job.
+        tag: The process tag, in the environment of all that belongs to the job.
         scratch: A directory that goes with the job.
     """
 

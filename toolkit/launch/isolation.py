@@ -35,10 +35,10 @@ def enter(mode: str, *, command: Sequence[str]) -> tuple[bool, str]:
 
     Args:
         mode: "always"; "never"; or "auto": where the system allows it, and no argument names an address elsewhere.
-        command: Of the tasks.
+        command: What the tasks run.
 
     Returns:
-        Whether it was done; and where the tasks are now, in words, "" where nothing is to be said.
+        Whether it was done; and a clause for the launcher's first message, which may be "".
 
     Raises:
         LaunchError: It is to be done always, and can't be.
@@ -49,9 +49,9 @@ def enter(mode: str, *, command: Sequence[str]) -> tuple[bool, str]:
         )
     if mode == "never":
         return False, ""
-    elsewhere = next((part for part in command if "://" in part), None)
-    if mode == "auto" and elsewhere is not None:
-        return False, f"in this machine's network, because {elsewhere[:80]} may be elsewhere"
+    url = next((argument for argument in command if "://" in argument), None)
+    if mode == "auto" and url is not None:
+        return False, f"in this machine's network, because {url[:80]} may be elsewhere"
     if mode == "auto" and os.geteuid() and _waits_for_a_device():
         return False, f"in this machine's network, because {_UVM} isn't there yet, and only outside can it be made"
     reason = _impossible()
@@ -75,9 +75,9 @@ def _waits_for_a_device() -> bool:
     return os.path.exists("/proc/driver/nvidia/version") and not os.path.exists(_UVM)
 
 
-def wanted_out(said: str) -> bool:
-    """Whether what a failed task said last reads as if it wanted to reach another machine."""
-    return _NO_WAY.search(said) is not None
+def wanted_out(message: str) -> bool:
+    """Returns whether the last lines of a failed task read as if it wanted to reach another machine."""
+    return _NO_WAY.search(message) is not None
 
 
 def _impossible() -> str:
@@ -87,14 +87,14 @@ def _impossible() -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        said = b""
+        reason = ""
         try:
             _move()
         except OSError as error:
-            said = (error.strerror or str(error)).lower().encode()
+            reason = (error.strerror or str(error)).lower()
         finally:
             with contextlib.suppress(OSError):
-                os.write(writing, said)
+                os.write(writing, reason.encode())
             os._exit(0)
     os.close(writing)
     with open(reading, encoding="utf-8", errors="replace") as answer:
@@ -105,8 +105,10 @@ def _impossible() -> str:
 
 def _move() -> None:
     user, group = os.geteuid(), os.getegid()
-    if _unshare(_NEWNET):  # Root's, or a container's that may.
-        _unshare_or_raise(_NEWUSER | _NEWNET)
+    try:
+        _unshare(_NEWNET)  # As root, or in a container that may.
+    except OSError:
+        _unshare(_NEWUSER | _NEWNET)
         # The same ids inside as outside. Groups beyond the first stay, and can't be changed.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "wb", buffering=0) as file:
@@ -114,15 +116,9 @@ def _move() -> None:
     _bring_loopback_up()
 
 
-def _unshare(flags: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() or 1 if libc.unshare(flags) else 0
-
-
-def _unshare_or_raise(flags: int) -> None:
-    number = _unshare(flags)
-    if number:
-        raise OSError(number, os.strerror(number))
+def _unshare(flags: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _bring_loopback_up() -> None:

@@ -44,7 +44,7 @@ class Job:
         scratch: Directory for what goes with the job.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
-        budget: Of restarts.
+        budget: Restarts that are left.
         whole: Whether all tasks of the cluster are started here.
     """
 
@@ -116,7 +116,7 @@ class Job:
             failed = [task for task in self.running if not task.alive and task.code != 0 and not task.given_up]
             if self._received:
                 self._stop_on_signal()
-            if any(not self._goes_on_without(task) for task in failed) or any(map(self._waits_for, self.running)):
+            if any(not self._can_do_without(task) for task in failed) or any(map(self._waits_for, self.running)):
                 self._fail()
             self._look_for_stall()
             self._say_what_is_open()
@@ -127,7 +127,7 @@ class Job:
             raise failure.error(refused[0], self.running)  # Nobody served the chief, which came to its end alone.
 
     def _done(self) -> bool:
-        """Whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
+        """Returns whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
         ends = {"chief"} if self._has_servers else {"chief", "worker", "evaluator"}
         waited = [task for task in self.running if task.task.job in ends or task.facts.get("follows")]
         return all(task.code == 0 for task in waited or self.running)
@@ -136,8 +136,8 @@ class Job:
     def _has_servers(self) -> bool:
         return {"ps", "chief"} <= {task.task.job for task in self.running}
 
-    def _goes_on_without(self, task: RunningTask) -> bool:
-        """Says whether the job goes on, with the task started again or without it: a worker that served its chief."""
+    def _can_do_without(self, task: RunningTask) -> bool:
+        """Starts a worker that served its chief again, or gives it up; returns whether the job goes on."""
         if not (self._has_servers and task.task.job == "worker" and task.served and (task.code or 0) < 0):
             return False
         others = [other for other in self.running if other.task.job == "worker" and other is not task]
@@ -157,7 +157,7 @@ class Job:
         return True
 
     def _waits_for(self, task: RunningTask) -> bool:
-        """Says whether the job waits for a task that is stopped; a worker that serves is killed, and done without."""
+        """Returns whether the job waits for a task that is stopped; kills a worker that is, if it served its chief."""
         served = self._has_servers and task.task.job == "worker" and task.served
         task.found_stopped = task.found_stopped or (task.frozen() and not served)
         if served and task.frozen():
@@ -167,7 +167,7 @@ class Job:
         return task.found_stopped
 
     def _say_if_alone(self) -> None:
-        """A script that makes no strategy, or one of a single process, trains as often as it is launched."""
+        """Warns of a script without a strategy, or with one of a single process: every task trains by itself."""
         training = [task for task in self.running if task.task.job in ("chief", "worker")]
         if len(training) > 1 and not any("strategy" in task.facts for task in training):
             self.display.say(
@@ -183,7 +183,7 @@ class Job:
                 self.display.say(note)
 
     def _turn(self, seconds: float = _TICK) -> None:
-        """Takes what has come: output, reports, ends."""
+        """Reads what has come once: output, reports, ends of processes."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._take_reports()
@@ -264,7 +264,7 @@ class Job:
         )
 
     def _read_for(self, seconds: float, until: Any = None) -> None:
-        """Goes on reading for so long, or until something holds."""
+        """Reads what tasks write and report for so long, or until `until` returns true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not (until and until()):
             self._turn(min(_TICK, seconds))

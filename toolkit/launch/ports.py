@@ -26,7 +26,7 @@ class HeldPorts:
 
     @property
     def numbers(self) -> set[int]:
-        """Those that are held."""
+        """The ports that are held."""
         return {held.getsockname()[1] for held in self._sockets}
 
     def __enter__(self) -> "HeldPorts":
@@ -57,8 +57,8 @@ class HeldPorts:
         """Holds a port that the cluster names; one that is held already stays so.
 
         Args:
-            port: From 1 to 65535.
-            task: Whose it is, for the message.
+            port: Its number, from 1 to 65535.
+            task: The task that will listen there, for the message.
 
         Raises:
             ClusterError: Somebody uses it.
@@ -140,7 +140,7 @@ def exposed(processes: Mapping[Task, int]) -> str:
 
 
 def _stays(address: str) -> bool:
-    """Whether an address is reached from this machine only. 0.0.0.0 stands for all of a machine's."""
+    """Returns whether an address is reached from this machine only; 0.0.0.0 means all of a machine's addresses."""
     found = ipaddress.ip_address(address)
     return found.is_loopback or (found.version == 6 and found.is_link_local)
 

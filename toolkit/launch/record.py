@@ -23,7 +23,7 @@ def log_directory(asked: str | None, names: Sequence[str]) -> pathlib.Path:
 
     Args:
         asked: A path; None for a new directory under ./runs.
-        names: Of the logs in it, without their ends.
+        names: The logs' names, without their ends.
 
     Raises:
         LaunchError: It can't be written.
@@ -60,7 +60,7 @@ class Record:
     """Appends to events.jsonl; a disk that is full costs lines, and nothing else.
 
     Args:
-        directory: Of the logs.
+        directory: The directory of the logs.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ class Record:
 
         Args:
             event: "started" or "ended".
-            task: Which task.
+            task: The task.
             facts: Values that JSON can hold.
         """
         self.add({"at": round(time.time(), 3), "event": event, "task": str(task), **facts})
@@ -86,7 +86,7 @@ class Record:
         """Writes failure.json: the task whose failure was the cause, and its last lines.
 
         Args:
-            task: Which task.
+            task: The task.
             code: Its exit code; below 0 the number of the signal that ended it; None where it still ran.
             words: How it ended.
             lines: The last ones that it wrote.

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
-from toolkit.launch.stacks import Place, place
+from toolkit.launch.stacks import Location, locate
 from toolkit.launch.tasks import TaskSpec
 from toolkit.support import status
 
@@ -28,7 +28,7 @@ class RunningTask:
         environ: The launcher's environment.
         log: The task's log file.
         stacks: A file for its stacks, removed with the job.
-        masker: Of what it writes.
+        masker: Masks secrets in what it writes.
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
@@ -150,14 +150,15 @@ class RunningTask:
                 self.progressed = time.monotonic()
 
     def row(self) -> tuple[str, ...]:
-        """Returns what the table shows: task, state, pid, step, images a second, CPU, memory."""
+        """Returns what the table shows: task, state, pid, step, images a second, CPU in percent of one core, memory."""
         import psutil
 
         rate, step = self.facts.get("images_per_second"), self.facts.get("step")
         cpu = memory = ""
         if self.alive:
             with contextlib.suppress(psutil.Error):
-                cpu, memory = self.load()
+                watched = self._watch()
+                cpu, memory = f"{watched.cpu_percent():.0f} %", f"{watched.memory_info().rss / 2**20:,.0f} MiB"
         return (
             str(self.task),
             str(self.facts["state"]) if self.alive else self.words(),
@@ -167,11 +168,6 @@ class RunningTask:
             cpu,
             memory,
         )
-
-    def load(self) -> tuple[str, str]:
-        """Returns its use of CPU, of one core, and memory, in words; raises psutil.Error where it is gone."""
-        watched = self._watch()
-        return f"{watched.cpu_percent():.0f} %", f"{watched.memory_info().rss / 2**20:,.0f} MiB"
 
     def _watch(self) -> Any:
         import psutil
@@ -199,15 +195,15 @@ class RunningTask:
         if self.facts["state"] != "starting":  # Before it is ready the signal would end it.
             self.signal(signal.SIGUSR1)
 
-    def stacks(self) -> Place | None:
-        """Puts the stacks that it wrote into its log, and returns where it stands."""
+    def stacks(self) -> Location | None:
+        """Puts the stacks that it wrote into its log, and returns where its main thread is."""
         try:
             text = self._stacks.read_text(errors="replace")
         except OSError:
             return None
         if text:
             self.output.write(f"\n{STACKS}\n{text}\n".encode())
-        return place(text)
+        return locate(text)
 
     def words(self) -> str:
         """Returns how it ended, in words."""

@@ -19,7 +19,7 @@ class JobOptions:
 
     Attributes:
         command: ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
-        jobs: How many tasks of each job, such as (("worker", 2),); () where something else says so.
+        jobs: How many tasks of each job, such as (("worker", 2),); () where something else counts them.
         environment: Variables that are added to the tasks' environment.
         log_dir: Where the tasks' output goes, on this machine; None for a new directory under ./runs.
         tee: Show the tasks' output here too.
@@ -206,7 +206,7 @@ def counted(jobs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     if "ps" in found and "chief" not in found:
         raise LaunchError(
             asked=f"{found['ps']} parameter servers",
-            found="there is no chief, which hands out the work beside them",
+            found="there is no chief, which schedules the workers' steps",
             remedy="Add --chief",
         )
     return tuple((name, found[name]) for name in _JOBS if name in found)

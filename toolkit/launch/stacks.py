@@ -1,4 +1,4 @@
-"""Where tasks stand that make no progress, read from their Python stacks."""
+"""Where tasks are that make no progress, read from their Python stacks."""
 
 import dataclasses
 import pathlib
@@ -6,14 +6,14 @@ import re
 import sysconfig
 from collections.abc import Mapping
 
-__all__ = ["Place", "culprits", "place"]
+__all__ = ["Location", "culprits", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class Location:
     """Where a task's main thread is.
 
     Attributes:
@@ -25,7 +25,7 @@ class Place:
     words: str
 
 
-def place(stacks: str) -> Place | None:
+def locate(stacks: str) -> Location | None:
     """Reads what faulthandler wrote, None where that isn't a stack.
 
     Args:
@@ -41,21 +41,21 @@ def place(stacks: str) -> Place | None:
         f for f in frames if not f["file"].startswith((*_LIBRARIES, "<frozen")) and "/toolkit/launch/" not in f["file"]
     ]
     frame = (own or frames)[0]
-    return Place(
+    return Location(
         in_tensorflow=inside, words=f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
     )
 
 
-def culprits(places: Mapping[str, Place | None]) -> str:
+def culprits(locations: Mapping[str, Location | None]) -> str:
     """Returns a sentence that names those whom the others wait for.
 
     Args:
-        places: Of each task that runs; None for one that didn't answer.
+        locations: Where each running task is; None for one that didn't answer.
     """
-    outside = {task: place for task, place in places.items() if place is None or not place.in_tensorflow}
+    outside = {task: found for task, found in locations.items() if found is None or not found.in_tensorflow}
     if not outside:
         return "All tasks are inside TensorFlow."
     words = "; ".join(f"{t} at {p.words}" if p else f"{t}, which doesn't answer" for t, p in outside.items())
-    if len(outside) < len(places):
+    if len(outside) < len(locations):
         return f"Not in the collective that the others wait in: {words}."
     return f"No task is inside TensorFlow: {words}."

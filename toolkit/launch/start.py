@@ -1,4 +1,4 @@
-"""From a spec to a job that runs."""
+"""Starting a job as its spec asks, attempt by attempt."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: st
         spec: What to do.
         display: Shows what the tasks do, as `display.Display`; None for this program's standard output.
         ports: A HeldPorts with those that are this job's already; None for none.
-        where: Where the tasks are, for the first message: "in a network of their own".
+        where: A clause for the first message: "in a network of their own".
 
     Raises:
         RequestError: What was asked can't be done; nothing was started.

@@ -17,7 +17,7 @@ from toolkit.support import redaction, status
 
 __all__ = ["TaskSpec", "own_addresses", "shell_line", "task_specs", "to_start"]
 
-_STACKS = "{stacks}"  # Stands for a file that is made when the task is started.
+_STACKS = "{stacks}"  # Replaced by the file for the task's stacks.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class TaskSpec:
     """One task to start here.
 
     Attributes:
-        task: Which one.
+        task: The task.
         environment: What is added to the launcher's own.
-        command: Arguments after the Python interpreter; "{stacks}" stands for a file to be made.
+        command: Arguments after the Python interpreter; "{stacks}" is replaced by a file for its stacks.
     """
 
     task: Task
@@ -41,7 +41,7 @@ class TaskSpec:
 
     def arguments(self, stacks: str) -> list[str]:
         """Returns the whole command line."""
-        return [sys.executable, *(stacks if part == _STACKS else part for part in self.command)]
+        return [sys.executable, *(stacks if argument == _STACKS else argument for argument in self.command)]
 
 
 def to_start(spec: LaunchSpec, held: ports.HeldPorts) -> tuple[Cluster, tuple[Task, ...]]:
@@ -103,7 +103,7 @@ def task_specs(
         environ: The launcher's environment: what the user has set there stays.
     """
     inventory = devices.inventory.take()
-    # Beside parameter servers a chief hands out work, and does none.
+    # Beside parameter servers a chief schedules work, and does none.
     served = any(task.job == "ps" for task in cluster.tasks)
     training = [task for task in here if task.job in (("worker",) if served else ("chief", "worker"))]
     threads = str(max(1, inventory.cores // len(here)))
@@ -133,7 +133,7 @@ def shell_line(task: TaskSpec, environ: Mapping[str, str]) -> str:
 
     Args:
         task: What to start.
-        environ: Whose secrets are masked.
+        environ: The environment whose secrets are masked.
     """
     shown = {name: redaction.masked(value, environ) for name, value in task.environment.items()}
     pairs = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]

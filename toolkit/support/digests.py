@@ -1,4 +1,4 @@
-"""The SHA-256 of a file, read a piece at a time."""
+"""The SHA-256 of a file of any size."""
 
 import hashlib
 import pathlib
@@ -7,7 +7,7 @@ __all__ = ["sha256"]
 
 
 def sha256(path: pathlib.Path) -> str:
-    """Returns 64 hex digits.
+    """Returns the SHA-256 of a file as 64 hexadecimal digits.
 
     Raises:
         OSError: The file can't be read.

@@ -39,7 +39,7 @@ def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Makes sure that reading this comes to an end: that of a pipe or a device needn't.
+    """Makes sure that reading a path comes to an end, which it needn't for a pipe or a device.
 
     Raises:
         OSError: It is no file.
@@ -52,12 +52,12 @@ def check_file(path: pathlib.Path) -> None:
 def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathlib.Path]:
     """Yields where to write what is renamed to `path` at the end of the block: readers see the old or the new file.
 
-    Where the block raises, the old file is untouched and what was written is removed. Renaming replaces whatever stands
+    Where the block raises, the old file is untouched and what was written is removed. Renaming replaces whatever is
     at `path`, for root even /dev/null: look what it is.
 
     Args:
         path: The file.
-        name: Of the new file meanwhile, beside the old one; ".NAME.writing" unless given.
+        name: The name of the new file meanwhile, beside the old one; ".NAME.writing" unless given.
     """
     aside = path.with_name(name or f".{path.name}.writing")
     aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
@@ -81,9 +81,9 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """As `write_text`, for a value that JSON can hold. NaN and infinity, which it can't, become null."""
+    """Replaces `path` as `write_text` does, by a JSON value; NaN and infinity, which JSON doesn't have, become null."""
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    # A path need not be text; what of it isn't stands in Python's as half a pair, which JSON can write as \udcff.
+    # A path need not be text: Python's strings hold half a surrogate pair for such a byte, which JSON writes as \udcff.
     write_text(path, text.encode(errors="backslashreplace").decode())
 
 
@@ -97,12 +97,12 @@ def plain(value: Any) -> Any:
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: Sequence[str]) -> None:
-    """As `write_text`, for rows that may have different columns.
+    """Replaces `path` as `write_text` does, by a CSV table of rows that may have different columns.
 
     Args:
         path: The file.
-        rows: Column -> value of each.
-        empty: The columns where there is no row.
+        rows: Each row: column -> value.
+        empty: The columns of a table without rows.
     """
     text = io.StringIO()
     columns = list(dict.fromkeys(name for row in rows for name in row)) or list(empty)

@@ -1,6 +1,6 @@
-"""Which variables and flags hold what nobody else is to read, and texts without it.
+"""Secrets: which variables and flags hold them, and texts without them.
 
-A name says that its value is secret. Values of fewer than 8 letters are left alone: `true` and `1` stand everywhere.
+A name says that its value is secret. Values of fewer than 8 letters are left alone: `true` and `1` are everywhere.
 """
 
 import re
@@ -15,7 +15,7 @@ _SHORTEST = 8
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or a flag of this name holds a secret."""
+    """Returns whether a variable or a flag of this name holds a secret."""
     return bool(_SECRET.search(name))
 
 
@@ -27,10 +27,10 @@ def values(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def pattern(secrets: Sequence[str]) -> re.Pattern[str]:
-    """Returns what finds any of them in a text: the longest of those that begin at a place.
+    """Returns a pattern that finds any of them in a text, the longest first.
 
     Args:
-        secrets: As `values` returns them, at least one.
+        secrets: What `values` returns, at least one.
     """
     return re.compile("|".join(map(re.escape, secrets)))
 
@@ -42,7 +42,7 @@ def masked(text: str, environ: Mapping[str, str]) -> str:
 
 
 def masked_all(value: Any, environ: Mapping[str, str]) -> Any:
-    """As `masked`, for every text in a value that JSON can hold."""
+    """Returns a value that JSON can hold with every text in it masked."""
     secrets = values(environ)
     if not secrets:
         return value
@@ -63,17 +63,17 @@ def masked_command(command: Sequence[str], environ: Mapping[str, str]) -> list[s
 
     Args:
         command: Such as ["train.py", "--api_token=abc", "--password", "abc"].
-        environ: Whose secrets are masked wherever they stand.
+        environ: The environment whose secrets are masked everywhere.
     """
     shown: list[str] = []
     hide = False
-    for part in command:
-        if hide and not part.startswith("-"):
+    for argument in command:
+        if hide and not argument.startswith("-"):
             shown.append(MASK)
             hide = False
             continue
-        name, equals, _ = part.partition("=")
+        name, equals, _ = argument.partition("=")
         secret = is_secret(name) and (name.startswith("-") or bool(equals))
-        shown.append(f"{name}={MASK}" if secret and equals else masked(part, environ))
+        shown.append(f"{name}={MASK}" if secret and equals else masked(argument, environ))
         hide = secret and not equals
     return shown

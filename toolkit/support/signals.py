@@ -27,7 +27,7 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
 
     Args:
         numbers: The signals.
-        handler: As for `signal.signal`.
+        handler: Takes the signal's number and the frame, as for `signal.signal`.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -8,12 +8,12 @@ __all__ = ["wrap"]
 
 
 def wrap(owner: Any, name: str, around: Callable) -> None:
-    """Puts `around(original, ...)` in the place of `owner.name`, for the whole process; again changes nothing.
+    """Replaces `owner.name` by `around(original, ...)`, for the whole process; a second time changes nothing.
 
     Args:
         owner: A class or a module.
-        name: Of its method or function.
-        around: Takes the original, then what that takes.
+        name: The name of its method or function.
+        around: Takes the original function, then its arguments.
     """
     original = getattr(owner, name)
     if getattr(original, "_toolkit", False):

@@ -14,7 +14,7 @@ __all__ = ["expand", "expand_counts"]
 
 _MOST = 100_000
 _LONGEST = 255  # Letters of a host's name, as DNS has it.
-_PART = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+")
+_ENTRY = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
@@ -29,14 +29,14 @@ def expand(hosts: str) -> tuple[str, ...]:
     found: list[str] = []
     position = 0
     while position < len(hosts) or not found:
-        part = _PART.match(hosts, position)
-        if not part or (part.end() < len(hosts) and hosts[part.end()] != ","):
+        entry = _ENTRY.match(hosts, position)
+        if not entry or (entry.end() < len(hosts) and hosts[entry.end()] != ","):
             raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
-        for host in _part(part[0], hosts):
+        for host in _hosts(entry[0], hosts):
             found.append(host)
             if len(found) > _MOST:
                 raise _refusal(hosts, f"a list of at most {_MOST:,} hosts")
-        position = part.end() + 1
+        position = entry.end() + 1
     if hosts.endswith(","):
         raise _refusal(hosts, "a host list such as n[0-3,7],gpu-a")
     return tuple(found)
@@ -57,14 +57,14 @@ def expand_counts(counts: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _part(part: str, hosts: str) -> Iterator[str]:
+def _hosts(entry: str, hosts: str) -> Iterator[str]:
     """Yields one entry's hosts; the last bracket counts fastest, as in r[1-2]n[0-3]."""
     pieces: list[Sequence[str]] = []
     length = 0
-    for match in _PIECE.finditer(part):
+    for match in _PIECE.finditer(entry):
         ranges = [] if match[1] is None else list(_ranges(match[1], hosts))
         length += len(match[2] or "") + max((width for _, width in ranges), default=0)
-        # Said before any of it is written out: a few letters can stand for more than memory holds.
+        # Checked before any of it is written out: a few letters can mean more than memory holds.
         if math.prod(map(len, pieces)) * sum(len(each) for each, _ in ranges) > _MOST:
             raise _refusal(hosts, f"a list of at most {_MOST:,} hosts")
         if length > _LONGEST:

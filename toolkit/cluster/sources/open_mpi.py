@@ -29,7 +29,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     """
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    size = ranks.count(environ, "OMPI_COMM_WORLD_SIZE", launcher="Open MPI")
+    size = ranks.whole(environ, "OMPI_COMM_WORLD_SIZE", launcher="Open MPI", most=ranks.MOST)
     if size < 2:
         return None
     rank = _number(environ, "RANK")

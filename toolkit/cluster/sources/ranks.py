@@ -4,6 +4,7 @@ A rank's job follows from TOOLKIT_TASKS, and every rank works out every other's 
 """
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 
 from toolkit.cluster.addresses import join
@@ -11,10 +12,10 @@ from toolkit.cluster.rules import JOBS
 from toolkit.cluster.spec import Cluster, Membership, Task
 from toolkit.errors import ClusterError
 
-__all__ = ["TASKS", "count", "membership", "text", "whole"]
+__all__ = ["MOST", "TASKS", "membership", "text", "whole"]
 
 TASKS = "TOOLKIT_TASKS"  # "chief:1,worker:2,ps:1".
-_MOST = 100_000
+MOST = 100_000  # Tasks.
 # Below 32768, where Linux begins to hand out ports to whoever connects, and clear of what is well known.
 _FIRST_PORT, _PORTS = 20000, 10000
 
@@ -26,7 +27,7 @@ def membership(environ: Mapping[str, str], hosts: Sequence[str], *, job: int, ra
         environ: The process's environment.
         hosts: The host of each rank.
         job: A number that all ranks of the job know; jobs with neighbouring numbers get other ports.
-        rank: Of this process.
+        rank: This process's rank.
         source: Who describes the cluster, in words.
 
     Raises:
@@ -87,33 +88,22 @@ def text(environ: Mapping[str, str], name: str, *, launcher: str) -> str:
     return value
 
 
-def whole(environ: Mapping[str, str], name: str, *, launcher: str) -> int:
+def whole(environ: Mapping[str, str], name: str, *, launcher: str, most: int = sys.maxsize) -> int:
     """Returns a variable's value as a number from 0 on.
 
     Raises:
-        ClusterError: It isn't set, or isn't such a number.
+        ClusterError: It isn't set, or isn't such a number, or is more than `most`.
     """
     value = text(environ, name, launcher=launcher)
+    fault = ""
     if not (value.isascii() and value.isdigit() and len(value) < 19):
+        fault = f"{value[:60]!r}, which is no number"
+    elif int(value) > most:
+        fault = f"{int(value):,}, which is more than {most:,}"
+    if fault:
         raise ClusterError(
             asked=f"{launcher} says who takes part, in {name} among others",
-            found=f"{name} is {value[:60]!r}, which is no number",
+            found=f"{name} is {fault}",
             remedy="Leave it as the launcher sets it, or set TF_CONFIG instead",
         )
     return int(value)
-
-
-def count(environ: Mapping[str, str], name: str, *, launcher: str) -> int:
-    """Returns a variable's value as a number of tasks.
-
-    Raises:
-        ClusterError: It isn't set, or isn't such a number, or is more than 100,000.
-    """
-    value = whole(environ, name, launcher=launcher)
-    if value > _MOST:
-        raise ClusterError(
-            asked=f"{launcher} says how many take part, in {name}",
-            found=f"{value:,} is more than {_MOST:,} tasks",
-            remedy="Leave it as the launcher sets it, or set TF_CONFIG instead",
-        )
-    return value

@@ -32,7 +32,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     # A shell in an salloc or sbatch allocation is a step of one task.
     if "SLURM_STEP_NUM_TASKS" not in environ:
         return None
-    tasks = ranks.count(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm")
+    tasks = ranks.whole(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm", most=ranks.MOST)
     if tasks < 2:
         return None
     rank = _number(environ, "PROCID")

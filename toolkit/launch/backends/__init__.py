@@ -1,6 +1,6 @@
 """The places where a job can run, one folder for each; none imports another.
 
-Come here to change what happens in one place only. What is the same everywhere stands in `toolkit.launch`.
+Come here to change what happens under one of them only; what all share is in `toolkit.launch`.
 
 kubernetes  manifests: Indexed Job, JobSet, TFJob
 slurm       a batch script, its submission, restarts from the last checkpoint

@@ -11,7 +11,7 @@ from toolkit.cli.main import main
 from toolkit.cluster import Task
 from toolkit.errors import LaunchError
 from toolkit.launch.backends import ssh
-from toolkit.launch.backends.ssh import places, wire
+from toolkit.launch.backends.ssh import assignment, wire
 from toolkit.launch.backends.ssh.connection import ssh as ssh_command
 from toolkit.launch.backends.ssh.start import _Launch
 
@@ -110,7 +110,7 @@ def test_workers_are_numbered_anew_where_hosts_are_gone():
     asked = request("a:2,b,c")
     addresses = {host: f"10.0.0.{number}" for number, host in enumerate(asked.hosts)}
     a, _, c = asked.hosts
-    cluster, tasks = places.place(asked, addresses, {a: [7, 8], c: [9]})
+    cluster, tasks = assignment.assign(asked, addresses, {a: [7, 8], c: [9]})
     assert cluster.as_dict() == {"worker": ["10.0.0.0:7", "10.0.0.0:8", "10.0.0.2:9"]}
     assert tasks == {a: (Task("worker", 0), Task("worker", 1)), c: (Task("worker", 2),)}
 

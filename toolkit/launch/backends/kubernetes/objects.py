@@ -30,7 +30,7 @@ def _labels(wanted: ManifestSpec) -> dict[str, str]:
 
 
 def _service(wanted: ManifestSpec) -> list[dict[str, Any]]:
-    """Names for the pods; a JobSet and a TFJob have their own."""
+    """Returns the service that gives pods their names; a JobSet and a TFJob have their own."""
     if wanted.kind != "job":
         return []
     spec = {
@@ -44,7 +44,7 @@ def _service(wanted: ManifestSpec) -> list[dict[str, Any]]:
 
 
 def _policy(wanted: ManifestSpec) -> dict[str, Any]:
-    """TensorFlow's servers take orders from anyone who reaches them: only the job's own pods may."""
+    """Returns the policy that lets only the job's pods reach them: TensorFlow's servers take orders from anybody."""
     own = {"podSelector": {"matchLabels": _labels(wanted)}}
     spec = {"podSelector": {"matchLabels": _labels(wanted)}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(wanted), "spec": spec}

@@ -22,7 +22,7 @@ def template(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
 
     Args:
         wanted: The job.
-        job: Whose tasks these pods are; None where pods of all jobs are numbered through.
+        job: The job whose tasks these pods are; None where pods of all jobs are numbered through.
     """
     names = {"app.kubernetes.io/name": wanted.name, "app.kubernetes.io/managed-by": "toolkit"}
     spec: dict[str, Any] = {
@@ -55,7 +55,7 @@ def _container(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": wanted.image,
-        "command": [_literal(part) for part in (wanted.python, *wanted.command)],
+        "command": [_literal(argument) for argument in (wanted.python, *wanted.command)],
         "env": [{"name": name, "value": _literal(value)} for name, value in _environment(wanted, job).items()],
         "ports": [{"name": "tfjob-port", "containerPort": wanted.port}],
         "securityContext": {
@@ -73,7 +73,7 @@ def _container(wanted: ManifestSpec, job: str | None) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Kubernetes puts a variable's value in the place of $(NAME), and one dollar in that of two."""
+    """Returns how to write a text: Kubernetes replaces $(NAME) by a variable's value, and $$ by one dollar."""
     return text.replace("$", "$$")
 
 

@@ -28,7 +28,7 @@ class Volume:
 
     @classmethod
     def parse(cls, text: str) -> "Volume":
-        """Reads CLAIM:/PATH.
+        """Reads "CLAIM:/PATH".
 
         Raises:
             LaunchError: It is written otherwise.
@@ -43,19 +43,19 @@ class ManifestSpec:
     """A job on Kubernetes.
 
     Attributes:
-        name: Of all its objects.
+        name: The name of all its objects.
         kind: "job" (an Indexed Job), "jobset" or "tfjob".
         jobs: How many tasks of each job, none of them 0.
-        image: Of the container.
+        image: The container's image.
         command: What it runs after the interpreter: ("-m", "recipes.cifar_multi_worker", ...).
         namespace: None for kubectl's own.
-        gpus: Of each task that trains.
+        gpus: GPUs of each task that trains.
         cpu: Cores of each task, as Kubernetes writes them; None for whatever is free.
-        memory: Of each task, such as "8Gi".
+        memory: Memory of each task, such as "8Gi".
         volumes: Claims to mount in every task.
         environment: Variables for every task.
-        port: That tasks reach one another at.
-        max_restarts: Of the whole job, or of its pods: see `objects`.
+        port: The port at which tasks reach one another.
+        max_restarts: Restarts of the whole job, or of its pods: see `objects`.
         user: Number of the user that the container runs as; never 0.
         python: The interpreter in the image.
 
@@ -122,7 +122,7 @@ class ManifestSpec:
         for flag, text in (
             *(("--env", f"{name}={value}") for name, value in self.environment),
             *(("--volume", volume.path) for volume in self.volumes),
-            *(("-m", part) for part in self.command),
+            *(("-m", argument) for argument in self.command),
             ("--python", self.python),
         ):
             _check(flag, text, _is_text(text), "Give UTF-8 text without a NUL")
@@ -140,7 +140,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    # What isn't UTF-8 stands in Python's texts as half a pair.
+    # Python's texts hold half a surrogate pair for each byte that isn't UTF-8.
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

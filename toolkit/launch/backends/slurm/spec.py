@@ -16,11 +16,11 @@ _TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
-    """A job of Slurm's.
+    """A job under Slurm.
 
     Attributes:
-        name: As squeue shows it.
-        nodes: How many.
+        name: The job's name, as squeue shows it.
+        nodes: The number of nodes.
         tasks_per_node: Tasks on each; None for as many as the jobs need, spread evenly.
         jobs: How many tasks of each job, in rank order; () for a worker in each task.
         gpus_per_task: GPUs of each task.
@@ -112,17 +112,17 @@ class SlurmSpec:
 
     @property
     def tasks(self) -> int:
-        """Returns the number of tasks in all."""
+        """The number of tasks in all."""
         return sum(number for _, number in self.jobs) or self.nodes * (self.tasks_per_node or 1)
 
     @property
     def counted(self) -> str:
-        """Returns the jobs as TOOLKIT_TASKS has them; "" where each task is a worker."""
+        """The jobs as TOOLKIT_TASKS has them; "" where each task is a worker."""
         return ",".join(f"{job}:{number}" for job, number in self.jobs)
 
 
 def _seconds(time: str) -> int:
-    """Returns the length of a time of Slurm's: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    """Returns the seconds of a time as Slurm writes it: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:

@@ -66,7 +66,7 @@ def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
     Raises:
         LaunchError: Slurm isn't there, or doesn't take the job.
         TaskFailed: The job failed.
-        JobStopped: This process was told to stop, and the job is cancelled.
+        JobStopped: This process received a signal to stop, and the job is cancelled.
     """
     if shutil.which("sbatch") is None:
         raise LaunchError(
@@ -127,7 +127,7 @@ def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str]
 
 
 def _state(job: str) -> tuple[str, int]:
-    """A job's state in Slurm's word, and its exit code, of its signal's kind where that ended it."""
+    """Returns a job's state in Slurm's word, and its exit code, 128 + a signal's number where that ended it."""
     done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
     found = re.search(r"\bJobState=(\w+)", done.stdout)
     code = re.search(r"\bExitCode=(\d+):(\d+)", done.stdout)
@@ -140,10 +140,10 @@ def _state(job: str) -> tuple[str, int]:
 def _asked(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
         raise LaunchError(
             asked="--engine=slurm submits a job",
-            found=f"sbatch refused it: {said[-1].removeprefix('sbatch: error: ')}",
+            found=f"sbatch refused it: {lines[-1].removeprefix('sbatch: error: ')}",
             remedy="See what it says; --dry_run prints the script",
         )
     return done.stdout

@@ -5,7 +5,7 @@ wire        messages between the two ends, a line of JSON each
 agent       what runs on each host: it starts that host's tasks, and ends them when this end is gone
 connection  the ssh process of one host
 copying     the working directory, copied to each host
-places      which task goes to which host
+assignment  which task runs on which host
 host_tasks  the tasks of one host, as the launcher sees them
 attempt     one start of the job, from the first task's start to the last one's end
 start       connecting, starting, starting again, with fewer hosts or with one that is back

@@ -156,7 +156,7 @@ class _Output:
 
 
 class _Display:
-    """The launcher's display, of which this host has the far end."""
+    """Sends to the launcher what its display is to show."""
 
     def __init__(self, output: _Output) -> None:
         self._output = output
@@ -176,7 +176,7 @@ class _Display:
             self._output.send("rows", rows=rows())
 
     def close(self) -> None:
-        """There is nothing to take away."""
+        """Does nothing: there is no table here."""
 
 
 class _Listening:
@@ -196,7 +196,7 @@ class _Listening:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def first(self) -> dict[str, Any] | None:
-        """Returns the message that says what to start, None if the launcher thought better of it."""
+        """Returns the message that says what to start, None if the launcher has gone without one."""
         self._came.wait()
         return self._first
 

@@ -33,7 +33,7 @@ class Attempt:
         token: The job's own, as `Connection` takes it.
         job_id: The id that the job's files are named by.
         number: The attempt's number, from 1.
-        display: Where messages go.
+        display: Shows messages.
         received: Signals to the launcher are appended to it.
     """
 
@@ -183,7 +183,7 @@ class Attempt:
         raise JobStopped(number)
 
     def _stop(self, number: int) -> None:
-        """Asks all tasks to end, and waits; a further signal to the launcher is handed on, and cuts it short."""
+        """Asks all tasks to end, and waits; a further signal to the launcher is passed on, and cuts it short."""
         known = len(self._received)
         left = [host for host in self.hosts if not host.ended]
         for host in left:

@@ -20,7 +20,7 @@ _ALIVE = 5  # Seconds between ssh's own signs of life.
 
 
 def ssh(spec: SshSpec) -> list[str]:
-    """Returns ssh's own part of a command: the user's ssh and configuration, which asks nothing."""
+    """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
     own = ["-F", spec.ssh_config] if spec.ssh_config else []
     options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
     # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
@@ -59,7 +59,7 @@ class Connection:
 
     Args:
         spec: What was asked.
-        host: Which.
+        host: The host.
         token: The job's own; a file of that name in the directory shows which hosts share it.
         first: Whether it is the job's first host.
 

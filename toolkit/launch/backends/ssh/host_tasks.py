@@ -11,18 +11,18 @@ from toolkit.launch.backends.ssh.connection import Connection
 
 __all__ = ["HostTasks"]
 
-_CELLS = 7  # Of a row of the table; another version may send others.
+_CELLS = 7  # Cells of a row of the table; another version may send more.
 
 
 class HostTasks:
     """What one host's agent reports, taken and shown.
 
     Args:
-        connection: To the agent.
+        connection: The connection to the host's agent.
         tasks: The tasks that run there.
         logs: Directory for a log file per task, here.
-        record: Where it is written, here, what became of tasks.
-        display: Where lines and messages go.
+        record: Keeps what became of tasks, on this machine.
+        display: Shows lines and messages.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HostTasks:
         gone = self.connection.gone
         while messages := self.connection.read():
             for message in messages:
-                with contextlib.suppress(KeyError, TypeError, ValueError):  # Another version's, which says more.
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # Another version's message, which has more.
                     self._take(message)
             if not gone:
                 break

@@ -19,7 +19,7 @@ class Host:
     """A machine that ssh reaches.
 
     Attributes:
-        name: As ssh takes it: a name, an alias of the user's configuration, user@name.
+        name: What ssh takes: a name, an alias of the user's configuration, user@name.
         tasks: How many tasks run there.
     """
 
@@ -34,15 +34,15 @@ def parse(text: str) -> tuple[Host, ...]:
         LaunchError: A name is none, or is there twice.
     """
     hosts: list[Host] = []
-    for part in text.split(","):
-        found = _NAME.fullmatch(part)
+    for entry in text.split(","):
+        found = _NAME.fullmatch(entry)
         if found is None:
             raise LaunchError(
                 asked=f"--hosts={text[:200]}",
-                found=f"{part[:60]!r} is no host" if part else "a name in it is empty",
+                found=f"{entry[:60]!r} is no host" if entry else "a name in it is empty",
                 remedy="Write names as ssh takes them, and after a colon how many tasks: --hosts=a,b:2",
             )
-        name = part[: found.start("tasks") - 1] if found["tasks"] else part
+        name = entry[: found.start("tasks") - 1] if found["tasks"] else entry
         if found["tasks"] and not int(found["tasks"]):
             raise LaunchError(asked=f"--hosts={text[:200]}", found=f"{name} gets no task", remedy="Leave it out")
         if name in {host.name for host in hosts}:
@@ -58,13 +58,13 @@ class SshSpec(JobOptions):
     """A job on several hosts; `jobs` may be () for as many workers as the hosts have room for.
 
     Attributes:
-        hosts: Where; the first one's first task is the chief, and writes the run directory there.
+        hosts: The hosts; the first one's first task is the chief, and writes the run directory there.
         directory: Where the tasks run on each host; relative to the home there.
         copy_from: What is copied to `directory` first; None where it is there already.
         python: The interpreter on each host.
         path: PYTHONPATH there; None for what the host has.
         ssh_config: A file for `ssh -F`; None for the user's own.
-        min_workers: With so many tasks left the job goes on without hosts that are gone; 0 for only with all.
+        min_workers: The fewest tasks with which the job goes on where hosts are gone; 0 for all.
 
     Raises:
         LaunchError: A value is none that it can be, or the hosts have other room than the jobs have tasks.

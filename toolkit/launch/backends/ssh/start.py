@@ -10,11 +10,11 @@ from toolkit import __version__
 from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import Budget, Display, Record, attempts, log_directory
+from toolkit.launch.backends.ssh.assignment import assign, check_addresses
 from toolkit.launch.backends.ssh.attempt import Attempt
 from toolkit.launch.backends.ssh.connection import Connection, address_of
 from toolkit.launch.backends.ssh.copying import copy
 from toolkit.launch.backends.ssh.host_tasks import HostTasks
-from toolkit.launch.backends.ssh.places import check_addresses, place
 from toolkit.launch.backends.ssh.spec import Host, SshSpec
 from toolkit.support import signals
 
@@ -35,7 +35,7 @@ def start(spec: SshSpec) -> None:
     with signals.recorded() as received:
         addresses = {host: address_of(spec, host) for host in spec.hosts}
         check_addresses(spec, addresses)
-        _, tasks = place(spec, addresses)
+        _, tasks = assign(spec, addresses)
         every = [task for host in spec.hosts for task in tasks[host]]
         logs = log_directory(spec.log_dir, [str(task).replace(":", "-") for task in every])
         copy(spec)
@@ -50,7 +50,7 @@ def dry_run(spec: SshSpec) -> list[str]:
     """Returns for each host its tasks and the command that would start its agent; calls nobody."""
     addresses = {host: address_of(spec, host) for host in spec.hosts}
     check_addresses(spec, addresses)
-    _, tasks = place(spec, addresses)
+    _, tasks = assign(spec, addresses)
     shown = shlex.join((spec.python, *spec.command))
     return [
         f"# {host.name}, {addresses[host]}, in {spec.directory}: {', '.join(map(str, tasks[host]))}: {shown}"
@@ -83,7 +83,7 @@ class _Launch:
     def _attempt(self, number: int) -> bool:
         connections = self._connect(again=number > 1)
         ports = {host: c.ready["ports"] for host, c in connections.items() if c.ready}
-        cluster, tasks = place(self.spec, self.addresses, ports)
+        cluster, tasks = assign(self.spec, self.addresses, ports)
         missing = [host for host in self.spec.hosts if host not in connections]
         without = f", without {', '.join(host.name for host in missing)}" if missing else ""
         self.display.say(f"launch: {len(cluster.tasks)} tasks on {len(ports)} hosts{without}; logs in {self.logs}")
@@ -185,7 +185,7 @@ class _Launch:
         self._check_versions(calls)
 
     def _enough(self, ready: Sequence[Host]) -> bool:
-        """Whether the job can go on with these: without the first host only where all see its directory."""
+        """Returns whether the job can go on with these: without the first host only where all see its directory."""
         few = self.spec.min_workers
         return bool(few) and sum(h.tasks for h in ready) >= few and (self.shared or self.spec.hosts[0] in ready)
 

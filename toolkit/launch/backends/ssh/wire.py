@@ -17,7 +17,7 @@ def line(kind: str, **facts: Any) -> bytes:
     """Returns a message.
 
     Args:
-        kind: What it says.
+        kind: One of those above.
         facts: Values that JSON can hold.
     """
     return json.dumps({"toolkit": kind, **facts}).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Which task goes to which host, and at which address."""
+"""Which task runs on which host, and at which address."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from toolkit.cluster.addresses import is_loopback, join
 from toolkit.errors import LaunchError
 from toolkit.launch.backends.ssh.spec import Host, SshSpec
 
-__all__ = ["check_addresses", "place"]
+__all__ = ["assign", "check_addresses"]
 
 
 def check_addresses(spec: SshSpec, addresses: Mapping[Host, str]) -> None:
@@ -32,15 +32,15 @@ def check_addresses(spec: SshSpec, addresses: Mapping[Host, str]) -> None:
         )
 
 
-def place(
+def assign(
     spec: SshSpec, addresses: Mapping[Host, str], ports: Mapping[Host, Sequence[int]] | None = None
 ) -> tuple[Cluster, dict[Host, tuple[Task, ...]]]:
     """Returns the cluster of the hosts that are there, and each host's tasks.
 
     Args:
         spec: What was asked.
-        ports: Of each host that is there, one for each of its tasks; None for all hosts and any ports.
-        addresses: Of each host.
+        addresses: The address of each host.
+        ports: The hosts that are there, each with a port for each of its tasks; None for all hosts and any ports.
     """
     if ports is None:
         numbers = itertools.count(1)
@@ -48,9 +48,7 @@ def place(
     every = [(host, join(addresses[host], port)) for host in spec.hosts if host in ports for port in ports[host]]
     jobs = spec.jobs if sum(number for _, number in spec.jobs) == len(every) else (("worker", len(every)),)
     names = [Task(job, index) for job, number in jobs for index in range(number)]
-    described: dict[str, list[str]] = {}
     tasks: dict[Host, tuple[Task, ...]] = {}
-    for task, (host, address) in zip(names, every, strict=True):
-        described.setdefault(task.job, []).append(address)
+    for task, (host, _) in zip(names, every, strict=True):
         tasks[host] = (*tasks.get(host, ()), task)
-    return Cluster(described), tasks
+    return Cluster.at({task: address for task, (_, address) in zip(names, every, strict=True)}), tasks
