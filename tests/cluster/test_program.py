@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from toolkit.cluster import describe
+from toolkit.cluster import describe_program
 from toolkit.cluster.program import remedy
 from toolkit.support import status
 
@@ -12,7 +12,7 @@ from toolkit.support import status
 def test_versions_script_and_flags(tmp_path):
     script = tmp_path / "train1.py"
     script.write_text("pass")
-    found = describe(str(script), ["--seed=1", "--task_index", "1", "--job_name=worker"], job="x")
+    found = describe_program(str(script), ["--seed=1", "--task_index", "1", "--job_name=worker"], job="x")
     assert found["TensorFlow versions"] == importlib.metadata.version("tensorflow")
     assert found["Keras versions"] == importlib.metadata.version("keras")
     assert set(found) >= {"Python versions", "toolkit versions", "jobs", "scripts"}
@@ -26,9 +26,9 @@ def test_workers_with_flags_and_texts_of_their_own(tmp_path):
     for index in range(2):
         script = tmp_path / f"worker{index}.py"
         script.write_text(f"index = {index}")
-        described.append(describe(str(script), None))
+        described.append(describe_program(str(script), None))
     assert described[0] == described[1]
-    assert describe("train.py", None) != describe("other.py", None)
+    assert describe_program("train.py", None) != describe_program("other.py", None)
 
 
 def test_who_built_it_is_no_difference_and_what_isnt_installed_is_left_out(monkeypatch):
@@ -38,8 +38,8 @@ def test_who_built_it_is_no_difference_and_what_isnt_installed_is_left_out(monke
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr("importlib.metadata.version", version)
-    assert describe(None, None)["TensorFlow versions"] == "2.21.0"
-    assert "Keras versions" not in describe(None, None)
+    assert describe_program(None, None)["TensorFlow versions"] == "2.21.0"
+    assert "Keras versions" not in describe_program(None, None)
 
 
 @pytest.mark.parametrize(

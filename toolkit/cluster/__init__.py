@@ -21,9 +21,9 @@ from toolkit.cluster.check import Checked, check, parse
 from toolkit.cluster.discovery import discover, load, require
 from toolkit.cluster.network import check_proxies, is_public, refuse_public, without_proxies
 from toolkit.cluster.problems import Problem
-from toolkit.cluster.program import describe
+from toolkit.cluster.program import describe_program
 from toolkit.cluster.rendezvous import wait_for_tasks
-from toolkit.cluster.spec import Cluster, Membership, Task
+from toolkit.cluster.spec import Cluster, Membership, Task, numbered
 
 __all__ = [
     "Checked",
@@ -33,10 +33,11 @@ __all__ = [
     "Task",
     "check",
     "check_proxies",
-    "describe",
+    "describe_program",
     "discover",
     "is_public",
     "load",
+    "numbered",
     "parse",
     "refuse_public",
     "require",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from toolkit import __version__
 
-__all__ = ["describe", "remedy"]
+__all__ = ["describe_program", "remedy"]
 
 # They say which task this is, or where something lies on its host, and may differ.
 _OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
@@ -20,7 +20,7 @@ _PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-ni
 _JOBS, _VERSIONS = "jobs", " versions"
 
 
-def describe(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
+def describe_program(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
     """Returns what all tasks must share: words that complete "their ... differ" -> what this task has.
 
     Args:
@@ -45,7 +45,7 @@ def describe(script: str | None, arguments: Sequence[str] | None, *, job: str | 
 
 
 def remedy(differing: str) -> str:
-    """Returns what to do about a difference, named by its key in what `describe` returns."""
+    """Returns what to do about a difference, named by its key in what `describe_program` returns."""
     if differing == _JOBS:
         return "End what is left of earlier jobs"
     if differing.endswith(_VERSIONS):

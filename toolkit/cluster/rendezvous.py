@@ -50,7 +50,7 @@ def wait_for_tasks(
         own: This process's task.
         timeout: Seconds to wait.
         peers: Which tasks to wait for; None for all others.
-        program: What this task runs, as `program.describe` returns it; peers that run something else are refused.
+        program: What this task runs, as `describe_program` returns it; peers that run something else are refused.
 
     Raises:
         ClusterError: This task's port is taken, a peer doesn't answer in time, another task or

@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from toolkit.cluster import rules
 from toolkit.cluster.problems import refusal
 from toolkit.errors import ClusterError
 
-__all__ = ["Cluster", "Membership", "Task"]
+__all__ = ["Cluster", "Membership", "Task", "numbered"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,16 @@ class Task:
         if fault:
             raise ClusterError(asked=f"task {text!r}", found=fault, remedy=f"Write it as {job}:0")
         return cls(job, int(index))
+
+
+def numbered(jobs: Iterable[tuple[str, int]]) -> tuple[Task, ...]:
+    """Returns the tasks of jobs in their order, each job numbered from 0.
+
+    Args:
+        jobs: How many tasks of each job: (("chief", 1), ("worker", 2)).
+    """
+    indices = {job: itertools.count() for job in rules.JOBS}
+    return tuple(Task(job, next(indices[job])) for job, number in jobs for _ in range(number))
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)

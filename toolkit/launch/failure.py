@@ -68,7 +68,7 @@ def error(first: RunningTask, running: Iterable[RunningTask]) -> TaskFailed:
 
 
 def _tail(task: RunningTask) -> str:
-    lines = [line.decode(errors="replace")[:500] for line in task.output.last]
+    lines = task.output.last_lines()
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
     if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.

@@ -28,6 +28,7 @@ __all__ = ["Job"]
 _TICK = 0.05  # Seconds between two looks at the processes.
 _DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
 _STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
+_KEPT = 20  # Last lines in failure.json.
 _ANSWER = 2.0  # Seconds that tasks get to write their stacks.
 
 
@@ -243,7 +244,7 @@ class Job:
             self._read_for(self.spec.grace, until=lambda: not failure.cause(self.running).alive)
             first = failure.cause(self.running)
         self._end(signal.SIGTERM, within=_STRANDED)
-        lines = [line.decode(errors="replace")[:500] for line in first.output.last][-20:]
+        lines = first.output.last_lines()[-_KEPT:]
         self.record.task_failed(first.task, code=first.code, words=first.words(), lines=lines)
         raise failure.error(first, self.running)
 

@@ -74,6 +74,10 @@ class Output:
         self.last.extend(lines)
         return lines
 
+    def last_lines(self) -> list[str]:
+        """Returns the last lines that have come, as text, each of at most 500 characters."""
+        return [line.decode(errors="replace")[:500] for line in self.last]
+
     @property
     def patience(self) -> float | None:
         """Seconds until what has come of a line should be shown; None if nothing has."""

@@ -49,7 +49,7 @@ class RunningTask:
         environ: Mapping[str, str],
         log: pathlib.Path,
         stacks: pathlib.Path,
-        masker: Masker | None = None,
+        masker: Masker,
     ) -> None:
         self.spec = spec
         self.task = spec.task

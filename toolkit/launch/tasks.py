@@ -58,9 +58,7 @@ def to_start(spec: LaunchSpec, held: ports.HeldPorts) -> tuple[Cluster, tuple[Ta
                 found="that is no address of this machine",
                 remedy="Leave it out for loopback, or name one of the machine's own addresses",
             )
-        host = f"[{spec.host}]" if ":" in spec.host else spec.host
-        jobs = {name: [f"{host}:{held.free()}" for _ in range(number)] for name, number in spec.jobs}
-        cluster = Cluster(jobs)
+        cluster = Cluster.at({task: join(spec.host, held.free()) for task in _cluster.numbered(spec.jobs)})
         return cluster, cluster.tasks
     cluster = spec.cluster or _cluster.load(spec.cluster_file or "")
     if not spec.open_network:

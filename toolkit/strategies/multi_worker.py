@@ -228,7 +228,7 @@ def _meet(resolver: Any, timeout: float) -> None:
         members = _cluster.Cluster(jobs)
         task = _cluster.Task(resolver.task_type, resolver.task_id)
         _cluster.check_proxies(members, os.environ)
-        program = _cluster.describe(
+        program = _cluster.describe_program(
             getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
         )
         _cluster.wait_for_tasks(members.restricted_to(members.synchronous), task, timeout=timeout, program=program)

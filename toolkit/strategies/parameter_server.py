@@ -228,7 +228,7 @@ def create(
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     # What tasks tell one another isn't enciphered, and a message shows where it differs.
     arguments = redaction.masked_command(sys.argv[1:], os.environ)
-    program = _cluster.describe(
+    program = _cluster.describe_program(
         getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
     )
     if task.job != "chief":

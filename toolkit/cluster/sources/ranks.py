@@ -3,13 +3,12 @@
 A rank's job follows from TOOLKIT_TASKS, and every rank works out every other's port by itself.
 """
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
 from toolkit.cluster.addresses import join
 from toolkit.cluster.rules import JOBS
-from toolkit.cluster.spec import Cluster, Membership, Task
+from toolkit.cluster.spec import Cluster, Membership, Task, numbered
 from toolkit.errors import ClusterError
 
 __all__ = ["MOST", "TASKS", "membership", "text", "whole"]
@@ -57,8 +56,7 @@ def _tasks(given: str | None, ranks: int) -> tuple[Task, ...]:
             found=f"{ranks} were started",
             remedy="Start as many as it counts",
         )
-    indices = {job: itertools.count() for job in JOBS}
-    return tuple(Task(job, next(indices[job])) for job, number in counts for _ in range(number))
+    return numbered(counts)
 
 
 def _ports(job: int, tasks: int) -> list[int]:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from toolkit.cluster import Cluster, Task
+from toolkit.cluster import Cluster, numbered
 from toolkit.cluster.sources.kubernetes import CLUSTER, TASK
 from toolkit.errors import LaunchError
 from toolkit.launch.backends.kubernetes.spec import ManifestSpec
@@ -102,7 +102,7 @@ def _cluster(wanted: ManifestSpec) -> Cluster:
 
     An Indexed Job calls its pods NAME-INDEX; a JobSet NAME-JOB-0-INDEX, with a replicated job for each of ours.
     """
-    tasks = [Task(job, index) for job, number in wanted.jobs for index in range(number)]
+    tasks = numbered(wanted.jobs)
     pods = [str(i) if wanted.kind == "job" else f"{task.job}-0-{task.index}" for i, task in enumerate(tasks)]
     addresses = [f"{wanted.name}-{pod}.{wanted.name}:{wanted.port}" for pod in pods]
     return Cluster.at(dict(zip(tasks, addresses, strict=True)))

@@ -47,7 +47,7 @@ def assign(
         ports = {host: [next(numbers) for _ in range(host.tasks)] for host in spec.hosts}
     every = [(host, join(addresses[host], port)) for host in spec.hosts if host in ports for port in ports[host]]
     jobs = spec.jobs if sum(number for _, number in spec.jobs) == len(every) else (("worker", len(every)),)
-    names = [Task(job, index) for job, number in jobs for index in range(number)]
+    names = _cluster.numbered(jobs)
     tasks: dict[Host, tuple[Task, ...]] = {}
     for task, (host, _) in zip(names, every, strict=True):
         tasks[host] = (*tasks.get(host, ()), task)

@@ -75,7 +75,6 @@ class Connection:
         self.ready: dict[str, Any] | None = None
         self.ended: dict[str, Any] | None = None
         self.refused = ""
-        self._request = spec
         self._reader = wire.Reader()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close().
         path = ["env", f"PYTHONPATH={spec.path}"] if spec.path else []
