@@ -63,8 +63,8 @@ def wait_for_steps(model: Any) -> None:
 
 
 def report(model: Any) -> dict[str, Any]:
-    """Returns what the strategy has to say of a training: under parameter servers where variables
-    are, how stale gradients were, who did how many steps. Under other strategies {}.
+    """Returns what a run's summary says of the strategy: under parameter servers where variables
+    are, the staleness of gradients, how many steps each worker did. Under other strategies {}.
 
     Args:
         model: A built and compiled `keras.Model`.

@@ -47,7 +47,7 @@ def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray
     """Returns the chief's array on every process, bit for bit.
 
     Args:
-        strategy: Its processes take part.
+        strategy: The strategy whose processes take part.
         value: An array of the same shape and dtype on every process; only the chief's elements matter.
     """
     value = np.asarray(value)
@@ -69,7 +69,7 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
     """Returns the smallest and the largest of the processes' values, element by element.
 
     Args:
-        strategy: Its processes take part.
+        strategy: The strategy whose processes take part.
         value: A one-dimensional array of the same shape on every process.
     """
     # By a sum over a table with a row for each process: strategies reduce by sum and mean only.
@@ -87,7 +87,7 @@ def gather(strategy: tf.distribute.Strategy, text: bytes) -> list[bytes]:
     """Returns every process's text on each, in the order of the processes' indices.
 
     Args:
-        strategy: Its processes take part.
+        strategy: The strategy whose processes take part.
         text: Some kilobytes at most; its length may differ from process to process.
     """
     count = processes(strategy)

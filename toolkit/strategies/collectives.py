@@ -58,30 +58,23 @@ def on_cpus_of_one_process() -> bool:
 
 def all_gather(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns all replicas' tensors: [n, ...] to [replicas, n, ...]."""
-
-    @tf.custom_gradient
-    def exchange(x: tf.Tensor) -> tuple:
-        return _gather(x, dtype), lambda dy: _scatter(dy, dtype)
-
-    return exchange(x)
+    return _exchanged(x, dtype, _gather, _scatter)
 
 
 def reduce_scatter(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     """Sends row r to replica r, and returns the sum of what each sent here: [replicas, n, ...] to [n, ...]."""
-
-    @tf.custom_gradient
-    def exchange(x: tf.Tensor) -> tuple:
-        return _scatter(x, dtype), lambda dy: _gather(dy, dtype)
-
-    return exchange(x)
+    return _exchanged(x, dtype, _scatter, _gather)
 
 
 def all_to_all(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     """Sends row r to replica r, and returns what each sent here: [replicas, n, ...] to the same."""
+    return _exchanged(x, dtype, _swap, _swap)
 
+
+def _exchanged(x: tf.Tensor, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
     @tf.custom_gradient
     def exchange(x: tf.Tensor) -> tuple:
-        return _swap(x, dtype), lambda dy: _swap(dy, dtype)
+        return forward(x, dtype), lambda dy: backward(dy, dtype)
 
     return exchange(x)
 

@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
     Attributes:
         process: The first one that differs, such as "worker:1".
-        theirs: Its facts.
+        theirs: That process's facts.
         chief: The process that all others are held against.
         chiefs: The chief's facts.
         keys: Which of them differ.
@@ -51,7 +51,7 @@ def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Di
     """Holds every process's facts against the chief's. It is a collective, with the same result on all of them.
 
     Args:
-        strategy: Its processes are compared.
+        strategy: The strategy whose processes are compared.
         facts: Values that JSON can hold.
     """
     if processes(strategy) == 1:

@@ -51,8 +51,12 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         return
     variables = list(trainable_variables)
     grads = reduced(grads, variables)
-    if _wants_wholes(optimizer, variables):
-        _accumulated(optimizer, _wholes(grads, variables), variables, wholes=True)
+    if type(optimizer).__name__ in _WHOLE and any(isinstance(v, ReplicaShardedVariable) for v in variables):
+        wholes = [
+            v.gather(gradient) if isinstance(v, ReplicaShardedVariable) and gradient is not None else gradient
+            for gradient, v in zip(grads, variables, strict=True)
+        ]
+        _accumulated(optimizer, wholes, variables, wholes=True)
         return
     overwriting = optimizer.use_ema and optimizer.ema_overwrite_frequency
     if not optimizer.gradient_accumulation_steps and not overwriting:
@@ -77,7 +81,7 @@ def reduced(grads: Sequence, variables: Sequence) -> list:
     """
     exchange = exchange_of(tf.distribute.get_strategy())
     out = list(grads)
-    summed = [n for n, v in enumerate(variables) if grads[n] is not None and not isinstance(v, ReplicaShardedVariable)]
+    summed = [n for n, v in enumerate(variables) if out[n] is not None and not isinstance(v, ReplicaShardedVariable)]
     if not summed:
         return out
     summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
@@ -134,17 +138,6 @@ def _clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> list:
 def _square(gradient: Any) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32 if values.dtype.size < 4 else values.dtype)))
-
-
-def _wants_wholes(optimizer: Any, variables: Sequence) -> bool:
-    return type(optimizer).__name__ in _WHOLE and any(isinstance(v, ReplicaShardedVariable) for v in variables)
-
-
-def _wholes(grads: Sequence, variables: Sequence) -> list:
-    return [
-        variable.gather(gradient) if isinstance(variable, ReplicaShardedVariable) and gradient is not None else gradient
-        for gradient, variable in zip(grads, variables, strict=True)
-    ]
 
 
 class _Whole:

@@ -27,7 +27,8 @@ def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> 
     """Says after how many seconds without a heartbeat a worker counts as gone, before a strategy is made.
 
     MultiWorkerMirroredStrategy configures TensorFlow's coordination service itself, with ten seconds, unless that has
-    been done; there is no public way to say another number.
+    been done; there is no public way to say another number. A heartbeat that isn't answered within half the time ends
+    a worker: a gap of 10 s needs more than 20 s.
     """
     jobs = [
         coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job))

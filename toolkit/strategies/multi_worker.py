@@ -29,7 +29,9 @@ from toolkit.support import status
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
 
 _LOG = logging.getLogger(__name__)
-_HEARD = 0.8  # Of the time in which a lost worker is to be noticed: its peers' errors have their way to go, too.
+# The share of the time in which a lost worker is to be noticed that is waited for heartbeats: its peers' errors have
+# their way to go, too.
+_HEARTBEAT_SHARE = 0.8
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -37,15 +39,15 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
 
     Attributes:
-        cluster: All tasks, those that don't train too; None where TensorFlow was asked who takes part.
+        cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
 
     Args:
-        cluster_resolver: As TensorFlow's; None for what the environment describes.
-        communication_options: As TensorFlow's.
+        cluster_resolver: A resolver of TensorFlow's; None for what the environment describes.
+        communication_options: TensorFlow's; None for its defaults.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
 
     Raises:
-        ClusterError: TF_CONFIG is wrong, or a task can't be met.
+        ClusterError: TF_CONFIG is wrong, or a task can't be reached.
         StrategyError: TensorFlow was started too early.
     """
 
@@ -58,8 +60,8 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             start_timeout = status.start_timeout()
         resolver = cluster_resolver or _resolver()
         if resolver is not None:
-            _meet(resolver, start_timeout)
-            hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARD * status.heartbeat_timeout())
+            _wait_for_others(resolver, start_timeout)
+            hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARTBEAT_SHARE * status.heartbeat_timeout())
         with _ends_in(start_timeout), _keeps_sigterm():
             try:
                 super().__init__(resolver, communication_options)
@@ -74,11 +76,11 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _ready(self)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """As TensorFlow's, and takes what Keras gives it: a nest of values, or the mean of scalars along an axis.
+        """Reduces what TensorFlow does, and what Keras gives it: a nest of values, or scalars along an axis.
 
         While it builds a model, Keras reduces a whole batch, mostly a nest, of which it wants just
         the shapes: the first local result of each leaf has them. Of a step's logs it asks the mean along
-        axis 0 of numbers that have no axis (keras-team/keras#20585). Nothing else may be touched:
+        axis 0 of scalars (keras-team/keras#20585). Nothing else may be touched:
         metrics' variables are reduced through this method too.
         """
         if isinstance(value, (tuple, list, dict)) or called_by_symbolic_build():
@@ -169,8 +171,8 @@ def create(
     """Waits for the other tasks, then joins them.
 
     Args:
-        members: Who takes part; ps and evaluator tasks are left out.
-        task: Who this process is.
+        members: All tasks; those that don't train are left out.
+        task: This process's task.
         devices: Logical devices of this process, to be held against those that TensorFlow takes.
         start_timeout: Seconds to wait for the others; None for 300, or what the launcher says.
 
@@ -191,7 +193,7 @@ def create(
 
 
 def _resolver() -> Any:
-    """Returns who takes part by the environment; None where this process is alone, as TensorFlow has it."""
+    """Returns the resolver of the environment's cluster; None where this process is alone, as TensorFlow has it."""
     found = _cluster.discover(os.environ)
     return None if found is None or found.task.job == "evaluator" else _resolve(found.cluster, found.task)
 
@@ -222,7 +224,7 @@ def _resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
     )
 
 
-def _meet(resolver: Any, timeout: float) -> None:
+def _wait_for_others(resolver: Any, timeout: float) -> None:
     jobs = resolver.cluster_spec().as_dict()
     if jobs and resolver.task_type:
         members = _cluster.Cluster(jobs)

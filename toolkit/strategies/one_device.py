@@ -1,4 +1,4 @@
-"""Everything on one device: the reference that every other strategy's numbers are held against."""
+"""Plain Keras on one device: the reference that every other strategy's results are held against."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

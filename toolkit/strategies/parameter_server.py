@@ -68,7 +68,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
         status.report(state="connected", strategy="parameter_server")
-        _LOG.info("%d workers, %d ps; variables %s, %s", self.dispatcher.workers, len(servers), *_in_words(options))
+        _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 
     def scope(self) -> Any:
         """Returns TensorFlow's scope, in which each variable that is made is also placed."""
@@ -170,7 +170,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 "No variable is sharded: none has %d KiB for each of two shards or more",
                 self.options.min_shard_bytes >> 10,
             )
-        self.session(model).begin()
+        if model.run_eagerly:
+            raise StrategyError(
+                asked="compile(run_eagerly=True)",
+                found="under parameter servers steps run as functions on the workers",
+                remedy="Leave run_eagerly out",
+            )
+        self.session(model).wait_for_steps()
 
     def report(self, model: Any) -> dict[str, Any]:
         """Returns what `strategies.report` does."""
@@ -240,23 +246,13 @@ def create(
 
 
 def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
-    """They have been met; what is awaited is TensorFlow's start in them."""
+    """Waits for TensorFlow's start in tasks that have come to the rendezvous."""
     until = time.monotonic() + 120
     while missing := [task for task in others if not answers(cluster, task)]:
         if time.monotonic() > until:
             raise StrategyError(
-                asked="the workers and ps serve once they have met the chief",
+                asked="the workers and ps serve after the rendezvous with the chief",
                 found=f"{', '.join(map(str, missing[:4]))} stopped before",
                 remedy="See what they wrote last",
             )
         time.sleep(0.05)
-
-
-def _in_words(options: ParameterServerOptions) -> tuple[str, str]:
-    if options.synchronous:
-        how = "synchronous rounds"
-    elif options.max_staleness is not None:
-        how = f"no gradient more than {options.max_staleness} updates old"
-    else:
-        how = "free-running"
-    return options.variables.replace("_", "-"), how

@@ -26,7 +26,7 @@ class JoinedDataset:
     the same batches.
 
     Args:
-        strategy: Its workers read.
+        strategy: The strategy whose workers read.
         source: The strategy's own distributed dataset.
     """
 

@@ -45,9 +45,7 @@ def training(
         logs: Any = {}
         for index in range(count):
             values, versions = variables.pull()
-            scope = LocalScope(
-                [*variables.served, *variables.counters, *variables.metrics], [*values, *counters, *sums]
-            )
+            scope = variables.scope(values, counters, sums)
             slots = {}
             for device, start in starts.items():
                 with tf.device(device):
@@ -74,9 +72,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
 
         def one(index: tf.Tensor, sums: list) -> tuple:
             nonlocal logs
-            scope = LocalScope(
-                [*variables.served, *variables.counters, *variables.metrics], [*values, *counters, *sums]
-            )
+            scope = variables.scope(values, counters, sums)
             with scope:
                 logs = model.test_step(batch_of(0, first + index, data))
             return index + 1, [scope.values[id(v)] for v in variables.metrics]

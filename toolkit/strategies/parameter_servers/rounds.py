@@ -49,9 +49,7 @@ class Rounds:
         def replica(first: tf.Tensor, share: tf.Tensor, counters: list, data: Any) -> tuple:
             values, _ = variables.pull()
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
-            scope = LocalScope(
-                [*variables.served, *variables.counters, *variables.metrics], [*values, *counters, *sums]
-            )
+            scope = variables.scope(values, counters, sums)
             batch = batch_of(first, share, data)
             with tracing(_ShareStep(self, share), scope):
                 logs = model.train_step(batch)

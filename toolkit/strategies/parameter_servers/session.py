@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.calls import Calls
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
@@ -62,27 +61,8 @@ class Session:
         self._left_in_epoch: int | None = None  # Steps, None where `fit` doesn't know.
         self._left: int | None = None  # In all epochs.
 
-    def begin(self) -> None:
-        """Begins a training.
-
-        Raises:
-            StrategyError: The model can't be trained so.
-        """
-        self.wait_for_steps()
-        if self.model.run_eagerly:
-            raise StrategyError(
-                asked="compile(run_eagerly=True)",
-                found="under parameter servers steps run as functions on the workers",
-                remedy="Leave run_eagerly out",
-            )
-
     def begin_epoch(self, steps: int | None, epochs: int) -> None:
-        """Begins an epoch.
-
-        Args:
-            steps: The number of its steps, None where `fit` doesn't know.
-            epochs: The number of epochs left, with this one.
-        """
+        """Begins an epoch of so many steps, None where `fit` doesn't know, and of so many epochs left with it."""
         self._left_in_epoch = steps
         self._left = None if steps is None else steps * epochs
 

@@ -105,6 +105,10 @@ class Variables:
         self.counters = [v for v in every if id(v) not in served]
         self.metrics = list(model.metrics_variables)
 
+    def scope(self, served: Iterable[Any], counters: Iterable[Any], metrics: Iterable[Any]) -> LocalScope:
+        """Returns a step's own copy of all variables, with these values."""
+        return LocalScope([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
+
     def pull(self) -> tuple[list[LocalValue], dict[str, tf.Tensor]]:
         """Brings the served variables to the device of the caller.
 
