@@ -3,7 +3,7 @@
     served.py OUT.json OPTIONS_JSON
 
 OPTIONS: epochs, steps, "servers" for `toolkit.strategies.ParameterServerOptions`, "width" of the hidden layer,
-"numbered" false for data that the chief hands out, "backup" for a BackupAndRestore directory.
+"numbered" false for data that the chief reads and sends, "backup" for a BackupAndRestore directory.
 """
 
 import json

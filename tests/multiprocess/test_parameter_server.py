@@ -58,7 +58,7 @@ def counted(seen, *, epochs=2, steps=60, batch=16):
         {"numbered": False, "servers": {"synchronous": True}},
         pytest.param({"servers": {"max_staleness": 1, "variables": "balanced"}}, marks=pytest.mark.long),
     ],
-    ids=["free", "sharded, handed out, 4 at once", "rounds, handed out", "bounded"],
+    ids=["free", "sharded, sent, 4 at once", "rounds, sent", "bounded"],
 )
 def test_every_step_counts_once_under_three_workers(job, tmp_path, options):
     run = job(tasks=("--chief", "--workers=3", "--ps=2"), **options)

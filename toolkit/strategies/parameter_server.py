@@ -17,14 +17,13 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.fitting import adapt_keras
-from toolkit.strategies.parameter_servers import ParameterServerOptions, private, step
+from toolkit.strategies.parameter_servers import ParameterServerOptions, private, sources, step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
 from toolkit.strategies.parameter_servers.server import serve
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.sources import Stream, numbered, per_worker
 from toolkit.support import redaction, status
 
 __all__ = ["ParameterServerStrategy", "create"]
@@ -42,6 +41,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     Raises:
         StrategyError: The workers have more than one GPU each.
     """
+
+    numbered = staticmethod(sources.numbered)
 
     def __init__(self, cluster: _cluster.Cluster, options: ParameterServerOptions) -> None:
         members = cluster.restricted_to([task for task in cluster.tasks if task.job != "evaluator"])
@@ -70,12 +71,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 
-    def scope(self) -> Any:
-        """Returns TensorFlow's scope, in which each variable that is made is also placed."""
-        return self._scope()
-
     @contextlib.contextmanager
-    def _scope(self) -> Iterator[Any]:
+    def scope(self) -> Iterator[Any]:
+        """Returns TensorFlow's scope, in which each variable that is made is also placed."""
         with super().scope() as inner, tf.variable_creator_scope(self._placement.create):
             yield inner
 
@@ -84,10 +82,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
         if not keras or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
-        stream = Stream(dataset)
+        stream = sources.Stream(dataset)
         if not stream.is_dense:
             raise StrategyError(
-                asked="fit hands batches out to the workers",
+                asked="fit dispatches batches to the workers",
                 found=f"they hold something else than dense tensors: {dataset.element_spec}",
                 remedy="Make them dense, as with .map(lambda x: x.to_tensor())",
             )
@@ -105,21 +103,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         def make(worker: int) -> tf.data.Dataset:
             return dataset_fn(tf.distribute.InputContext(count, worker, self.num_replicas_in_sync))
 
-        return per_worker(make(0), make)
-
-    def numbered(
-        self, dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
-    ) -> tf.data.Dataset:
-        """Notes on a dataset that its batches are a function of their number, so that workers make them; returns it.
-
-        Args:
-            dataset: A dataset of global batches.
-            function: Takes a batch's number, an int64 scalar, and which of how many shares of that batch
-                is wanted, two ints or int64 scalars; returns the share. It is traced and runs on the worker.
-            start: The number of the first batch.
-            count: The number of batches; None without end.
-        """
-        return numbered(dataset, function, start=start, count=count)
+        return sources.per_worker(make(0), make)
 
     def session(self, model: Any) -> Session:
         """Returns the model's session; `compile` begins a new one, and so does a variable that is added.

@@ -1,6 +1,7 @@
 """Steps on their way to workers and back, and how many a worker is sent at once."""
 
 import collections
+import dataclasses
 import logging
 import socket
 import threading
@@ -25,30 +26,27 @@ _MOST_STEPS = 16  # In a dispatch: its function holds each of them.
 _WORTH_IT = 32  # Dispatches that must be left for a longer one to be worth its tracing.
 
 
+@dataclasses.dataclass(eq=False)
 class Work:
     """What a worker is sent.
 
-    Args:
+    Attributes:
         steps: How many steps or batches it holds.
         run: Takes the number of the attempt, from 1; returns a result with no tensor of the worker's left in it.
         done: Called with the result, once, in the worker's thread.
         trains: Whether they are steps of training.
-
-    Attributes:
+        attempts: How often it was begun.
         overlap: How many steps of others may be applied while it is under way.
         seconds: How long it took.
     """
 
-    def __init__(
-        self, steps: int, run: Callable[[int], Any], done: Callable[[Any], None], *, trains: bool = False
-    ) -> None:
-        self.steps = steps
-        self.run = run
-        self.done = done
-        self.trains = trains
-        self.attempts = 0
-        self.overlap = 0
-        self.seconds = 0.0
+    steps: int
+    run: Callable[[int], Any]
+    done: Callable[[Any], None]
+    trains: bool = False
+    attempts: int = 0
+    overlap: int = 0
+    seconds: float = 0.0
 
 
 class Dispatcher:

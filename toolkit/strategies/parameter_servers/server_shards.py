@@ -4,6 +4,7 @@ TensorFlow's own ShardedVariable breaks in Keras 3: a gradient tape asks it for 
 doesn't have, and an optimizer can't update it.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -60,23 +61,15 @@ class ServerShardedVariable:
         """Returns all rows as an array."""
         return np.concatenate([shard.numpy() for shard in self.shards])
 
-    def assign(self, value: Any, **_: Any) -> "ServerShardedVariable":
-        """Sets all rows."""
-        return self._each("assign", value)
-
-    def assign_add(self, value: Any, **_: Any) -> "ServerShardedVariable":
-        """Adds to all rows."""
-        return self._each("assign_add", value)
-
-    def assign_sub(self, value: Any, **_: Any) -> "ServerShardedVariable":
-        """Subtracts from all rows."""
-        return self._each("assign_sub", value)
-
-    def _each(self, method: str, value: Any) -> "ServerShardedVariable":
+    def _on_each(self, method: str, value: Any, **_: Any) -> "ServerShardedVariable":
         value = tf.convert_to_tensor(value, self.dtype)
         for index, shard in enumerate(self.shards):
             getattr(shard, method)(self.rows(value, index))
         return self
+
+    assign = functools.partialmethod(_on_each, "assign")
+    assign_add = functools.partialmethod(_on_each, "assign_add")
+    assign_sub = functools.partialmethod(_on_each, "assign_sub")
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         value = self.read_value()

@@ -20,8 +20,18 @@ __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 _TAG = "_toolkit_source"
 
 
-def numbered(dataset: tf.data.Dataset, function: Callable, *, start: int, count: int | None) -> tf.data.Dataset:
-    """Notes on a dataset that its batches are a function of their number, as the strategy's method says; returns it."""
+def numbered(
+    dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
+) -> tf.data.Dataset:
+    """Notes on a dataset that its batches are a function of their number, so that workers make them; returns it.
+
+    Args:
+        dataset: A dataset of global batches.
+        function: Takes a batch's number, an int64 scalar, and which of how many shares of that batch
+            is wanted, two ints or int64 scalars; returns the share. It is traced and runs on the worker.
+        start: The number of the first batch.
+        count: The number of batches; None without end.
+    """
     setattr(dataset, _TAG, ("numbered", function, start, count))
     return dataset
 
