@@ -3,8 +3,9 @@
 Keras 3 knows nothing of other workers. `CallbackList` is the one object through which `fit`,
 `evaluate` and `predict` of every model pass at the right moments, and `Model.save` and
 `save_weights` are how it writes; so those public methods are wrapped, once for the process, for
-models that were built under a strategy of several processes. Others notice nothing. Here and in
-`gradients` Keras's classes are touched, and nowhere else; `tests/strategies/test_fitting.py` fails when they change.
+models that were built under a strategy of several processes. Others notice nothing. Here,
+in `gradients` and in `parameter_servers.step` Keras's classes are touched, and nowhere else in strategies;
+`tests/strategies/test_fitting.py` fails when they change.
 """
 
 import functools

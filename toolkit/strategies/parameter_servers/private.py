@@ -1,6 +1,6 @@
 """What only private parts of TensorFlow 2.21 and Keras 3 allow, in one place.
 
-`tests/parameter_servers/test_private.py` fails when one of them changes.
+`tests/strategies/parameter_servers/test_private.py` fails when one of them changes.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ def worker_index() -> int:
 
 
 def used_with_coordinator(strategy: tf.distribute.Strategy) -> None:
-    """Says that steps are scheduled: TensorFlow would warn of each function that is traced."""
+    """Marks a strategy as one whose steps a coordinator schedules: TensorFlow would warn of each traced function."""
     strategy.extended._allow_run_without_coordinator = True
 
 
 def accessed(variable: Any) -> None:
-    """Has every gradient tape that is open watch what stands for a variable.
+    """Has every gradient tape that is open watch what takes the place of a variable.
 
     Args:
         variable: Anything with `handle`, a tensor, and `trainable`.
@@ -48,7 +48,7 @@ def gradients_through(optimizer: Any, function: Callable[[list], list]) -> Itera
 
     Args:
         optimizer: A Keras optimizer.
-        function: Takes and returns a list of (gradient, `tf.Variable`), in place of the sum over replicas.
+        function: Takes and returns a list of (gradient, `tf.Variable`), in the place of the sum over replicas.
     """
     optimizer._all_reduce_sum_gradients = function
     try:

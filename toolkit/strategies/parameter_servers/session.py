@@ -69,7 +69,7 @@ class Session:
     # What Keras calls.
 
     def train(self, given: Any) -> dict[str, float]:
-        """Sends the next steps of `fit` on their way; returns how training stands as far as is known."""
+        """Sends the next steps of `fit` on their way; returns the logs as far as results have come."""
         reader = reader_of(given)
         for item in self._next(reader):
             if self._stream is not reader.stream:
@@ -88,10 +88,10 @@ class Session:
         if self._left_in_epoch == 0:  # So that the time it takes is the epoch's.
             self._flush()
             self.dispatcher.wait_for_all()
-        known = self._known()
+        logs = self._logs()
         if self._sent >= CAPACITY // 2:
             self.wait_for_steps()
-        return known
+        return logs
 
     def test(self, given: Any) -> dict[str, float]:
         """Sends the next batches of `evaluate` on their way."""
@@ -101,7 +101,7 @@ class Session:
             self._pending.append((-1, item))
             if len(self._pending) >= (_EVALUATED if reader.stream.kind == "numbered" else 1):
                 self._flush()
-        return self._known()
+        return self._logs()
 
     def predict(self, data: Sequence[Any]) -> Any:
         """Predicts some batches."""
@@ -111,13 +111,13 @@ class Session:
         return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *results)
 
     def results(self, original: Any) -> Any:
-        """In the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
+        """Takes the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
         if not tf.inside_function():
             self.wait_for_steps()
         return original()
 
     def reset(self, original: Any) -> None:
-        """In the place of `Model.reset_metrics`: what is under way counts for what was before."""
+        """Takes the place of `Model.reset_metrics`: what is under way counts for what was before."""
         self.wait_for_steps()
         original()
 
@@ -147,7 +147,11 @@ class Session:
         return {device: self._variables.ledgers[device] for device in self._variables.applied_on}
 
     def _next(self, reader: Reader) -> Iterator[Any]:
-        """Goes through the batches of one execution; raises StopIteration in the caller where there is none."""
+        """Goes through the batches of one execution of Keras's.
+
+        Raises:
+            tf.errors.OutOfRangeError: There is none.
+        """
         items = []
         for _ in range(self.model.steps_per_execution):
             try:
@@ -158,13 +162,13 @@ class Session:
             raise tf.errors.OutOfRangeError(None, None, "the data is at its end")  # Which Keras knows.
         return iter(items)
 
-    def _known(self) -> dict[str, float]:
-        known = self._totals.logs()
-        if not known:  # Of an epoch's first step something must be known.
+    def _logs(self) -> dict[str, float]:
+        logs = self._totals.logs()
+        if not logs:  # Keras wants some after an epoch's first step.
             self._flush()
             self.dispatcher.wait(lambda: self._totals.changed)
-            known = self._totals.logs()
-        return known
+            logs = self._totals.logs()
+        return logs
 
     def _flush(self) -> None:
         """Sends what is pending."""
@@ -188,7 +192,7 @@ class Session:
         call = self._calls.steps(stream, [item for _, item in pending], first, first - self._first)
 
         def run(attempt: int) -> list:
-            return _fetched([call(False)]) if attempt == 1 else self._again(stream, pending)
+            return _fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
 
         def done(result: list) -> None:
             self._totals.add(result)
@@ -198,7 +202,7 @@ class Session:
         work = Work(len(pending), run, done, trains=True)
         self.dispatcher.send(work, staleness=self.options.max_staleness)
 
-    def _again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
+    def _run_again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
         """Runs the steps of a worker that died, each by itself, without what was applied before."""
         numbers = [number for number, _ in pending]
         seen = {device: ledger.entries(numbers) for device, ledger in self._ledgers.items()}
@@ -217,11 +221,11 @@ class Session:
         return _fetched(outputs)
 
     def _round(self, stream: Stream, item: Any) -> None:
-        """Does a step together: every worker a share of the batch."""
+        """Runs a synchronous round: every worker computes a share of the batch, then the chief applies the step."""
         self._totals.start()
         count = self.dispatcher.workers
         function, applying = self._calls.round(stream, count)
-        counting = [tf.constant(value) for value in self._counters.after(self._sent)]
+        counters = [tf.constant(value) for value in self._counters.after(self._sent)]
         number = tf.constant(item if stream.kind == "numbered" else 0, tf.int64)
         examples = np.zeros(count)
 
@@ -230,14 +234,14 @@ class Session:
                 examples[share] = result[0][1].pop(EXAMPLES)
                 self._totals.add(result)
 
-            arguments = (number, tf.constant(share, tf.int64), counting, data)
+            arguments = (number, tf.constant(share, tf.int64), counters, data)
             return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
 
         for share, data in stream.shares(item, count):
             self.dispatcher.send(one(share, data), staleness=None)
         self.dispatcher.wait_for_all()
         try:
-            applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counting)
+            applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counters)
         except tf.errors.OpError:
             self.dispatcher.look()
             raise
