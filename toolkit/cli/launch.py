@@ -107,23 +107,14 @@ def _ssh(given: argparse.Namespace) -> None:
 def _slurm(given: argparse.Namespace) -> None:
     from toolkit.launch.backends import slurm
 
+    slurms = ("nodes", "tasks_per_node", "gpus_per_task", "cpus_per_task", "time", "notice", "partition", "account")
+    every = ("max_restarts", "start_timeout", "heartbeat_timeout", "as_is")
     spec = slurm.SlurmSpec(
         name=given.job_name,
-        nodes=given.nodes,
-        tasks_per_node=given.tasks_per_node,
         jobs=counted(given),
-        gpus_per_task=given.gpus_per_task,
-        cpus_per_task=given.cpus_per_task,
-        time=given.time,
-        notice=given.notice,
-        partition=given.partition,
-        account=given.account,
         logs=pathlib.Path(given.log_dir or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"),
         command=_command(given),
-        max_restarts=given.max_restarts,
-        start_timeout=given.start_timeout,
-        heartbeat_timeout=given.heartbeat_timeout,
-        as_is=given.as_is,
+        **{name: getattr(given, name) for name in (*slurms, *every)},
     )
     if given.dry_run:
         shown = tuple(redaction.masked(part, os.environ) for part in spec.command)

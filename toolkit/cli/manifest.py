@@ -62,22 +62,13 @@ def _kubernetes(given: argparse.Namespace) -> None:
             found="nothing says how many tasks there are",
             remedy="Give --workers=2",
         )
+    same = ("name", "kind", "image", "namespace", "gpus", "cpu", "memory", "port", "max_restarts", "user", "python")
     spec = kubernetes.ManifestSpec(
-        name=given.name,
-        kind=given.kind,
         jobs=jobs,
-        image=given.image,
         command=("-m", *(given.module or ()), *given.rest),
-        namespace=given.namespace,
-        gpus=given.gpus,
-        cpu=given.cpu,
-        memory=given.memory,
         volumes=tuple(map(kubernetes.Volume.parse, given.volume)),
         environment=tuple((name, value) for name, _, value in (pair.partition("=") for pair in given.env)),
-        port=given.port,
-        max_restarts=given.max_restarts,
-        user=given.user,
-        python=given.python,
+        **{name: getattr(given, name) for name in same},
     )
     print(yaml.safe_dump_all(kubernetes.manifest(spec), sort_keys=False), end="")
     for name in [name for name, _ in spec.environment if redaction.is_secret(name)]:

@@ -6,7 +6,6 @@ https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 
 import dataclasses
 import re
-from collections.abc import Callable
 
 from toolkit.errors import LaunchError
 
@@ -82,41 +81,19 @@ class ManifestSpec:
     def __post_init__(self) -> None:
         tasks = sum(number for _, number in self.jobs)
         longest = _LONGEST - 1 - len(str(tasks)) - (len("-evaluator-0") if self.kind != "job" else 0)
-        checks: tuple[tuple[str, object, Callable[[], bool], str], ...] = (
-            ("--kind", self.kind, lambda: self.kind in KINDS, f"Choose one of {', '.join(KINDS)}"),
-            (
-                "--name",
-                self.name,
-                lambda: _is_name(self.name) and len(self.name) <= longest,
-                f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it",
-            ),
-            (
-                "--namespace",
-                self.namespace,
-                lambda: self.namespace is None or _is_name(self.namespace),
-                "Use a-z, 0-9 and -",
-            ),
-            (
-                "--image",
-                self.image,
-                lambda: bool(self.image) and not re.search(r"\s|^-", self.image),
-                "Name it as `docker pull` does, best with a tag or digest",
-            ),
-            (
-                "-m",
-                " ".join(self.command),
-                lambda: len(self.command) > 1,
-                "Name a module, such as recipes.cifar_multi_worker",
-            ),
-            ("--gpus", self.gpus, lambda: self.gpus >= 0, "Give 0 or more for each task"),
-            ("--cpu", self.cpu, lambda: _is_quantity(self.cpu), "Write such as 4 or 500m"),
-            ("--memory", self.memory, lambda: _is_quantity(self.memory), "Write such as 8Gi"),
-            ("--port", self.port, lambda: 1024 <= self.port <= 65535, "Give 1024 to 65535: the container isn't root"),
-            ("--max_restarts", self.max_restarts, lambda: self.max_restarts >= 0, "Give 0 or more"),
-            ("--user", self.user, lambda: self.user > 0, "Give a number above 0: the container isn't to be root"),
-        )
-        for flag, value, fits, remedy in checks:
-            _check(flag, value, fits(), remedy)
+        _check("--kind", self.kind, self.kind in KINDS, f"Choose one of {', '.join(KINDS)}")
+        name_remedy = f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it"
+        _check("--name", self.name, _is_name(self.name) and len(self.name) <= longest, name_remedy)
+        _check("--namespace", self.namespace, self.namespace is None or _is_name(self.namespace), "Use a-z, 0-9 and -")
+        is_image = bool(self.image) and not re.search(r"\s|^-", self.image)
+        _check("--image", self.image, is_image, "Name it as `docker pull` does, best with a tag or digest")
+        _check("-m", " ".join(self.command), len(self.command) > 1, "Name a module, such as recipes.cifar_multi_worker")
+        _check("--gpus", self.gpus, self.gpus >= 0, "Give 0 or more for each task")
+        _check("--cpu", self.cpu, _is_quantity(self.cpu), "Write such as 4 or 500m")
+        _check("--memory", self.memory, _is_quantity(self.memory), "Write such as 8Gi")
+        _check("--port", self.port, 1024 <= self.port <= 65535, "Give 1024 to 65535: the container isn't root")
+        _check("--max_restarts", self.max_restarts, self.max_restarts >= 0, "Give 0 or more")
+        _check("--user", self.user, self.user > 0, "Give a number above 0: the container isn't to be root")
         for variable, _ in self.environment:
             _check("--env", variable, bool(_VARIABLE.fullmatch(variable)), "Write it as NAME=VALUE")
         for flag, text in (

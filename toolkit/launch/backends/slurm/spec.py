@@ -58,14 +58,19 @@ class SlurmSpec:
     as_is: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "tasks_per_node", "cpus_per_task", "notice"):
+        least = {
+            "nodes": 1,
+            "tasks_per_node": 1,
+            "cpus_per_task": 1,
+            "notice": 1,
+            "gpus_per_task": 0,
+            "max_restarts": 0,
+        }
+        for name, number in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise LaunchError(asked=f"--{name}={value}", found="that is less than 1", remedy="Give 1 or more")
-        for name in ("gpus_per_task", "max_restarts"):
-            if getattr(self, name) < 0:
+            if value is not None and value < number:
                 raise LaunchError(
-                    asked=f"--{name}={getattr(self, name)}", found="that is less than 0", remedy="Give 0 or more"
+                    asked=f"--{name}={value}", found=f"that is less than {number}", remedy=f"Give {number} or more"
                 )
         check_times(heartbeat_timeout=self.heartbeat_timeout, start_timeout=self.start_timeout)
         for name in ("name", "partition", "account"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch.backends.slurm.spec import SlurmSpec
-from toolkit.support import redaction, signals
+from toolkit.support import files, redaction, signals
 
 __all__ = ["script", "submit"]
 
@@ -75,7 +75,7 @@ def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
             remedy="Run it on a login node",
         )
     try:
-        spec.logs.mkdir(parents=True, exist_ok=True)
+        files.make_directory(spec.logs)
     except OSError as error:
         raise LaunchError(
             asked=f"the tasks' logs are to go to {spec.logs}",
