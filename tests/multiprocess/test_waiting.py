@@ -58,7 +58,7 @@ def end(process, out, number, limit=100):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_while_tasks_meet(tmp_path, number):
+def test_while_tasks_wait_for_one_another(tmp_path, number):
     out = tmp_path / "out"
     process = start(["-c", MEET], 23851, tmp_path, out)
     code, said = end(process, out, number)

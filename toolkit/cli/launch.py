@@ -16,12 +16,15 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.cli import log
 from toolkit.cli.launch_flags import add_arguments, counted, refuse_unused
 from toolkit.errors import LaunchError, TaskFailed
 from toolkit.support import redaction
+
+if TYPE_CHECKING:
+    from toolkit.launch import LaunchSpec
 
 __all__ = ["add_arguments", "run"]
 
@@ -67,8 +70,8 @@ def _local(given: argparse.Namespace) -> None:
         raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
 
 
-def _isolate(given: argparse.Namespace, spec: Any) -> tuple[bool, str]:
-    """Where the tasks reach one another by loopback, nobody else needs to; returns whether nobody can, and words."""
+def _isolate(given: argparse.Namespace, spec: "LaunchSpec") -> tuple[bool, str]:
+    """Where the tasks reach one another by loopback, nobody else needs to; returns whether nobody can, and a clause."""
     from toolkit import launch
     from toolkit.cluster.addresses import is_loopback
 

@@ -183,16 +183,19 @@ def _repeated(value: dict) -> list[Problem]:
 
 def _syntax(text: str, error: json.JSONDecodeError) -> Problem:
     before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
-    said = error.msg[:1].lower() + error.msg[1:]
+    reason = error.msg[:1].lower() + error.msg[1:]
     # Python 3.13 has a message of its own for this, and points at the comma.
     if (before.endswith(",") and after[:1] in ("}", "]")) or error.msg.startswith("Illegal trailing comma"):
-        said, cure = "a comma is followed by nothing", "Remove the comma"
+        reason, cure = "a comma is followed by nothing", "Remove the comma"
     elif error.msg == "Extra data":
-        said, cure = "the object has ended and more follows", "Remove what follows, or put it inside the braces"
+        reason, cure = "the object has ended and more follows", "Remove what follows, or put it inside the braces"
     elif not after:
-        said, cure = "the text ends too early", "Add what is missing, perhaps closing braces: it may have been cut off"
+        reason, cure = (
+            "the text ends too early",
+            "Add what is missing, perhaps closing braces: it may have been cut off",
+        )
     elif re.match(r"['\w\u2018\u2019\u201c\u201d]", after) and "Expecting" in error.msg:
         cure = _QUOTES
     else:
         cure = "Correct it there or just before; " + _QUOTES[0].lower() + _QUOTES[1:]
-    return Problem(place=f"line {error.lineno}, column {error.colno}", found=f"this is no JSON: {said}", cure=cure)
+    return Problem(place=f"line {error.lineno}, column {error.colno}", found=f"this is no JSON: {reason}", cure=cure)

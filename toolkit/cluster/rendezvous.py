@@ -81,7 +81,7 @@ class _Rendezvous:
             listeners = listen(cluster.address(own), own)
         except ClusterError:
             # Is it this task, started twice? Then the other process finds out by this greeting, too.
-            self._refuse_twin(ask(cluster.address(own), self._greeting(own)))
+            self._refuse_duplicate(ask(cluster.address(own), self._greeting(own)))
             raise
         self.selector = selectors.DefaultSelector()
         for listener in listeners:
@@ -97,7 +97,7 @@ class _Rendezvous:
 
     def wait(self, timeout: float) -> None:
         started = reported = time.monotonic()
-        # Where ports are shared, a connection to oneself may reach a twin; else the twin can't have the port.
+        # Where ports are shared, a connection to oneself may reach a duplicate; else the duplicate can't have the port.
         called = [*self.peers, self.own] if ports_are_shared() else self.peers
         due = dict.fromkeys(called, started)
         while missing := [task for task in self.peers if task not in self.reached or task not in self.reached_by]:
@@ -176,18 +176,18 @@ class _Rendezvous:
             self._disconnect(task, "")
         elif b"\n" in connection.text or not received or len(connection.text) > _LONGEST:
             if task == self.own:
-                self._refuse_twin(connection.text)
+                self._refuse_duplicate(connection.text)
             self._disconnect(task, "" if task == self.own else self._check_answer(task, connection.text))
 
-    def _refuse_twin(self, text: bytes) -> None:
+    def _refuse_duplicate(self, text: bytes) -> None:
         """Refuses to be one of two processes that are the same task, given another process's greeting."""
         try:
             facts = json.loads(text)
             same = facts["task"] == str(self.own) and facts["cluster"] == self.cluster.digest
-            twin = same and facts["process"] != self.process
+            duplicate = same and facts["process"] != self.process
         except _NO_GREETING:
             return
-        if twin:
+        if duplicate:
             raise ClusterError(
                 asked=f"this process is to be {self.own}",
                 found="another one says that it is, too",
@@ -257,7 +257,7 @@ class _Rendezvous:
             pass  # A stranger, or a peer that will connect again.
         self.selector.unregister(connection.socket)
         connection.socket.close()
-        self._refuse_twin(connection.text)
+        self._refuse_duplicate(connection.text)
         if known is not None:
             self._check_program(str(known), facts.get("program"))
 

@@ -8,6 +8,6 @@ files      writing a file so that it is there whole or not at all
 digests    the SHA-256 of a file
 redaction  which variables and flags hold secrets, and texts without them
 wrapping   a function of somebody else's, wrapped once
-signals    signals that ask a program to stop: recorded, or obeyed with a word
+signals    signals that ask a program to stop: recorded, or obeyed with a message
 status     what a task and the launcher that started it tell each other
 """

@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop: recorded instead of obeyed at once, or obeyed with a word.
+"""Signals that ask a program to stop: recorded instead of obeyed at once, or obeyed with a message.
 
 Every handler in the house is set by `handle`, so that all are right about nohup and about threads.
 """

@@ -32,7 +32,7 @@ class SlurmSpec:
         logs: Directory for a log of each task, where all nodes see it.
         command: Arguments of the Python interpreter.
         start_timeout: Seconds that tasks wait for one another.
-        heartbeat_timeout: Seconds after which a worker that isn't heard of counts as gone.
+        heartbeat_timeout: Seconds of silence after which a worker counts as gone.
         as_is: Leave TensorFlow's own strategy to scripts that make one.
         max_restarts: How often a job that failed is queued again; the end of its time doesn't count.
 

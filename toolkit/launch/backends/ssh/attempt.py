@@ -18,7 +18,7 @@ __all__ = ["Attempt"]
 
 _TICK = 0.05  # Seconds.
 _LAST = 10.0  # Seconds that servers get to see that their chief is gone.
-_LEEWAY = 5.0  # Seconds for the news of an end to arrive.
+_LEEWAY = 5.0  # Seconds for the report of an end to arrive.
 _CALL = 10.0  # Seconds between two calls to a host that is gone.
 
 
