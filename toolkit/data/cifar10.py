@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.data.examples import Examples
 from toolkit.errors import DataError
-from toolkit.support.digests import sha256
+from toolkit.support.files import sha256
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,8 +4,7 @@ Come here before writing a file, masking a secret, noting a signal or wrapping s
 one way in the whole house.
 
 umask      files that not everybody may write
-files      writing a file so that it is there whole or not at all
-digests    the SHA-256 of a file
+files      writing a file so that it is there whole or not at all, and its SHA-256
 redaction  which variables and flags hold secrets, and texts without them
 wrapping   a function of somebody else's, wrapped once
 signals    signals that ask a program to stop: recorded, or obeyed with a message

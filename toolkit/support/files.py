@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import math
@@ -20,6 +21,7 @@ __all__ = [
     "plain",
     "read_text",
     "replacing",
+    "sha256",
     "sync",
     "write_csv",
     "write_json",
@@ -132,3 +134,16 @@ def sync(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file of any size as 64 hexadecimal digits.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    digest = hashlib.sha256()  # hashlib.file_digest is new in Python 3.11.
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import CheckpointError
 from toolkit.support import files, umask
-from toolkit.support.digests import sha256
+from toolkit.support.files import sha256
 
 if TYPE_CHECKING:
     import numpy as np
