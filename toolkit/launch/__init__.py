@@ -27,7 +27,7 @@ from toolkit.launch.budget import Budget, attempts
 from toolkit.launch.display import Display
 from toolkit.launch.isolation import MODES, enter, wanted_out
 from toolkit.launch.record import Record, log_directory
-from toolkit.launch.spec import JobOptions, LaunchSpec, check_command, check_passable, check_times, counted
+from toolkit.launch.spec import JobOptions, LaunchSpec, check_command, check_passable, check_times, counted, new_job_id
 from toolkit.launch.start import dry_run, start
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "dry_run",
     "enter",
     "log_directory",
+    "new_job_id",
     "start",
     "wanted_out",
 ]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import pathlib
+import secrets
+import time
 from collections.abc import Sequence
 
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 
-__all__ = ["JobOptions", "LaunchSpec", "check_command", "check_passable", "check_times", "counted"]
+__all__ = ["JobOptions", "LaunchSpec", "check_command", "check_passable", "check_times", "counted", "new_job_id"]
 
 _JOBS = ("chief", "worker", "ps", "evaluator")
 _MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
@@ -122,6 +124,11 @@ class LaunchSpec(JobOptions):
                 found=fault,
                 remedy="Check the path, or start a module with -m MODULE",
             )
+
+
+def new_job_id() -> str:
+    """Returns the time and a few random letters, such as "20260719-140512-3fa9"."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def check_command(command: Sequence[str]) -> None:

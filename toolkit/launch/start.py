@@ -6,13 +6,12 @@ import secrets
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from toolkit.cluster import Task
 from toolkit.errors import LaunchError
-from toolkit.launch.spec import LaunchSpec
+from toolkit.launch.spec import LaunchSpec, new_job_id
 from toolkit.support import signals, status
 
 __all__ = ["dry_run", "start"]
@@ -52,7 +51,7 @@ def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: st
         path = os.path.join(scratch, "status")
         reports.bind(path)
         reports.setblocking(False)
-        job_id = spec.job_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{tag[:4]}"
+        job_id = spec.job_id or new_job_id()
         environ = {**os.environ, **dict(spec.environment)}
         own = tasks.task_specs(spec, cluster, here, tag=tag, socket_path=path, job_id=job_id, environ=environ)
         logs = log_directory(spec.log_dir, [task.file_name for task in own])

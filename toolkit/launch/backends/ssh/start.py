@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from toolkit import __version__
 from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import Budget, Display, Record, attempts, log_directory
+from toolkit.launch import Budget, Display, Record, attempts, log_directory, new_job_id
 from toolkit.launch.backends.ssh.assignment import assign, check_addresses
 from toolkit.launch.backends.ssh.attempt import Attempt
 from toolkit.launch.backends.ssh.connection import Connection, address_of
@@ -73,7 +73,7 @@ class _Launch:
         self.display = display
         self.received = received
         self.token = secrets.token_hex(8)
-        self.job_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{self.token[:4]}"
+        self.job_id = new_job_id()
         self.shared = False
 
     def run(self) -> None:
@@ -117,7 +117,6 @@ class _Launch:
         """Returns a ready agent for each host, the first host's first; after a failure those that answer suffice."""
         hosts = self.spec.hosts
         calls: dict[Host, Connection] = {}
-        done = False
         try:
             if not again:
                 self._ready(calls, hosts[:1])
@@ -125,11 +124,11 @@ class _Launch:
                 self.shared = all(call.ready and call.ready["shared"] for call in calls.values())
             else:
                 self._ready_again(calls)
-            done = True
-            return {host: calls[host] for host in hosts if host in calls}
-        finally:
-            for call in () if done else calls.values():
+        except BaseException:
+            for call in calls.values():
                 call.close()
+            raise
+        return {host: calls[host] for host in hosts if host in calls}
 
     def _call(self, calls: dict[Host, Connection], host: Host) -> None:
         first = host == self.spec.hosts[0]
