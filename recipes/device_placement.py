@@ -6,6 +6,7 @@
 Each prints what is asked, what happened, and the seconds it took. Where there is no GPU, two CPU devices stand in.
 """
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -130,17 +131,17 @@ def on_a_task(*_: str) -> None:
     """Operations pinned to a task of a cluster: two workers, here both in this process."""
     import tensorflow as tf
 
-    connect({"worker": 2})
+    connect("worker", tasks=2)
     for task in (0, 1):
         with tf.device(f"/job:worker/task:{task}"):
             say(f"    asked for task {task}, the sum is on {(tf.constant(1.0) + 2.0).device}")
 
 
 def dealt_to_ps(*_: str) -> None:
-    """Variables dealt to two parameter servers in turn, as replica_device_setter did; strategies do it for a model."""
+    """Variables put on two parameter servers in turn, as replica_device_setter did; strategies do it for a model."""
     import tensorflow as tf
 
-    connect({"ps": 2})
+    connect("ps", tasks=2)
     for number in range(4):
         with tf.device(f"/job:ps/task:{number % 2}"):
             say(f"    variable {number} is on {tf.Variable(float(number)).device}")
@@ -154,24 +155,20 @@ def memory(*_: str) -> None:
     say(f"    {inventory.describe()}")
 
 
-def connect(jobs: dict[str, int]) -> None:
-    """Starts the servers of a cluster in this process, on loopback, and makes their devices known."""
+def connect(job: str, tasks: int) -> None:
+    """Starts the servers of a job's tasks in this process, on loopback, and makes their devices known."""
     import tensorflow as tf
 
-    sockets = {job: [socket.socket() for _ in range(number)] for job, number in jobs.items()}
-    for each in (each for held in sockets.values() for each in held):
-        each.bind(("127.0.0.1", 0))
-    addresses = {job: [f"127.0.0.1:{each.getsockname()[1]}" for each in held] for job, held in sockets.items()}
-    for each in (each for held in sockets.values() for each in held):
-        each.close()
-    cluster = tf.train.ClusterSpec(addresses)
-    SERVERS.extend(
-        tf.distribute.Server(cluster, job_name=job, task_index=task) for job in jobs for task in range(jobs[job])
-    )
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(tasks)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        cluster = tf.train.ClusterSpec({job: [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]})
+    SERVERS.extend(tf.distribute.Server(cluster, job_name=job, task_index=task) for task in range(tasks))
     tf.config.experimental_connect_to_cluster(cluster, job_name="client")
 
 
-SERVERS: list = []  # They serve as long as there is a name for them.
+SERVERS: list = []  # Servers serve as long as something refers to them.
 EXAMPLES = {
     example.__name__: example
     for example in (
@@ -197,8 +194,7 @@ def main() -> None:
         raise toolkit.errors.RequestError(
             asked=f"--only={unknown[0]}", found="there is no such example", remedy=f"Choose from {', '.join(EXAMPLES)}"
         )
-    asked = toolkit.cli.flags.devices()
-    devices = toolkit.devices.configure(**{**asked, "gpus": asked["gpus"] or 2})
+    devices = toolkit.devices.configure(**{**toolkit.cli.flags.devices(), "gpus": FLAGS.gpus or 2})
     first, second = (devices.logical_devices * 2)[:2]
     for name in FLAGS.only or [name for name in EXAMPLES if name != "two_branches"]:
         say(f"{name}: {EXAMPLES[name].__doc__}")

@@ -25,65 +25,31 @@ TOLERANCE = 1e-4  # Relative to the largest entry: float32 has seven digits, and
 
 
 def main() -> None:
-    """Flags, devices, matrices, both ways in turn, table and chart."""
+    """Devices, matrices, both ways in turn, table and chart."""
     toolkit.devices.restart(FLAGS.visible_devices)
     toolkit.cli.check_chart(FLAGS.chart)
-    asked = toolkit.cli.flags.devices()
-    check(asked["gpus"])
-    devices = toolkit.devices.configure(**{**asked, "gpus": asked["gpus"] or 2})
+    check()
+    devices = toolkit.devices.configure(**{**toolkit.cli.flags.devices(), "gpus": FLAGS.gpus or 2})
     toolkit.cli.show_devices(devices)
-    first, second = (devices.logical_devices * 2)[:2]
+    first, *others = devices.logical_devices
 
     import numpy as np
-    import tensorflow as tf
 
     random = np.random.default_rng(FLAGS.seed)
     # Rows that sum up to 1, so that the powers neither grow nor vanish.
     a, b = (random.random((FLAGS.size, FLAGS.size), np.float32) for _ in range(2))
     a, b = (each / each.sum(axis=1, keepdims=True) for each in (a, b))
-
-    def power(matrix: tf.Tensor) -> tf.Tensor:
-        product = matrix
-        for _ in range(FLAGS.power - 1):
-            product = tf.matmul(product, matrix)
-        return product
-
-    @tf.function
-    def on_one(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        with tf.device(first):
-            left = power(a)
-            with tf.control_dependencies([left]):  # One after another, as one device does it.
-                right = power(b)
-        with tf.device("CPU:0"):
-            return left + right
-
-    @tf.function
-    def on_two(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        with tf.device(first):
-            left = power(a)
-        with tf.device(second):
-            right = power(b)
-        with tf.device("CPU:0"):
-            return left + right
-
     expected = np.linalg.matrix_power(a, FLAGS.power) + np.linalg.matrix_power(b, FLAGS.power)
-    ways = {f"one device ({first})": on_one}
-    if len(devices.logical_devices) > 1:
-        ways[f"two devices ({first}, {second})"] = on_two
-    given = {}
-    for name, where in zip(ways, ((first, first), (first, second)), strict=False):
-        with tf.device(where[0]):
-            left = tf.constant(a)
-        with tf.device(where[1]):
-            given[name] = (left, tf.constant(b))
-        ways[name](*given[name])  # Traced and placed; the time of that doesn't count.
 
+    ways = {f"one device ({first})": prepare(a, b, first, first)}
+    if others:
+        ways[f"two devices ({first}, {others[0]})"] = prepare(a, b, first, others[0])
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     errors = {}
     for _ in range(FLAGS.rounds):
-        for name, way in ways.items():
+        for name, compute in ways.items():
             began = time.perf_counter()
-            total = way(*given[name]).numpy()
+            total = compute()
             seconds[name].append(time.perf_counter() - began)
             errors[name] = float(np.abs(total - expected).max() / np.abs(expected).max())
     toolkit.cli.show_seconds(
@@ -96,13 +62,41 @@ def main() -> None:
         raise toolkit.errors.ToolkitError(f"The sums are not NumPy's: {errors}")
 
 
-def check(gpus: int | None) -> None:
+def prepare(a, b, left_device: str, right_device: str):
+    """Returns a function that computes the sum on two devices, or on one that is named twice, as a NumPy array."""
+    import tensorflow as tf
+
+    def power(matrix: tf.Tensor) -> tf.Tensor:
+        product = matrix
+        for _ in range(FLAGS.power - 1):
+            product = tf.matmul(product, matrix)
+        return product
+
+    @tf.function
+    def add_powers(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        with tf.device(left_device):
+            left = power(a)
+        # One device computes one after another.
+        with tf.device(right_device), tf.control_dependencies([left] if left_device == right_device else []):
+            right = power(b)
+        with tf.device("CPU:0"):
+            return left + right
+
+    with tf.device(left_device):
+        left = tf.constant(a)
+    with tf.device(right_device):
+        right = tf.constant(b)
+    add_powers(left, right)  # Traced and placed; the time of that doesn't count.
+    return lambda: add_powers(left, right).numpy()
+
+
+def check() -> None:
     """Refuses what can't be, before the work."""
-    if (gpus or 2) > 2:
+    if (FLAGS.gpus or 2) > 2:
         raise toolkit.errors.RequestError(
-            asked=f"--gpus={gpus}", found="the sum has two terms", remedy="Leave it out, or give 1 or 2"
+            asked=f"--gpus={FLAGS.gpus}", found="the sum has two terms", remedy="Leave it out, or give 1 or 2"
         )
-    # A, B, their powers so far, and the next ones, of four bytes each number.
+    # A, B, their powers so far, and the next ones, of four bytes each element.
     needed, free = 8 * 4 * FLAGS.size**2, psutil.virtual_memory().available
     if needed > free:
         raise toolkit.errors.RequestError(
