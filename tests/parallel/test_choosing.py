@@ -31,7 +31,7 @@ def test_over_a_slow_network_convolutions_are_replicated_and_fc_layers_sharded(a
     plan = choose(alexnet, SLOW, Setting(replicas=2, batch=64))
     assert chosen(plan) == {"head/fc1": "by outputs, kept", "head/fc2": "by inputs"}
     assert "instead of 67.1 MB of gradients" in plan.reasons["head/fc1"]
-    assert "gradients travel, sharded it would be" in plan.reasons["trunk/conv5"]
+    assert "gradients are exchanged, sharded it would be" in plan.reasons["trunk/conv5"]
 
 
 def test_where_examples_outweigh_weights_all_is_replicated(alexnet):
@@ -88,7 +88,7 @@ def test_bytes_of_the_docstrings(alexnet):
     assert received(Choice(split="outputs"), replicas=1) == 0
 
 
-def test_gradients_can_travel_behind_the_backward_pass(alexnet):
+def test_gradients_can_be_exchanged_behind_the_backward_pass(alexnet):
     setting = Setting(replicas=2, batch=64)
     shown = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
     hidden = choose(alexnet, dataclasses.replace(SLOW, overlap=1.0), setting, conv="replicated", fc="replicated").step

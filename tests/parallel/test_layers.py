@@ -151,7 +151,7 @@ def test_weights_taken_and_set_are_whole(four_devices):
     assert all(np.array_equal(a, b + 1) for a, b in zip(model.get_weights(), weights, strict=True))
 
 
-def test_activations_travel_in_16_bits_where_asked(four_devices):
+def test_activations_are_exchanged_in_16_bits_where_asked(four_devices):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     short = {"first": given(ShardedDense, exchange_dtype="bfloat16"), "second": ShardedDense}
     seen, exact = trained(mirrored, **short), trained(one_device())

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         out=pathlib.Path(arguments.out or f"runs/scaling-{time.strftime('%Y%m%d-%H%M%S')}"),
     )
     try:
-        sizes = scaling.measure(request, tell=(lambda _: None) if arguments.json else print)
+        sizes = scaling.measure(request, show=(lambda _: None) if arguments.json else print)
     except OSError as error:
         raise RequestError(
             asked=f"runs and results go to {request.out}",

@@ -128,8 +128,8 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     import tensorflow as tf
 
     physical = tf.config.list_physical_devices("GPU")
-    numbers = shown(os.environ, inventory)
-    chosen = [] if request.emulate == "always" else _choose(request, inventory, physical, numbers)
+    card_ids = shown(os.environ, inventory)
+    chosen = [] if request.emulate == "always" else _choose(request, inventory, physical, card_ids)
     emulated = not chosen and (request.gpus is not None or request.emulate == "always")
     replicas = request.gpus or (len(chosen) * request.split if chosen else 1)
     if chosen:
@@ -137,7 +137,7 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     elif emulated:
         _may_emulate(request, inventory, replicas)
     try:
-        _tell_tensorflow(tf, request, inventory, physical, chosen, numbers, replicas if emulated else 1)
+        _configure_tensorflow(tf, request, inventory, physical, chosen, card_ids, replicas if emulated else 1)
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
             asked="devices.configure sets up TensorFlow's devices",
@@ -148,7 +148,7 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     return Setup(
         logical_devices=tuple(f"{kind}:{i}" for i in range(replicas)),
         emulated=emulated,
-        gpus=tuple(_words(device, physical, numbers, inventory) for device in chosen),
+        gpus=tuple(_words(device, physical, card_ids, inventory) for device in chosen),
         memory=str(request.amount),
         inter_op_threads=request.inter_op_threads,
         intra_op_threads=request.intra_op_threads,
@@ -158,26 +158,26 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     )
 
 
-def _choose(request: DeviceRequest, inventory: Inventory, physical: list, numbers: tuple[str, ...] | None) -> list:
+def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_ids: tuple[str, ...] | None) -> list:
     """Returns the physical GPUs to use, in TensorFlow's objects; [] where none are wanted or there are none."""
     if request.visible_devices is not None:
         wanted = resolve(request.visible_devices, inventory)
         if not wanted:
             return []
-        if numbers is None:
+        if card_ids is None:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPUs by nvidia-smi's numbers",
                 found="this process was started without CUDA_DEVICE_ORDER=PCI_BUS_ID, and CUDA may number otherwise",
                 remedy=f"Call toolkit.devices.restart({request.visible_devices!r}) first in the program",
             )
-        missing = [identity for identity in wanted if identity not in numbers[: len(physical)]]
+        missing = [identity for identity in wanted if identity not in card_ids[: len(physical)]]
         if missing:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPU {', '.join(missing)}",
                 found=_seen(inventory, physical),
                 remedy="Take that GPU into CUDA_VISIBLE_DEVICES, or run toolkit.devices.restart first in the program",
             )
-        available = [physical[numbers.index(identity)] for identity in wanted]
+        available = [physical[card_ids.index(identity)] for identity in wanted]
     else:
         available = list(physical)
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip("\"' ") in ("", "-1")
@@ -215,14 +215,14 @@ def _may_emulate(request: DeviceRequest, inventory: Inventory, replicas: int) ->
         )
 
 
-def _tell_tensorflow(tf, request, inventory, physical, chosen, numbers, cpu_devices: int) -> None:
+def _configure_tensorflow(tf, request, inventory, physical, chosen, card_ids, cpu_devices: int) -> None:
     if chosen != physical:
         tf.config.set_visible_devices(chosen, "GPU")
     for device in chosen:
         if request.amount.growth:
             tf.config.experimental.set_memory_growth(device, True)
             continue
-        limit = request.amount.per_logical_device(_total_mib(device, physical, numbers, inventory), request.split)
+        limit = request.amount.per_logical_device(_total_mib(device, physical, card_ids, inventory), request.split)
         if limit is not None:
             one = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
             tf.config.set_logical_device_configuration(device, [one] * request.split)
@@ -237,24 +237,24 @@ def _tell_tensorflow(tf, request, inventory, physical, chosen, numbers, cpu_devi
     tf.debugging.set_log_device_placement(request.log_placement)
 
 
-def _card(device, physical: list, numbers: tuple[str, ...] | None, inventory: Inventory):
+def _card(device, physical: list, card_ids: tuple[str, ...] | None, inventory: Inventory):
     """Returns the inventory's GPU behind TensorFlow's physical device, None where that isn't known."""
     position = physical.index(device)
-    if numbers is None or position >= len(numbers):
+    if card_ids is None or position >= len(card_ids):
         return None
-    return next((gpu for gpu in inventory.gpus if str(gpu.index) == numbers[position]), None)
+    return next((gpu for gpu in inventory.gpus if str(gpu.index) == card_ids[position]), None)
 
 
-def _total_mib(device, physical, numbers, inventory) -> int | None:
-    card = _card(device, physical, numbers, inventory)
+def _total_mib(device, physical, card_ids, inventory) -> int | None:
+    card = _card(device, physical, card_ids, inventory)
     if card is not None:
         return card.memory_mib
     totals = {gpu.memory_mib for gpu in inventory.gpus if not gpu.mig_uuids}
     return totals.pop() if len(totals) == 1 else None  # All cards alike: which one it is doesn't matter.
 
 
-def _words(device, physical, numbers, inventory) -> str:
-    card = _card(device, physical, numbers, inventory)
+def _words(device, physical, card_ids, inventory) -> str:
+    card = _card(device, physical, card_ids, inventory)
     return f"card {card}" if card is not None else f"TensorFlow's {device.name}"
 
 

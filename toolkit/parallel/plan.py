@@ -168,7 +168,7 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
     gradients = size_in_words(_received(layer, REPLICATED, setting))
     if choice.split is not None:
         activations = size_in_words(_received(layer, choice, setting))
-        return f"{unknown}{activations} of activations travel instead of {gradients} of gradients"
+        return f"{unknown}{activations} of activations are exchanged instead of {gradients} of gradients"
     if not layer.parameters:
         return unknown.rstrip("; ") or "nothing to exchange"
     if setting.replicas == 1:
@@ -179,7 +179,7 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
     if possible == [REPLICATED]:
         return f"{unknown}{setting.replicas:,} replicas outnumber its {layer.units:,} units"
     least = min(_received(layer, other, setting) for other in possible)
-    words = f"{gradients} of gradients travel, sharded it would be {size_in_words(least)} of activations"
+    words = f"{gradients} of gradients are exchanged, sharded it would be {size_in_words(least)} of activations"
     slower = all(
         layer_seconds(layer, choice, machine, setting) <= layer_seconds(layer, other, machine, setting)
         for other in possible

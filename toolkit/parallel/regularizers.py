@@ -38,9 +38,6 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
             return tf.stop_gradient(collectives.all_reduce(own) - count * own) + count * own
         return self.whole(variable.gather(shard))
 
-    def get_config(self) -> dict:
-        return {"whole": self.whole}
-
 
 class ShardedConstraint(keras.constraints.Constraint):
     """A constraint of a whole variable, which in a step takes one shard of it and returns the new shard.
@@ -57,6 +54,3 @@ class ShardedConstraint(keras.constraints.Constraint):
         if isinstance(self.whole, keras.constraints.NonNeg):  # Of each element by itself.
             return self.whole(shard)
         return variable.shard_of(self.whole(variable.gather(shard)))
-
-    def get_config(self) -> dict:
-        return {"whole": self.whole}

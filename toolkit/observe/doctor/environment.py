@@ -20,7 +20,7 @@ _DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras impo
 
 def look(situation: Situation) -> Iterator[Finding]:
     """Yields a finding for each surprise, or one that there is none."""
-    parts = (_backend, _legacy, _visible, _growth, _threads, _cluster, _proxies, _distribution)
+    parts = (_backend, _variables, _visible, _cluster, _proxies, _distribution)
     wrong = [finding for part in parts for finding in part(situation)]
     yield from wrong
     if not wrong:
@@ -61,16 +61,6 @@ def _backend(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _legacy(situation: Situation) -> Iterator[Finding]:
-    value = situation.environ.get("TF_USE_LEGACY_KERAS", "")
-    if value.lower() in ("1", "true"):
-        yield warning(
-            "TF_USE_LEGACY_KERAS",
-            f"TF_USE_LEGACY_KERAS={value} makes tf.keras Keras 2, whose models `import keras` doesn't take",
-            "unset TF_USE_LEGACY_KERAS",
-        )
-
-
 def _visible(situation: Situation) -> Iterator[Finding]:
     value = situation.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -92,26 +82,22 @@ def _visible(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _growth(situation: Situation) -> Iterator[Finding]:
-    value = situation.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
-    if value is not None:
-        yield warning(
-            "TF_FORCE_GPU_ALLOW_GROWTH",
-            f"TF_FORCE_GPU_ALLOW_GROWTH={value} decides over what --memory and tf.config say",
-            "unset TF_FORCE_GPU_ALLOW_GROWTH",
-        )
-
-
-def _threads(situation: Situation) -> Iterator[Finding]:
-    cores = situation.inventory.cores
+def _variables(situation: Situation) -> Iterator[Finding]:
+    """Yields a warning for each variable that TensorFlow obeys, and that should be unset."""
+    environ, cores = situation.environ, situation.inventory.cores
+    wrong = {}
+    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        wrong["TF_USE_LEGACY_KERAS"] = " makes tf.keras Keras 2, whose models `import keras` doesn't take"
+    if "TF_FORCE_GPU_ALLOW_GROWTH" in environ:
+        wrong["TF_FORCE_GPU_ALLOW_GROWTH"] = " decides over what --memory and tf.config say"
     for name in _THREADS:
-        value = situation.environ.get(name, "").strip()
-        if not value:
-            continue
-        if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) == 0:
-            yield warning(name, f"{name}={value} is no number of threads", f"unset {name}")
-        elif int(value) < cores:
-            yield warning(name, f"{name}={value}, and there are {cores} cores: some will idle", f"unset {name}")
+        value = environ.get(name, "").strip()
+        if value and (not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) == 0):
+            wrong[name] = " is no number of threads"
+        elif value and int(value) < cores:
+            wrong[name] = f", and there are {cores} cores: some will idle"
+    for name, why in wrong.items():
+        yield warning(name, f"{name}={environ[name]}{why}", f"unset {name}")
 
 
 def _cluster(situation: Situation) -> Iterator[Finding]:

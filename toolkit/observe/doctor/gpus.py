@@ -154,7 +154,7 @@ def _seen(situation: Situation) -> Iterator[Finding]:
         expected = shown(situation.environ, situation.inventory)
         count = len(situation.inventory.gpus) if expected is None else len(expected)
     except DeviceError:
-        return  # `environment` has said it.
+        return  # `environment` has a finding about it.
     try:
         done = subprocess.run(
             [sys.executable, "-c", _SEEN],

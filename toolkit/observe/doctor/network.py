@@ -70,8 +70,8 @@ def _elsewhere(task: str, host: str, port: int) -> Finding:
     except ConnectionRefusedError:
         return ok(task, f"{host} is reached; nobody listens on port {port} yet")
     except TimeoutError:
-        said = f"{host} doesn't answer on port {port} within {_SECONDS:g} s"
-        return failure(task, said, f"ping -c1 {host}; open port {port} in its firewall to the hosts of the cluster")
+        found = f"{host} doesn't answer on port {port} within {_SECONDS:g} s"
+        return failure(task, found, f"ping -c1 {host}; open port {port} in its firewall to the hosts of the cluster")
     except OSError as error:
         unreachable = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
         reason = "there is no route to it" if unreachable else (error.strerror or str(error)).lower()

@@ -74,8 +74,8 @@ def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: i
                 process.kill()
                 process.wait()
     if process.returncode:
-        said = [line for line in text.splitlines() if "rror" in line] or text.splitlines() or ["it said nothing"]
-        return f"it ended with exit code {process.returncode}: {said[-1].strip()}"
+        lines = [line for line in text.splitlines() if "rror" in line] or text.splitlines() or ["it said nothing"]
+        return f"it ended with exit code {process.returncode}: {lines[-1].strip()}"
     try:
         return json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -22,7 +22,8 @@ def place(model: keras.Model, rule: Rule) -> keras.Model:
     """Returns the model with its layers' variables and operations on the devices that a rule gives them.
 
     Weights are those of `model`, which stays as it is. What goes from a layer to one on another device is copied there
-    by TensorFlow. The layers run one after another, as their inputs allow; it is memory that is shared out, not time.
+    by TensorFlow. The layers run one after another, as their inputs allow: the devices share the memory that the model
+    needs, and save no time.
 
     Args:
         model: Built; functional or Sequential. A model in it is placed as one layer.

@@ -1,4 +1,4 @@
-"""Hooks of TensorFlow that are not public; `tests/placement/test_recording.py` fails when upstream changes them."""
+"""Hooks of TensorFlow that are not public; `test_recording.py` of their tests fails when upstream changes them."""
 
 import contextlib
 from collections.abc import Iterator

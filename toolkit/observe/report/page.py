@@ -90,20 +90,20 @@ def render(runs: Sequence[RunData]) -> str:
 def _sentences(run: RunData, *, several: bool) -> list[str]:
     """Returns in words what the figures come to."""
     head = f"{run.name}: " if several else ""
-    said = []
+    found = []
     if run.summary.get("emulated"):
-        said.append(
+        found.append(
             f"{head}CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs."
         )
     step = run.summary.get("step")
     if isinstance(step, dict) and step.get("milliseconds"):
         shares = {part: step.get(part, 0) / step["milliseconds"] for part in ("compute", "communication", "input")}
-        said.append(
+        found.append(
             f"{head}Of a step's {step['milliseconds']:.1f} ms (mean of {step.get('steps')} early steps), "
             f"{shares['compute']:.0%} is computing, {shares['communication']:.0%} communication not hidden behind it, "
             f"{shares['input']:.0%} waiting for input."
         )
-    return said
+    return found
 
 
 def _facts(runs: Sequence[RunData]) -> Iterator[tuple[str, list[str]]]:
@@ -148,13 +148,13 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
     rows = [row for row in run.summary.get("parallelism") or () if isinstance(row, dict)]
     if rows:
         found.append(_plan(rows, f"Ways to divide the layers{of}"))
-    said = run.summary.get("parameter_servers")
-    if isinstance(said, dict):
-        scalars = [(key.replace("_", " "), _shown("", value)) for key, value in said.items() if _is_scalar(value)]
+    counted = run.summary.get("parameter_servers")
+    if isinstance(counted, dict):
+        scalars = [(key.replace("_", " "), _shown("", value)) for key, value in counted.items() if _is_scalar(value)]
         counts = [
             (f"{key.replace('_', ' ')}, {name}", _shown("", value))
             for key in ("steps_by_worker", "bytes_by_task")
-            for name, value in (said.get(key) or {}).items()
+            for name, value in (counted.get(key) or {}).items()
         ]
         found.append(_Table(title=f"Parameter servers{of}", headings=("", ""), rows=[*scalars, *counts]))
     for title, table in (("Epochs", run.history), ("Evaluations", run.evaluation)):

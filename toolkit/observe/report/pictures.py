@@ -209,17 +209,17 @@ def _timeline(runs: Sequence[RunData]) -> Picture | None:
 def _staleness(runs: Sequence[RunData]) -> Picture | None:
     counted = []
     for run in runs:
-        said = run.summary.get("parameter_servers")
-        histogram = said.get("staleness") if isinstance(said, dict) else None
+        facts = run.summary.get("parameter_servers")
+        histogram = facts.get("staleness") if isinstance(facts, dict) else None
         if isinstance(histogram, dict) and histogram:
-            counted.append((run.name, {int(late): int(number) for late, number in histogram.items()}))
+            counted.append((run.name, {int(updates): int(count) for updates, count in histogram.items()}))
     if not counted:
         return None
 
     def plot(axes: Any) -> None:
         width = 0.8 / len(counted)
         for number, (name, histogram) in enumerate(counted):
-            at = [late + (number - (len(counted) - 1) / 2) * width for late in histogram]
+            at = [updates + (number - (len(counted) - 1) / 2) * width for updates in histogram]
             axes.bar(
                 at,
                 list(histogram.values()),
@@ -235,7 +235,7 @@ def _staleness(runs: Sequence[RunData]) -> Picture | None:
             axes.legend(fontsize=8)
 
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{n} late by {late}" for late, n in sorted(h.items())) for name, h in counted
+        f"{name}: " + ", ".join(f"{n} of {updates} updates" for updates, n in sorted(h.items())) for name, h in counted
     )
     return _picture("Staleness of gradients", f"{words}.", plot)
 

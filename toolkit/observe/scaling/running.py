@@ -91,12 +91,12 @@ class ScalingRequest:
         return any(flag.lstrip("-").partition("=")[0] == name for flag in self.flags)
 
 
-def measure(request: ScalingRequest, *, tell: Callable[[str], None]) -> list[Size]:
+def measure(request: ScalingRequest, *, show: Callable[[str], None]) -> list[Size]:
     """Runs the recipe at every size, round after round, and returns what was measured.
 
     Args:
         request: The recipe and the sizes.
-        tell: Called with a line before each run.
+        show: Called with a line before each run.
 
     Raises:
         RequestError: The recipe can't be run so; its own message is shown.
@@ -108,7 +108,7 @@ def measure(request: ScalingRequest, *, tell: Callable[[str], None]) -> list[Siz
     for number in range(request.rounds):
         for replicas in request.replicas:
             where = f", round {number + 1} of {request.rounds}" if request.rounds > 1 else ""
-            tell(f"{replicas} {'replica' if replicas == 1 else 'replicas'}{where}")
+            show(f"{replicas} {'replica' if replicas == 1 else 'replicas'}{where}")
             summary = _run(request, replicas, number, None if batch is None else round(batch * replicas))
             if request.weak and batch is None:
                 batch = summary["global_batch_size"] / replicas
@@ -169,7 +169,7 @@ def _run(request: ScalingRequest, replicas: int, number: int, batch: int | None)
 
 
 def _finished(command: list[str], out: Any) -> int:
-    """Runs a program; a signal to this process is handed on, and waited for."""
+    """Runs a program, and returns its exit code; a signal to this process ends it, and is then raised."""
     with signals.recorded() as received:
         process = subprocess.Popen(
             command,
@@ -207,12 +207,12 @@ def _ends_with(parent: int) -> Callable[[], None]:
 def _failure(request: ScalingRequest, replicas: int, code: int, log: pathlib.Path) -> ToolkitError:
     text = redaction.masked(log.read_text(errors="replace"), os.environ)
     lines = [line for line in text.splitlines() if line.strip()]
-    said = next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), "")
-    if code == RequestError.exit_code and said:
-        other = " Or give --kind=workers." if request.kind == "mirrored" and "toolkit launch" in said else ""
+    message = next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), "")
+    if code == RequestError.exit_code and message:
+        other = " Or give --kind=workers." if request.kind == "mirrored" and "toolkit launch" in message else ""
         return RequestError(
             asked=f"{request.module} is to run with {replicas} replicas",
-            found=f"it says: {said.rstrip('.')}",
+            found=f"it says: {message.rstrip('.')}",
             remedy=f"Its output is in {log}.{other}".rstrip("."),
         )
     if lines and "No module named" in lines[-1]:

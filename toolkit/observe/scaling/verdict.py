@@ -95,13 +95,13 @@ def verdict(sizes: Sequence[Size], *, weak: bool) -> list[str]:
         weak: Whether each replica's batch was kept, rather than the global batch.
     """
     if share_cores(sizes):
-        said = [
+        sentences = [
             "These replicas share the same CPU cores: the figures show that it runs, and nothing of how it would "
             "scale. Measure it with a GPU for each replica, or with a host for each (--kind=workers)."
         ]
     else:
-        said = [*_speed(sizes, weak=weak), *_bound(sizes[-1])]
-    return [*said, *([_batch(sizes, weak=weak)] if len(sizes) > 1 else [])]
+        sentences = [*_speed(sizes, weak=weak), *_bound(sizes[-1])]
+    return [*sentences, *([_batch(sizes, weak=weak)] if len(sizes) > 1 else [])]
 
 
 def _speed(sizes: Sequence[Size], *, weak: bool) -> Iterator[str]:
