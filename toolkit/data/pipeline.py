@@ -193,13 +193,12 @@ class Batches:
         """Returns one worker's shares, for its replicas in turn."""
         import tensorflow as tf
 
-        workers = context.num_input_pipelines
-        local = self.replicas // workers
-        # In the order in which `predict` puts the replicas' results together again.
-        parts = [make(replica * workers + context.input_pipeline_id, self.replicas) for replica in range(local)]
-        if local == 1:
+        from toolkit.strategies.sharing import shares_of_worker
+
+        parts = [make(share, self.replicas) for share in shares_of_worker(context)]
+        if len(parts) == 1:
             return parts[0]
-        return _stated(tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.range(local).repeat()))
+        return _stated(tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.range(len(parts)).repeat()))
 
 
 def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":

@@ -111,15 +111,12 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 return JoinedDataset(self, theirs) if keras else theirs
             own = sharing.shares(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
-        count = self.num_replicas_in_sync
-        workers = count // local
-
-        def mine(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # In the order in which `predict` puts the replicas' results together again.
-            indices = [replica * workers + context.input_pipeline_id for replica in range(local)]
-            return sharing.shares(dataset, indices=indices, count=count)
-
-        shared = self.distribute_datasets_from_function(mine, options)
+        shared = self.distribute_datasets_from_function(
+            lambda context: sharing.shares(
+                dataset, indices=sharing.shares_of_worker(context), count=self.num_replicas_in_sync
+            ),
+            options,
+        )
         if not keras:
             return shared
         # Keras knows the length of arrays too, whose datasets don't say it.
@@ -230,6 +227,7 @@ def _wait_for_others(resolver: Any, timeout: float) -> None:
         members = _cluster.Cluster(jobs)
         task = _cluster.Task(resolver.task_type, resolver.task_id)
         _cluster.check_proxies(members, os.environ)
+        # No arguments are compared: scripts of old tutorials have the worker's index in their flags.
         program = _cluster.describe_program(
             getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["is_batched", "row_range", "shares"]
+__all__ = ["is_batched", "row_range", "shares", "shares_of_worker"]
 
 _TOO_FEW = (
     "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
@@ -21,6 +21,15 @@ def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
         shares: The number of shares.
     """
     return share * rows // shares, (share + 1) * rows // shares
+
+
+def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
+    """Returns which replicas' shares a worker reads, for its replicas in turn.
+
+    It is the order in which `predict` puts the replicas' results together again.
+    """
+    workers = context.num_input_pipelines
+    return [n * workers + context.input_pipeline_id for n in range(context.num_replicas_in_sync // workers)]
 
 
 def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf.data.Dataset:
