@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _names(environ: Mapping[str, str], inventory: "Inventory") -> tuple[dict[int, str], str]:
-    """TensorFlow's names, and what is to be said of them."""
+    """Returns TensorFlow's names of cards by nvidia-smi's numbers, and a remark where there are none."""
     try:
         names = tensorflow_names(environ, inventory)
     except DeviceError as error:

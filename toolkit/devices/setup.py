@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from toolkit.devices import inventory as _inventory
-from toolkit.devices.inventory import Inventory
+from toolkit.devices.inventory import Gpu, Inventory
 from toolkit.devices.request import MOST_EMULATED, DeviceRequest
 from toolkit.devices.visible import resolve, shown
 from toolkit.errors import DeviceError
@@ -136,8 +136,12 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
         chosen = chosen[: -(-replicas // request.split)]
     elif emulated:
         _may_emulate(request, inventory, replicas)
+    cards = _cards(physical, card_ids, inventory)
+    totals = [_total_mib(cards.get(device.name), inventory) for device in chosen]
     try:
-        _configure_tensorflow(tf, request, inventory, physical, chosen, card_ids, replicas if emulated else 1)
+        if chosen != physical:
+            tf.config.set_visible_devices(chosen, "GPU")
+        _configure_tensorflow(tf, request, chosen, totals, cpu_devices=replicas if emulated else 1)
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
             asked="devices.configure sets up TensorFlow's devices",
@@ -148,7 +152,9 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
     return Setup(
         logical_devices=tuple(f"{kind}:{i}" for i in range(replicas)),
         emulated=emulated,
-        gpus=tuple(_words(device, physical, card_ids, inventory) for device in chosen),
+        gpus=tuple(
+            f"card {cards[device.name]}" if device.name in cards else f"TensorFlow's {device.name}" for device in chosen
+        ),
         memory=str(request.amount),
         inter_op_threads=request.inter_op_threads,
         intra_op_threads=request.intra_op_threads,
@@ -215,14 +221,13 @@ def _may_emulate(request: DeviceRequest, inventory: Inventory, replicas: int) ->
         )
 
 
-def _configure_tensorflow(tf, request, inventory, physical, chosen, card_ids, cpu_devices: int) -> None:
-    if chosen != physical:
-        tf.config.set_visible_devices(chosen, "GPU")
-    for device in chosen:
+def _configure_tensorflow(tf, request: DeviceRequest, gpus: list, totals: list, *, cpu_devices: int) -> None:
+    """Sets memory, logical devices and threads; `totals` are the MiB of each GPU, None where they aren't known."""
+    for device, total in zip(gpus, totals, strict=True):
         if request.amount.growth:
             tf.config.experimental.set_memory_growth(device, True)
             continue
-        limit = request.amount.per_logical_device(_total_mib(device, physical, card_ids, inventory), request.split)
+        limit = request.amount.per_logical_device(total, request.split)
         if limit is not None:
             one = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
             tf.config.set_logical_device_configuration(device, [one] * request.split)
@@ -237,25 +242,18 @@ def _configure_tensorflow(tf, request, inventory, physical, chosen, card_ids, cp
     tf.debugging.set_log_device_placement(request.log_placement)
 
 
-def _card(device, physical: list, card_ids: tuple[str, ...] | None, inventory: Inventory):
-    """Returns the inventory's GPU behind TensorFlow's physical device, None where that isn't known."""
-    position = physical.index(device)
-    if card_ids is None or position >= len(card_ids):
-        return None
-    return next((gpu for gpu in inventory.gpus if str(gpu.index) == card_ids[position]), None)
+def _cards(physical: list, card_ids: tuple[str, ...] | None, inventory: Inventory) -> dict[str, Gpu]:
+    """Returns the card behind each of TensorFlow's physical GPUs, by the latter's name, where that is known."""
+    by_id = {str(gpu.index): gpu for gpu in inventory.gpus}
+    pairs = zip(physical, card_ids or (), strict=False)
+    return {device.name: by_id[identity] for device, identity in pairs if identity in by_id}
 
 
-def _total_mib(device, physical, card_ids, inventory) -> int | None:
-    card = _card(device, physical, card_ids, inventory)
+def _total_mib(card: Gpu | None, inventory: Inventory) -> int | None:
     if card is not None:
         return card.memory_mib
     totals = {gpu.memory_mib for gpu in inventory.gpus if not gpu.mig_uuids}
     return totals.pop() if len(totals) == 1 else None  # All cards alike: which one it is doesn't matter.
-
-
-def _words(device, physical, card_ids, inventory) -> str:
-    card = _card(device, physical, card_ids, inventory)
-    return f"card {card}" if card is not None else f"TensorFlow's {device.name}"
 
 
 def _fixed(tf) -> str:
