@@ -12,7 +12,7 @@ from toolkit.cluster import Task
 from toolkit.errors import LaunchError
 from toolkit.launch.backends import ssh
 from toolkit.launch.backends.ssh import assignment, wire
-from toolkit.launch.backends.ssh.connection import ssh as ssh_command
+from toolkit.launch.backends.ssh.programs import ssh as ssh_command
 from toolkit.launch.backends.ssh.start import _Launch
 
 

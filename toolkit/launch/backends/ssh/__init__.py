@@ -2,9 +2,9 @@
 
 spec        what the job is to be, checked: the hosts, and what runs there
 wire        messages between the two ends, a line of JSON each
+programs    ssh as the user has configured it, and rsync, which copies the working directory
 agent       what runs on each host: it starts that host's tasks, and ends them when this end is gone
 connection  the ssh process of one host
-copying     the working directory, copied to each host
 assignment  which task runs on which host
 host_tasks  the tasks of one host, as the launcher sees them
 attempt     one start of the job, from the first task's start to the last one's end

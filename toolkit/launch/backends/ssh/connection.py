@@ -1,7 +1,6 @@
 """The ssh process of one host."""
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -9,49 +8,11 @@ import tempfile
 import time
 from typing import Any
 
-from toolkit.errors import LaunchError
 from toolkit.launch.backends.ssh import wire
+from toolkit.launch.backends.ssh.programs import ssh
 from toolkit.launch.backends.ssh.spec import Host, SshSpec
 
-__all__ = ["Connection", "address_of", "ssh"]
-
-_CONNECT = 10  # Seconds for a connection to be made.
-_ALIVE = 5  # Seconds between ssh's own signs of life.
-
-
-def ssh(spec: SshSpec) -> list[str]:
-    """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
-    own = ["-F", spec.ssh_config] if spec.ssh_config else []
-    options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
-    # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
-    every = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes", *options]
-    return ["ssh", *own, *(word for option in every for word in ("-o", option))]
-
-
-def address_of(spec: SshSpec, host: Host) -> str:
-    """Returns the name or address at which ssh reaches a host, by its configuration: other hosts are to use it, too.
-
-    Raises:
-        LaunchError: There is no ssh, or it can't read its configuration.
-    """
-    command = [*ssh(spec), "-G", "--", host.name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CONNECT, check=False)
-    except FileNotFoundError:
-        raise LaunchError(
-            asked="--hosts starts tasks by ssh",
-            found="there is no ssh on this machine",
-            remedy="Install it: sudo apt-get install openssh-client",
-        ) from None
-    except subprocess.TimeoutExpired:
-        return host.name.rpartition("@")[2]
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise LaunchError(
-            asked=f"ssh is to reach {host.name}", found=f"it says: {lines[-1]}", remedy="Mend ssh's configuration"
-        )
-    found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
-    return found[1] if found else host.name.rpartition("@")[2]
+__all__ = ["Connection"]
 
 
 class Connection:

@@ -12,9 +12,9 @@ from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import Budget, Display, Record, attempts, log_directory, new_job_id
 from toolkit.launch.backends.ssh.assignment import assign, check_addresses
 from toolkit.launch.backends.ssh.attempt import Attempt
-from toolkit.launch.backends.ssh.connection import Connection, address_of
-from toolkit.launch.backends.ssh.copying import copy
+from toolkit.launch.backends.ssh.connection import Connection
 from toolkit.launch.backends.ssh.host_tasks import HostTasks
+from toolkit.launch.backends.ssh.programs import address_of, copy
 from toolkit.launch.backends.ssh.spec import Host, SshSpec
 from toolkit.support import signals
 
