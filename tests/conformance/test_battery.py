@@ -100,7 +100,8 @@ def trained(strategy, replicas, model, optimizer, dtype):
 def test_the_numbers_are_those_of_one_device(strategy, training):
     *arguments, loss_tolerance, weight_tolerance = TRAININGS[training]
     if STRATEGIES[strategy][1] == 3:
-        loss_tolerance = max(loss_tolerance, 1e-6)  # Keras keeps the 1/3 of a loss's scale in float32.
+        # Keras keeps the 1/3 of a loss's scale in float32: losses in float64 are 3e-8 off on 3 replicas.
+        loss_tolerance = max(loss_tolerance, 1e-6)
     one = trained("one_device", 1, "plain" if arguments[0] == "sharded" else arguments[0], *arguments[1:])
     many = trained(*STRATEGIES[strategy], *arguments)
     assert np.max(np.abs(one["losses"] - many["losses"])) < loss_tolerance

@@ -140,7 +140,8 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    # What follows a -- among a module's arguments is the script's, as argparse sees it.
+    # A -- ends the REMAINDER that -m takes: argparse gives the rest of the module's arguments to the next argument,
+    # which is the script.
     return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 

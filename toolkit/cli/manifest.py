@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--user", type=int, default=1000, metavar="UID", help="that the container runs as, never 0 [1000]")
     own.add_argument("--python", default="python", metavar="PROGRAM", help="the interpreter in the image [python]")
     add_command(own)
-    own.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # From a -- among them on.
+    # A -- ends the REMAINDER that -m takes: argparse gives the rest of the module's arguments to the next argument.
+    own.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     own.set_defaults(action=_kubernetes)
 
 

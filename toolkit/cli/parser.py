@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         raise unknown("option", name, sorted(self._option_string_actions), lists=self.prog)
 
     def _check_values(self, parsed: argparse.Namespace) -> None:
-        """Refuses --name=--, of which argparse makes a list without anything in it."""
+        """Refuses --name=--, of which argparse makes a list without anything in it in some Pythons."""
         for action in self._actions:
             value = getattr(parsed, action.dest, None)
             if (

@@ -33,6 +33,7 @@ def describe_program(script: str | None, arguments: Sequence[str] | None, *, job
     if job is not None:
         described[_JOBS] = job
     if script is not None:
+        # Many a tutorial has a script for each worker, with the worker's index in its name.
         described["scripts' names"] = re.sub(r"\d+", "", pathlib.Path(script).name)
     if arguments is not None:
         described["flags"] = json.dumps(sorted(_shared(arguments)))[1:-1]

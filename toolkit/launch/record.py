@@ -47,7 +47,7 @@ def log_directory(asked: str | None, names: Sequence[str]) -> pathlib.Path:
                 raise
             return logs
         raise FileExistsError(f"{stem} is taken a thousand times")
-    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, ~nobody a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:  # A NUL raises ValueError, ~nobody RuntimeError.
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise LaunchError(
             asked=f"the tasks' logs are to go to {asked or 'a new directory under ./runs'}",

@@ -167,7 +167,7 @@ def _no_file(path: str) -> str:
         if pathlib.Path(path).is_file():
             return ""
         return "that is a directory" if pathlib.Path(path).is_dir() else "there is no such file"
-    except OSError as error:  # A name of 300 letters.
+    except OSError as error:  # is_file raises it for a name of 300 letters.
         return (error.strerror or str(error)).lower()
 
 

@@ -16,7 +16,9 @@ def trunk() -> "keras.Sequential":
     for number, filters in enumerate((32, 64, 128), start=1):
         parts += [
             layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
-            # Synchronised: the statistics are the global batch's, so the numbers don't depend on the replicas.
+            # Synchronised statistics are those of the global batch, so that the numbers don't depend on the number of
+            # replicas. TensorFlow's collectives, which sum them, keep the size of a group of devices for the process's
+            # life: training on two replicas and then on four needs two processes.
             layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
             layers.Activation("relu"),
             layers.MaxPooling2D(),

@@ -166,5 +166,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
     copy.set_weights([keras.ops.convert_to_numpy(weight) for weight in model.weights])
     for _, layer in layers_of(copy):
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:
-            layer.finalize_state()  # It computes with what it makes of its weights, which set_weights leaves as it was.
+            # A Normalization layer computes with what it has made of its weights, which neither clone_model nor
+            # set_weights takes over.
+            layer.finalize_state()
     return copy

@@ -109,7 +109,8 @@ def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """
     if processes(strategy) > 1:
         with tf.device("CPU:0"):
-            # A group of its own: it would be added into a sum in which another process still is.
+            # The barrier has a group of its own: in the group of the sums, a process that is at the barrier would have
+            # its value added into a sum in which another process still is.
             tf.raw_ops.CollectiveReduceV2(
                 input=[1.0],
                 group_size=processes(strategy),

@@ -175,8 +175,9 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
 
     No token orders it: it begins when its own input is there, beside others that wait for theirs.
-    All replicas trace the same calls in the same order, so that a count names each; TensorFlow keeps
-    the shape of what has a name, and the last batch of an epoch has another, so the size is part of it.
+    All replicas trace the same calls in the same order, so that a count identifies each. TensorFlow keeps
+    the shape of what was sent under an instance key, and the last batch of an evaluation, which is smaller,
+    would end the training with an error: so the key is made of the count and of the tensor's size.
     """
     replica_id, count = replica_id_and_count()
     if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.

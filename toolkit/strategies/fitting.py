@@ -123,7 +123,9 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        take_snapshots(variables_of(callbacks.model))  # The optimizer may have put averages in their place.
+        # `fit` puts an optimizer's averages in the place of weights after the last epoch's callbacks: what the chief
+        # alone is to save is gathered again.
+        take_snapshots(variables_of(callbacks.model))
     original(callbacks, *args, **kwargs)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False

@@ -227,7 +227,8 @@ def _wait_for_others(resolver: Any, timeout: float) -> None:
         members = _cluster.Cluster(jobs)
         task = _cluster.Task(resolver.task_type, resolver.task_id)
         _cluster.check_proxies(members, os.environ)
-        # No arguments are compared: scripts of old tutorials have the worker's index in their flags.
+        # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
+        # the worker's index in any of them.
         program = _cluster.describe_program(
             getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
         )

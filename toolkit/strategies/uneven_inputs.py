@@ -54,7 +54,9 @@ class _JoinedIterator(Iterator):
         self._begun = False
 
     def __next__(self) -> Any:
-        if not self._begun:  # Not before: Keras makes iterators that it doesn't use, and not on every worker.
+        # The workers can't ask one another when an iterator is made: Keras makes some that it doesn't use, and not on
+        # every worker.
+        if not self._begun:
             self._begun = True
             self._read_ahead()
         if not self._more:

@@ -47,7 +47,11 @@ def job_id() -> str | None:
 
 
 def attempt_id() -> str | None:
-    """Returns what all tasks of this attempt of a job share and no others do; None where nothing says it."""
+    """Returns what all tasks of this attempt of a job share and no others do; None where nothing says it.
+
+    Where each host has a launcher of its own, each gives the job another id: tasks that compared them would refuse one
+    another.
+    """
     job = job_id()
     return None if job is None or os.environ.get(PARTIAL) == "1" else f"{job}, attempt {attempt()}"
 

@@ -26,7 +26,7 @@ class Board(keras.callbacks.TensorBoard):
         def tried(*args: Any, **kwargs: Any) -> None:
             try:
                 write(*args, **kwargs)
-            except (OSError, tf.errors.OpError) as error:
+            except (OSError, tf.errors.OpError) as error:  # TensorFlow's writer raises OutOfRangeError on a full disk.
                 if not self._said:
                     reason = str(error).rpartition("}} ")[2].partition("\n")[0]
                     _LOG.warning("TensorBoard's files can't be written (%s); training goes on", reason)

@@ -205,7 +205,7 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
         },
         directory / _ARRAYS,
     )
-    files.sync(directory / _ARRAYS)
+    files.sync(directory / _ARRAYS)  # safetensors itself writes aside and renames, but doesn't sync.
     manifest = {
         "format": _FORMAT,
         "step": checkpoint.step,

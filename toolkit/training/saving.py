@@ -35,7 +35,8 @@ class Saving(keras.callbacks.Callback):
         stopping: Asked after every step.
         history: Its rows are part of a checkpoint.
         length: Of the whole training.
-        every_steps: 0 for checkpoints after epochs only.
+        every_steps: 0 for checkpoints after epochs only. Processes ask one another at a checkpoint, so the number must
+            be the same on all: it is the chief's.
         resumed: Where this process goes on.
         metrics: Running sums of the metrics there, so that the epoch's figures are the whole epoch's.
 

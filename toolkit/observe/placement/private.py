@@ -19,7 +19,8 @@ def recording() -> Iterator[list[Any]]:
     metadata: list[Any] = []
     context.enable_run_metadata()
     try:
-        context.export_run_metadata()  # What was placed before, which it keeps, is dropped so.
+        # TensorFlow keeps the graphs of whatever was placed since the last export: this one drops those of before.
+        context.export_run_metadata()
         yield metadata
         metadata.append(context.export_run_metadata())
     finally:

@@ -178,7 +178,8 @@ class Dispatcher:
         progress = self._progress
         self._lost = (progress, gone | self._lost[1] if self._lost[0] == progress else gone)
         if len(self._lost[1]) >= self.workers and time.monotonic() - progress > _NO_WORKER:
-            # TensorFlow takes one back only when all are there.
+            # A ClusterCoordinator takes lost workers back only when all of them are there: with one gone for good, it
+            # would wait for ever.
             raise TaskLost(
                 f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
                 "Start the job again, and resume."

@@ -26,7 +26,8 @@ def training(
         batch_of: Takes a step's index in the dispatch, its batch's number (int64), and the dispatch's data.
         signature: The data's specs.
         count: The number of steps. They are unrolled: the condition of a `tf.while_loop` over variables on
-            other tasks is sent to each of them in every turn, and steps then take half as long again.
+            other tasks is sent to each of them in every turn, and a step then takes half as long again
+            (3.6 against 2.5 ms, with 8 examples a step, 2 workers and 2 ps).
         only: Devices of the ps whose variables are to be updated; None for all.
 
     Returns:
@@ -119,8 +120,9 @@ def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> 
 def single_replica(strategy: Any) -> Iterator[None]:
     """While entered, a function is traced as the one replica of a step.
 
-    `strategy.run` would give the replica a thread of its own, and apply updates in another than the
-    one in which Keras knows of the step's copies: its scopes are thread-local.
+    `strategy.run` would give the replica a thread of its own, and `merge_call`, in which updates are applied, would go
+    back to the first thread. Keras's scopes are thread-local: a `StatelessScope` with the step's copies that is entered
+    in the replica's thread isn't seen in the other.
     """
     with strategy.scope(), _SingleReplica(strategy, replica_id_in_sync_group=0):
         yield

@@ -24,7 +24,7 @@ class ParameterServerOptions:
         max_staleness: The highest staleness: no gradient is applied that was computed from parameters
             which more than so many updates have changed since; None for any number. One update is a lot for
             SGD with momentum 0.9, or Adam at a high rate: even one device that applies each gradient a step
-            late learns badly.
+            late learns as badly as two workers without such a limit, and nothing is wrong with the counting.
         steps_per_dispatch: How many steps a worker is sent at once; None for what suits their length.
 
     Raises:

@@ -74,7 +74,10 @@ def _srun(given: argparse.Namespace, job: str, restarts: int) -> int:
 
 
 def _nodes_answer() -> bool:
-    """Whether a program can be run on every node of the job; Slurm itself takes minutes to miss one."""
+    """Whether a program can be run on every node of the job.
+
+    Slurm itself takes minutes to miss another node than this one: until then its failure looks like a task's.
+    """
     nodes = os.environ.get("SLURM_NNODES", "1")
     command = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "true"]
     try:

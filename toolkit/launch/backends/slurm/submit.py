@@ -110,7 +110,8 @@ def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str]
         state, code = _state(job)
         if state != before:
             show(f"launch: Slurm job {job} is {state}")
-            if before and state == "PENDING":  # Slurm lets a job that is queued again wait for two minutes.
+            if before and state == "PENDING":
+                # Slurm lets a job that is queued again wait for two minutes unless its StartTime is set.
                 subprocess.run(
                     ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False
                 )
