@@ -32,7 +32,7 @@ class DeviceRequest:
     def __post_init__(self) -> None:
         if self.gpus is not None:
             _whole("gpus", self.gpus, 1, "asks for that many replicas", "Ask for 1 or more, or leave it out for all")
-        _whole("split", self.split, 1, "cuts each GPU into that many logical devices", "Give 1 or more")
+        _whole("split", self.split, 1, "divides each GPU into that many logical devices", "Give 1 or more")
         for name in ("inter_op_threads", "intra_op_threads"):
             _whole(
                 name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice"

@@ -108,8 +108,7 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
         for column in columns:
             points = [(row["epoch"], row[column]) for row in run.history if _are_numbers(row, "epoch", column)]
             if points:
-                names = [run.name] * (len(runs) > 1 or len(columns) == 1) + [column] * (len(columns) > 1)
-                label = " ".join(names)
+                label = run.name if len(columns) == 1 else f"{run.name} {column}" if len(runs) > 1 else column
                 label = f" {label}" if label.startswith("_") else label  # Or matplotlib leaves it out.
                 lines.append((number, column.startswith("val_"), label, points))
     if not lines:
