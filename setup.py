@@ -55,6 +55,7 @@ setuptools.setup(
             "mypy>=1.15,<3",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
+            "pytest-xdist>=3.7,<4",
             "ruff>=0.9,<1",
             "types-PyYAML",
         ],

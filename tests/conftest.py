@@ -1,7 +1,9 @@
 """What every test may rely on: a clean environment, four logical CPU devices, and no process left behind."""
 
+import collections
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
+# Seconds of processor time that a test may take; several times what it should, for machines that are busy.
+SHARES = {"unmarked": 10, "slow": 60}
 _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
 
 # Started in the background by a shell, or by nohup: the programs that tests start would ignore the signal, too.
@@ -52,6 +56,19 @@ def no_process_left():
     assert not left, f"left running: {left}"
 
 
+@pytest.fixture
+def plain_starts(monkeypatch):
+    """Programs start as a user starts them, and import TensorFlow themselves."""
+    monkeypatch.setattr(preloaded, "forks", False)
+
+
+@pytest.fixture(autouse=True)
+def faults_start_plainly(request):
+    """Their figures are of what users start."""
+    if request.node.get_closest_marker("fault") or request.node.get_closest_marker("soak"):
+        request.getfixturevalue("plain_starts")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def four_devices():
     """TensorFlow in this process, with four logical CPU devices: set before any test lets it start."""
@@ -60,6 +77,30 @@ def four_devices():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     return tuple(f"CPU:{i}" for i in range(4))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fails a test that takes more than its share of the processors, its own processes' time included."""
+    before = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - before
+    share = SHARES["slow" if item.get_closest_marker("slow") else "unmarked"]
+    if seconds > share and not any(item.get_closest_marker(name) for name in ("long", "fault", "soak")):
+        pytest.fail(f"{seconds:.0f} s of processor time, of {share}: make it cheaper, or mark it slow or long")
+    return result
+
+
+def pytest_collection_modifyitems(items):
+    """Whole files with many slow tests come first, so that two processes that share the files end together."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Two, which share the files; one where seconds are measured."""
+    return 1 if re.search(r"(?<!not )\b(fault|soak)\b", config.option.markexpr) else 2
 
 
 class Recipe:

@@ -34,6 +34,7 @@ _READ_HERE = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _LONGEST = 1 << 20
 
+forks = True  # False: programs start as a user starts them.
 _server: "_Server | None" = None
 
 
@@ -42,7 +43,7 @@ class Popen(subprocess.Popen):
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
         _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rights, new_session = rest[:15]
-        plain = close_fds and not (executable or preexec_fn or pass_fds or shell)
+        plain = forks and close_fds and not (executable or preexec_fn or pass_fds or shell)
         plain = plain and rights[1:] == [None, None, None, -1] and rest[15:] in {(), (-1,)}  # No user, umask or group.
         given = dict(os.environ if env is None else env)
         server = _serving(given) if plain and _is_program(args) else None

@@ -20,7 +20,7 @@ def accuracies(text):
     return [float(found) for found in re.findall(r"^(?:worker:\d \| )?accuracy ([\d.]+)$", text, re.MULTILINE)]
 
 
-def test_it_runs_under_the_launcher_as_written(tmp_path):
+def test_it_runs_under_the_launcher_as_written(plain_starts, tmp_path):
     done = launch(tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     first, second = accuracies(done.stdout)
@@ -37,7 +37,7 @@ def test_as_is_leaves_it_alone(tmp_path):
     assert "failed first" in done.stderr
 
 
-def test_it_runs_by_hand_with_just_its_strategys_making_changed(tmp_path):
+def test_it_runs_by_hand_with_just_its_strategys_making_changed(plain_starts, tmp_path):
     text = SCRIPT.read_text()
     assert text.count(MAKING) == 1
     changed = tmp_path / "changed.py"

@@ -59,8 +59,15 @@ def same(mine, theirs, tolerance=3e-6):
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=0)
 
 
-def one_device():
-    return tf.distribute.get_strategy()
+_ALONE = {}
+
+
+def alone(optimizer=None, **extra):
+    """What plain layers on one device come to, trained once for all that is compared with it."""
+    key = (optimizer, repr(extra))
+    if key not in _ALONE:
+        _ALONE[key] = trained(tf.distribute.get_strategy(), optimizer, **extra)
+    return _ALONE[key]
 
 
 @pytest.mark.slow
@@ -68,7 +75,7 @@ def one_device():
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas])
-    same(trained(mirrored, **NETWORKS[kind]), trained(one_device()))
+    same(trained(mirrored, **NETWORKS[kind]), alone())
 
 
 OPTIMIZERS = {
@@ -90,7 +97,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     make = OPTIMIZERS[optimizer]
     gradients.adapt_optimizers()
-    same(trained(mirrored, make, **parts), trained(one_device(), make))
+    same(trained(mirrored, make, **parts), alone(make))
 
 
 @pytest.mark.slow
@@ -107,7 +114,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
 @pytest.mark.parametrize("kind", ["by outputs", "a pair"])
 def test_regularizers_and_constraints_are_of_the_whole(four_devices, kind, extra):
     mirrored = strategies.create("mirrored", devices=four_devices[:3])
-    same(trained(mirrored, **NETWORKS[kind], **extra), trained(one_device(), **extra))
+    same(trained(mirrored, **NETWORKS[kind], **extra), alone(**extra))
 
 
 def test_a_saved_model_is_whole_and_comes_back_at_another_number(four_devices, tmp_path):
@@ -154,7 +161,7 @@ def test_weights_taken_and_set_are_whole(four_devices):
 def test_activations_are_exchanged_in_16_bits_where_asked(four_devices):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     short = {"first": given(ShardedDense, exchange_dtype="bfloat16"), "second": ShardedDense}
-    seen, exact = trained(mirrored, **short), trained(one_device())
+    seen, exact = trained(mirrored, **short), alone()
     assert 1e-6 < np.max(np.abs(seen[0] - exact[0])) < 1e-2
 
 
@@ -189,4 +196,4 @@ ALL = {
 def test_every_optimizer_trains_split_layers(four_devices, optimizer):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     # A step of Lion is a sign, of Ftrl and Adadelta a quotient: rounding weighs more there.
-    same(trained(mirrored, ALL[optimizer], **PAIR), trained(one_device(), ALL[optimizer]), 3e-5)
+    same(trained(mirrored, ALL[optimizer], **PAIR), alone(ALL[optimizer]), 3e-5)
