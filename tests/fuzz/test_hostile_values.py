@@ -262,6 +262,7 @@ def made(name, values):
     return path
 
 
+@pytest.mark.slow
 def test_a_page_shows_what_a_run_says_and_obeys_none_of_it():
     hostile = [value.replace("\0", "")[:200] for value in HOSTILE.values() if value.strip()]
     harmless = [f"value{number}" for number, _ in enumerate(hostile)]

@@ -216,7 +216,10 @@ def test_a_grandchild_does_not_outlive_the_job(launcher):
 def test_a_closed_terminal_ends_the_job(launcher):
     process = launcher.start("--workers=1", body="while True: print('x' * 1000, flush=True); time.sleep(0.01)")
     process.stdout.close()  # Nobody reads any more.
-    time.sleep(1)
+    deadline = time.monotonic() + 30
+    while sum(log.stat().st_size for log in launcher.folder.glob("runs/*/worker-0.log")) < 100_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert process.poll() is None, "a reader that is gone is no reason to stop"
     process.send_signal(signal.SIGHUP)
     assert process.wait(30) == 129

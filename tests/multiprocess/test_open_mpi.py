@@ -38,6 +38,7 @@ def test_workers_by_mpirun(tmp_path):
     assert len(set(weights)) == 1
 
 
+@pytest.mark.long
 def test_chief_worker_and_ps_by_mpirun(tmp_path):
     _, summary = mpirun(tmp_path, 3, "recipes.cifar_parameter_server", TOOLKIT_TASKS="chief:1,worker:1,ps:1")
     assert summary["steps"] == 8

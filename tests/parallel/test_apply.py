@@ -48,6 +48,7 @@ def trained(model, x, y):
     return model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0).history["loss"]
 
 
+@pytest.mark.slow
 def test_a_parallel_model_trains_as_the_plain_one_and_comes_back_plain(four_devices, tmp_path):
     random = np.random.default_rng(0)
     x, y = random.random((16, 8, 8, 3), np.float32), random.random((16, 7), np.float32)
