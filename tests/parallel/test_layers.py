@@ -120,6 +120,7 @@ def test_regularizers_and_constraints_are_of_the_whole(four_devices, kind, extra
     same(trained(mirrored, **NETWORKS[kind], **extra), alone(**extra))
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_whole_and_comes_back_at_another_number(four_devices, tmp_path):
     def model_on(count):
         keras.utils.set_random_seed(3)

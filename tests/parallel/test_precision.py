@@ -29,7 +29,8 @@ def trained(strategy, policy, conv, dense):
 
 
 @pytest.mark.parametrize(
-    ("policy", "tolerance"), [("float64", 1e-6), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.005)]
+    ("policy", "tolerance"),
+    [("float64", 1e-6), ("mixed_bfloat16", 0.02), pytest.param("mixed_float16", 0.005, marks=pytest.mark.slow)],
 )
 def test_a_policy(four_devices, policy, tolerance):
     plain = trained(

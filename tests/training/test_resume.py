@@ -77,14 +77,14 @@ def undisturbed(tmp_path_factory, four_devices):
 @pytest.mark.parametrize(
     ("method", "call", "step"),
     [
-        ("on_train_batch_end", 1, 1),
-        ("on_train_batch_begin", 3, 3),
+        pytest.param("on_train_batch_end", 1, 1, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_begin", 3, 3, marks=pytest.mark.slow),
         ("on_train_batch_end", 7, 7),
-        ("on_train_batch_end", 5, 5),
-        ("on_test_batch_end", 1, 5),
-        ("on_epoch_end", 2, 10),
-        ("on_epoch_begin", 2, 6),
-        ("on_train_batch_end", 15, 15),
+        pytest.param("on_train_batch_end", 5, 5, marks=pytest.mark.slow),
+        pytest.param("on_test_batch_end", 1, 5, marks=pytest.mark.slow),
+        pytest.param("on_epoch_end", 2, 10, marks=pytest.mark.slow),
+        pytest.param("on_epoch_begin", 2, 6, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_end", 15, 15, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices, undisturbed, method, call, step):
@@ -113,6 +113,7 @@ def test_stopped_again_and_again(tmp_path, four_devices, undisturbed):
     assert same(train(tmp_path / "run", four_devices, resume=True)[0], undisturbed[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, undisturbed):
     class Die(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -127,6 +128,7 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
     assert figures(history) == figures(undisturbed[2])
 
 
+@pytest.mark.slow
 def test_a_complete_run_resumes_to_its_own_end(tmp_path, four_devices, undisturbed):
     train(tmp_path / "run", four_devices)
     weights, summary, _ = train(tmp_path / "run", four_devices, resume=True)
@@ -162,6 +164,7 @@ def test_a_disk_without_room_is_refused_before_training(tmp_path, four_devices, 
         train(tmp_path / "run", four_devices)
 
 
+@pytest.mark.slow
 def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them(tmp_path, four_devices, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
