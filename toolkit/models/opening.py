@@ -21,15 +21,19 @@ def open_model(text: str) -> "keras.Model":
 
     Args:
         text: "small_cnn" or "alexnet"; "module:function", of a function without arguments that returns a model; or the
-            path of a .keras file, which is open_model in Keras's safe mode.
+            path of a .keras file, which is opened in Keras's safe mode.
 
     Raises:
         ModelError: There is none, or it can't be had without running code of the file.
     """
     if text in NAMES:
         return build(text)
-    if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
-        return _loaded(pathlib.Path(text).expanduser())
+    try:
+        if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
+            return _loaded(pathlib.Path(text).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:  # A name of 300 letters, ~nobody, a NUL.
+        found = getattr(error, "strerror", None) or str(error)
+        raise ModelError(asked=f"model {text!r}", found=found, remedy="Give the path of a .keras file") from None
     if ":" in text:
         return _called(*text.split(":", 1))
     raise ModelError(
