@@ -89,20 +89,14 @@ def _by_hand(strategy: Any, examples: Any) -> Any:
 
 def _recipe(strategy: Any, examples: Any) -> Any:
     model = _compiled(strategy)
-    batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=_BATCH)
-    length = toolkit.training.Length(epochs=1, steps_per_epoch=_STEPS.value + 1)
+    batches = toolkit.data.Batches(
+        examples=examples, strategy=strategy, global_batch_size=_BATCH, steps_per_epoch=_STEPS.value + 1
+    )
 
     def run() -> float:
         timer = _timer()
         with tempfile.TemporaryDirectory() as folder, toolkit.training.Run(folder, recipe="benchmark") as held:
-            held.restore(model, length)
-            model.fit(
-                batches.train(),
-                steps_per_epoch=length.steps_per_epoch,
-                callbacks=[*held.callbacks(global_batch_size=_BATCH), timer],
-                shuffle=False,
-                verbose=0,
-            )
+            held.fit(model, batches, callbacks=[timer])
         return timer.seconds
 
     return run

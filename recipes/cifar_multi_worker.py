@@ -11,8 +11,6 @@ batch; gradients are summed over all replicas after each step. Or start it by ha
 Only the chief, worker:0 where there is no other, writes the run directory.
 """
 
-import os
-
 from absl import flags
 
 import toolkit
@@ -26,19 +24,13 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-    """Flags, cluster, devices, strategy, data, model, fit, summary: each a value handed to the next."""
-    toolkit.devices.restart(FLAGS.visible_devices)
-    member = toolkit.cluster.require(os.environ, file=FLAGS.cluster, task=FLAGS.task)
-    chief = member.task == member.cluster.chief
-    with toolkit.training.Run(FLAGS.run_dir, recipe="cifar_multi_worker", resume=FLAGS.resume, chief=chief) as run:
-        run.settle(model=FLAGS.model, seed=FLAGS.seed, learning_rate=FLAGS.learning_rate, dropout=FLAGS.dropout)
-
-        devices = toolkit.devices.configure(**toolkit.cli.flags.devices())
-        toolkit.cli.show_devices(devices)
+    """Devices, strategy, data, model, compile, fit."""
+    with toolkit.cli.open_run("cifar_multi_worker", needs_cluster=True) as run:
+        devices = toolkit.cli.configure_devices()
         strategy = toolkit.strategies.create(
             "multi_worker",
             devices=devices.logical_devices,
-            membership=member,
+            membership=run.membership,
             start_timeout=FLAGS.start_timeout,
             gradients=toolkit.cli.flags.gradients(),
         )
@@ -48,53 +40,27 @@ def main() -> None:
         keras.utils.set_random_seed(FLAGS.seed)
         examples = toolkit.data.load(FLAGS.data, data_dir=FLAGS.data_dir, seed=FLAGS.seed)
         batches = toolkit.data.Batches(
-            examples=examples, strategy=strategy, global_batch_size=FLAGS.global_batch_size, seed=FLAGS.seed
+            examples=examples,
+            strategy=strategy,
+            global_batch_size=FLAGS.global_batch_size,
+            seed=FLAGS.seed,
+            steps_per_epoch=FLAGS.steps_per_epoch,
         )
-        length = toolkit.training.Length(
-            epochs=FLAGS.epochs, steps_per_epoch=FLAGS.steps_per_epoch or batches.steps_per_epoch
-        )
-        run.settle(
-            dataset=examples.name,
-            fingerprint=examples.fingerprint(),
-            global_batch_size=batches.global_batch_size,
-            steps_per_epoch=length.steps_per_epoch,
-        )
-        run.compare(strategy, gradients=str(toolkit.cli.flags.gradients()))
-        run.describe(
-            strategy="multi_worker",
-            replicas=batches.replicas,
-            devices=devices.logical_devices,
-            emulated=devices.emulated,
-            cluster=member.cluster.as_dict(),
-        )
+        toolkit.cli.check_same(run, strategy)
 
         with strategy.scope():
             model = toolkit.models.build(FLAGS.model, classes=len(examples.classes), dropout=FLAGS.dropout)
             rate = toolkit.training.learning_rate(
-                FLAGS.learning_rate, global_batch_size=batches.global_batch_size, total_steps=length.total_steps
+                FLAGS.learning_rate,
+                global_batch_size=FLAGS.global_batch_size,
+                total_steps=FLAGS.epochs * batches.steps_per_epoch,
             )
             model.compile(
                 optimizer=keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )
-        run.restore(model, length)
-        model.fit(
-            batches.train(start_step=run.step),
-            initial_epoch=run.epoch,
-            epochs=length.epochs,
-            steps_per_epoch=length.steps_per_epoch,
-            validation_data=batches.test(),
-            callbacks=run.callbacks(
-                global_batch_size=batches.global_batch_size,
-                checkpoint_steps=FLAGS.checkpoint_steps,
-                profile=FLAGS.profile,
-            ),
-            shuffle=False,  # The stream is shuffled; Keras warns where it can't do that itself.
-            verbose=0,  # The run's own progress display suits a log file as well.
-        )
-        run.finish(model)
-        toolkit.observe.report.after(run)
+        run.fit(model, batches, epochs=FLAGS.epochs, validation_data=batches.test())
 
 
 if __name__ == "__main__":

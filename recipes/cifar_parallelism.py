@@ -8,8 +8,6 @@ or so: four combinations, and what a plan chooses from the speed of these device
 the start. It ends with a table of what the cost model predicted and what was measured.
 """
 
-import os
-
 from absl import flags
 
 import toolkit
@@ -17,30 +15,27 @@ import toolkit
 toolkit.cli.flags.define_shared(epochs=1, global_batch_size=64, learning_rate=0.02)
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
+toolkit.cli.flags.define_activations()
 flags.DEFINE_enum("model", "alexnet", ["small_cnn", "alexnet"], "Model.")
-flags.DEFINE_enum("activation_dtype", "float32", ["float32", "float16", "bfloat16"], "What activations travel as.")
 FLAGS = flags.FLAGS
 
-ROWS = [("replicated", "replicated"), ("replicated", "sharded"), ("sharded", "replicated"), ("sharded", "sharded")]
+WAYS = [
+    ("replicated", "replicated"),
+    ("replicated", "sharded"),
+    ("sharded", "replicated"),
+    ("sharded", "sharded"),
+    ("planned", "planned"),
+]
 
 
 def main() -> None:
-    """Flags, cluster, devices, strategy, data, measured speeds; then plan, model and fit for each row, and a table."""
-    if FLAGS.resume:
-        raise toolkit.errors.RequestError(
-            asked="--resume", found="rows are compared from their first step", remedy="Start anew"
-        )
-    toolkit.devices.restart(FLAGS.visible_devices)
-    member = toolkit.cluster.discover(os.environ, file=FLAGS.cluster, task=FLAGS.task)
-    chief = member is None or member.task == member.cluster.chief
-    with toolkit.training.Run(FLAGS.run_dir, recipe="cifar_parallelism", chief=chief) as run:
-        devices = toolkit.devices.configure(**toolkit.cli.flags.devices())
-        toolkit.cli.show_devices(devices)
-        kind = "mirrored" if member is None else "multi_worker"
+    """Devices, strategy, data; then plan, model, compile and fit for each way, and a table."""
+    with toolkit.cli.open_run("cifar_parallelism", can_resume=False) as run:
+        devices = toolkit.cli.configure_devices()
         strategy = toolkit.strategies.create(
-            kind,
+            "mirrored" if run.membership is None else "multi_worker",
             devices=devices.logical_devices,
-            membership=member,
+            membership=run.membership,
             start_timeout=FLAGS.start_timeout,
             gradients=toolkit.cli.flags.gradients(),
         )
@@ -49,77 +44,71 @@ def main() -> None:
 
         examples = toolkit.data.load(FLAGS.data, data_dir=FLAGS.data_dir, seed=FLAGS.seed)
         batches = toolkit.data.Batches(
-            examples=examples, strategy=strategy, global_batch_size=FLAGS.global_batch_size, seed=FLAGS.seed
+            examples=examples,
+            strategy=strategy,
+            global_batch_size=FLAGS.global_batch_size,
+            seed=FLAGS.seed,
+            steps_per_epoch=FLAGS.steps_per_epoch or 25,
         )
-        length = toolkit.training.Length(epochs=FLAGS.epochs, steps_per_epoch=FLAGS.steps_per_epoch or 25)
-        run.describe(
-            strategy=kind,
-            replicas=batches.replicas,
-            devices=devices.logical_devices,
-            emulated=devices.emulated,
-            dataset=examples.name,
-            global_batch_size=batches.global_batch_size,
-        )
-
-        def optimizer() -> keras.optimizers.Optimizer:
-            return keras.optimizers.SGD(FLAGS.learning_rate, momentum=0.9)
-
         keras.utils.set_random_seed(FLAGS.seed)
         plain = toolkit.models.build(FLAGS.model, classes=len(examples.classes))
-        setting = toolkit.parallel.Setting(
-            replicas=batches.replicas,
-            batch=batches.global_batch_size / batches.replicas,
-            gradient_dtype=FLAGS.gradient_dtype,
-            activation_dtype=FLAGS.activation_dtype,
-            slots=1,  # The momentum.
-        )
-        machine = toolkit.parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer())
-        costs = toolkit.parallel.costs(plain)
-
         rows: list[toolkit.parallel.Comparison] = []
-        for conv, fc in [*ROWS, ("planned", "planned")]:
-            toolkit.cli.say(f"{len(rows) + 1} of {len(ROWS) + 1}: convolutions {conv}, FC layers {fc}")
-            plan = toolkit.parallel.choose(costs, machine, setting, conv=conv, fc=fc)
+        for (conv, fc), plan in zip(WAYS, plan_all(plain, strategy, batches), strict=True):
+            toolkit.cli.say(f"{len(rows) + 1} of {len(WAYS)}: convolutions {conv}, FC layers {fc}")
             keras.utils.set_random_seed(FLAGS.seed)
             with strategy.scope():
                 model = toolkit.parallel.parallelize(plain, plan, exchange_dtype=FLAGS.activation_dtype)
-                model.compile(
-                    optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-                )
-            meter = toolkit.training.Meter(member)
-            last = conv == "planned"
-            if last:
-                run.restore(model, length)
-            history = model.fit(
-                batches.train(),
-                epochs=length.epochs,
-                steps_per_epoch=length.steps_per_epoch,
-                validation_data=batches.test() if last else None,
-                callbacks=[
-                    meter,
-                    *(
-                        run.callbacks(global_batch_size=batches.global_batch_size, profile=FLAGS.profile)
-                        if last
-                        else []
-                    ),
-                ],
-                shuffle=False,
-                verbose=0,
-            )
-            rows.append(
-                toolkit.parallel.Comparison(
-                    conv=conv,
-                    fc=fc,
-                    predicted=plan.step,
-                    measured_seconds=meter.seconds,
-                    measured_bytes=meter.received,
-                    loss=history.history["loss"][-1],
-                )
-            )
-        run.describe(parallelism=[row.as_dict() for row in rows])
-        run.finish(model)
-        toolkit.observe.report.after(run)
-        toolkit.cli.show_comparisons(rows)
+                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+                model.compile(optimizer(), loss, metrics=["accuracy"])
+            rows.append(train(run, model, batches, plan, conv, fc))
+        run.add_facts(parallelism=[row.as_dict() for row in rows])
+    toolkit.cli.show_comparisons(rows)
+
+
+def optimizer():
+    """Returns an optimizer: each model gets one of its own."""
+    import keras
+
+    return keras.optimizers.SGD(FLAGS.learning_rate, momentum=0.9)
+
+
+def plan_all(plain, strategy, batches) -> list:
+    """Measures these devices and what joins them, and returns a plan for each way."""
+    setting = toolkit.parallel.Setting(
+        replicas=batches.replicas,
+        batch=batches.global_batch_size / batches.replicas,
+        gradient_dtype=FLAGS.gradient_dtype,
+        activation_dtype=FLAGS.activation_dtype,
+        slots=1,  # The momentum.
+    )
+    machine = toolkit.parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer())
+    costs = toolkit.parallel.costs(plain)
+    return [toolkit.parallel.choose(costs, machine, setting, conv=conv, fc=fc) for conv, fc in WAYS]
+
+
+def train(run, model, batches, plan, conv: str, fc: str):
+    """Trains one way, the planned one as the run that stays, and returns its row of the table."""
+    meter = toolkit.training.Meter(run.membership)
+    if conv == "planned":
+        validation = batches.test()
+        history = run.fit(model, batches, epochs=FLAGS.epochs, validation_data=validation, callbacks=[meter])
+    else:
+        history = model.fit(
+            batches.train(),
+            epochs=FLAGS.epochs,
+            steps_per_epoch=batches.steps_per_epoch,
+            callbacks=[meter],
+            shuffle=False,
+            verbose=0,
+        )
+    return toolkit.parallel.Comparison(
+        conv=conv,
+        fc=fc,
+        predicted=plan.step,
+        measured_seconds=meter.seconds,
+        measured_bytes=meter.received,
+        loss=history.history["loss"][-1],
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ ToolkitError
     DeviceError              GPUs, memory, threads, or set-up came too late
     StrategyError            strategy unknown, or not possible here
     DataError                data directory, archive, batch size
-    ModelError               model unknown
+    ModelError               model unknown, or not built
     LaunchError              what to launch is not clear, or not possible
     RunDirectoryError        run directory not usable, or another run's
       CheckpointError        nothing to resume, damaged, or another model's
@@ -104,8 +104,11 @@ class CheckpointError(RunDirectoryError):
     """There is no checkpoint that this run can resume from."""
 
 
-class StoppedBySignal(ToolkitError):
-    """The run received a signal to stop; `step` is that of the checkpoint it wrote then, None if it wrote none."""
+class StoppedBySignal(ToolkitError, SystemExit):
+    """The run received a signal to stop; `step` is that of the checkpoint it wrote then, None if it wrote none.
+
+    It is a SystemExit too: a script that does not catch it ends with 128 + the number, and without a traceback.
+    """
 
     def __init__(self, number: int, *, step: int | None) -> None:
         name = _signal.Signals(number).name
@@ -115,7 +118,7 @@ class StoppedBySignal(ToolkitError):
         super().__init__(f"Stopped by {name} {where}.")
         self.number = number
         self.step = step
-        self.exit_code = 128 + number
+        self.exit_code = self.code = 128 + number
 
 
 class JobStopped(ToolkitError):

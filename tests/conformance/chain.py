@@ -23,28 +23,20 @@ def main():
     replicas, epochs, directory, out = sys.argv[1:5]
     member = toolkit.cluster.discover(os.environ)
     chief = member is None or member.task == member.cluster.chief
-    with toolkit.training.Run(directory, recipe="chain", resume=pathlib.Path(directory).exists(), chief=chief) as run:
-        run.settle(optimizer="adamw")
+    resume = pathlib.Path(directory).exists()
+    with toolkit.training.Run(directory, recipe="chain", resume=resume, chief=chief, checkpoint_steps=4) as run:
+        run.record_config(optimizer="adamw")
         devices = toolkit.devices.configure(gpus=int(replicas), emulate="always")
         strategy = toolkit.strategies.create("auto", devices=devices.logical_devices, membership=member)
         examples = toolkit.data.shapes.load(train=600, test=203)
-        batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
-        model = train.compiled(strategy, "sharded", "adamw")
-        length = toolkit.training.Length(epochs=int(epochs), steps_per_epoch=STEPS)
-        run.restore(model, length)
-        model.fit(
-            batches.train(start_step=run.step),
-            initial_epoch=run.epoch,
-            epochs=length.epochs,
-            steps_per_epoch=STEPS,
-            callbacks=run.callbacks(global_batch_size=train.BATCH, checkpoint_steps=4),
-            verbose=0,
-            shuffle=False,
+        batches = toolkit.data.Batches(
+            examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2, steps_per_epoch=STEPS
         )
-        run.finish(model)
+        model = train.compiled(strategy, "sharded", "adamw")
+        run.fit(model, batches, epochs=int(epochs))
         if chief:
-            weights = keras.models.load_model(run.directory.model).get_weights()
-            with open(run.directory.history) as file:
+            weights = keras.models.load_model(run.path / "model.keras").get_weights()
+            with open(run.path / "history.csv") as file:
                 np.savez(out, *weights, losses=[float(row["loss"]) for row in csv.DictReader(file)])
 
 

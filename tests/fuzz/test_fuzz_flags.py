@@ -110,8 +110,7 @@ def test_any_flags_of_a_recipe(recipe, arguments):
         program._parse(["program", *arguments])
         DeviceRequest(**toolkit.cli.flags.devices())
         toolkit.cli.flags.parameter_servers()
-        values = flags.FLAGS
-        toolkit.training.Length(epochs=values.epochs, steps_per_epoch=values.steps_per_epoch or 1)
+        assert flags.FLAGS.epochs > 0
 
 
 LAUNCH = (

@@ -63,7 +63,7 @@ def sound(tmp_path_factory):
     """A small run as it ought to be."""
     path = tmp_path_factory.mktemp("sound") / "run"
     directory = RunDirectory(path, recipe="mine")
-    directory.settle({"model": "small", "seed": 1})
+    directory.record_config({"model": "small", "seed": 1})
     store = CheckpointStore(directory.checkpoints)
     for step in (3, 6):
         arrays = {"weight": np.arange(step, dtype=np.float32)}
@@ -201,7 +201,7 @@ def test_a_run_that_is_to_go_on(sound, done, resume):
         with answered():
             directory = RunDirectory(path, recipe="mine", resume=resume)
             try:
-                directory.settle({"model": "small", "seed": 1})
+                directory.record_config({"model": "small", "seed": 1})
                 directory.check_space(1000)
             finally:
                 directory.close()
@@ -283,6 +283,6 @@ def test_a_run_directory_of_an_odd_name(name, resume, tmp_path, monkeypatch):
     monkeypatch.chdir("in")
     with answered():
         directory = RunDirectory(name, recipe="mine", resume=resume)
-        directory.settle({"model": name})
+        directory.record_config({"model": name})
         directory.close()
         assert json.loads((directory.path / "run.json").read_text())["config"] == {"model": name}

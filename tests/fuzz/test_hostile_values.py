@@ -291,17 +291,17 @@ def test_a_page_shows_what_a_run_says_and_obeys_none_of_it():
 def test_a_run_directory_of_any_name_is_used_or_refused(value):
     with refused():
         directory = RunDirectory(value, recipe="mine")
-        directory.settle({"note": value})
+        directory.record_config({"note": value})
         store = CheckpointStore(directory.checkpoints)
         store.save(Checkpoint(step=1, arrays={"a": np.zeros(2)}, metadata={"note": "x"}))
         directory.close()
         (directory.path / "history.csv").write_text("epoch\n1\n")
         again = RunDirectory(value, recipe="mine", resume=True)
-        again.settle({"note": value})
+        again.record_config({"note": value})
         again.close()
         assert store.load().step == 1
         assert report.write([value]).exists()
-        assert choose("mine", under=pathlib.Path(value)).parent == pathlib.Path(value)
+        assert choose(None, recipe="mine", under=pathlib.Path(value))[0].parent == pathlib.Path(value)
         return
     assert value in (HOSTILE["NUL"], HOSTILE["long"], HOSTILE["no text"])
 

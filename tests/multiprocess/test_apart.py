@@ -13,35 +13,27 @@ import json, os, sys
 import toolkit
 from toolkit.cli.ending import exit_code
 from toolkit.errors import CheckpointError, Diverged
-from toolkit.training import CheckpointStore, Length, Run, state
+from toolkit.training import CheckpointStore, Run, state
 toolkit.cli.log.show()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")
 import keras, numpy as np
-length = Length(epochs=3, steps_per_epoch=4)
 x = np.random.default_rng(0).normal(size=(12 * 8, 4)).astype("float32")
 x[4 * 8 + 7] = np.nan  # In the fifth batch, of the second replica's share.
 
 
 def train(resume, **settled):
-    with Run("run", recipe="test", resume=resume, chief=me == 0) as run:
-        run.settle(**settled)
-        run.compare(strategy)
+    # Which steps checkpoints are written after is the chief's to say.
+    with Run("run", recipe="test", resume=resume, chief=me == 0, checkpoint_steps=2 + me) as run:
+        run.record_config(**settled)
+        run.check_same(strategy)
         keras.utils.set_random_seed(1)
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
             model.compile("adam", "mse")
-        run.restore(model, length)
-        data = toolkit_data(run.step)
-        # Which steps checkpoints are written after is the chief's to say.
-        callbacks = run.callbacks(global_batch_size=8, checkpoint_steps=2 + me)
-        model.fit(data, initial_epoch=run.epoch, epochs=3, steps_per_epoch=4, callbacks=callbacks, verbose=0)
-
-
-def toolkit_data(step):
-    import tensorflow as tf
-    whole = tf.data.Dataset.from_tensor_slices((x, x[:, :1] * 0)).batch(8, drop_remainder=True)
-    return whole.repeat().skip(step)
+        import tensorflow as tf
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] * 0)).batch(8, drop_remainder=True).repeat()
+        run.fit(model, data, epochs=3, steps_per_epoch=4)
 
 
 try:

@@ -21,8 +21,8 @@ OTHERS = {
 }  # fmt: skip
 SUMMARY = {
     "recipe", "strategy", "replicas", "devices", "emulated", "dataset", "global_batch_size", "epochs", "steps",
-    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "wall_seconds",
-    "resumed_from_step", "versions",
+    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "examples_per_second",
+    "loss", "accuracy", "val_loss", "val_accuracy", "wall_seconds", "resumed_from_step", "versions",
 }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_both_workers_end_with_the_same_weights_and_metrics(undisturbed):
     assert sorted(number for number, _ in hashes) == ["0", "1"]
     assert hashes[0][1] == hashes[1][1]
     assert summary(run)["weights_sha256"].startswith(hashes[0][1])
-    epochs = re.findall(r"worker:\d \| epoch 2/2: (.*?), [\d,]+ images", out)
+    epochs = re.findall(r"worker:\d \| epoch 2/2: (.*?), [\d,]+ examples", out)
     assert len(epochs) == 2
     # A worker that isn't chief keeps its history to itself: written to os.devnull, as root, it took that file's place.
     assert pathlib.Path(os.devnull).is_char_device()

@@ -88,7 +88,7 @@ def test_errors_and_messages_show_none(secret, capsys):
 def test_a_run_directory_holds_none_and_can_be_resumed(secret, tmp_path):
     for resume in (False, True):
         directory = RunDirectory(tmp_path / "run", recipe="mine", resume=resume)
-        directory.settle({"data": f"http://{secret}@host"})
+        directory.record_config({"data": f"http://{secret}@host"})
         (directory.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
         directory.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"] == {"data": "http://***@host"}

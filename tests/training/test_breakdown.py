@@ -11,6 +11,7 @@ from toolkit import strategies
 from toolkit.training import breakdown
 from toolkit.training.position import Position
 from toolkit.training.profiling import Profiling
+from toolkit.training.tracker import Tracker
 
 MS = 10**9  # Picoseconds.
 
@@ -75,14 +76,15 @@ def test_intervals_are_those_of_sets(one, other):
     assert breakdown._length(left) == len(points(left))
 
 
-def trained(tmp_path, devices, *, steps=0, keep=False, length=20, batches=20):
+def trained(tmp_path, devices, *, steps=0, keep=False, batches=20):
     strategy = strategies.create("auto", devices=devices)
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    profiling = Profiling(steps=steps, keep=tmp_path if keep else None, resumed=Position(), steps_per_epoch=length)
+    tracker = Tracker(epochs=1, resumed=Position())
+    profiling = Profiling(steps=steps, keep=tmp_path if keep else None, tracker=tracker)
     data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1)))).repeat()
-    model.fit(data, steps_per_epoch=batches, epochs=1, callbacks=[profiling], verbose=0, shuffle=False)
+    model.fit(data, steps_per_epoch=batches, epochs=1, callbacks=[tracker, profiling], verbose=0, shuffle=False)
     return profiling.breakdown
 
 
@@ -104,7 +106,7 @@ def test_one_that_is_asked_for_is_kept_for_tensorboard(tmp_path, four_devices):
 
 
 def test_too_few_steps_give_none(tmp_path, four_devices):
-    assert trained(tmp_path, four_devices[:1], length=8, batches=8) is None
+    assert trained(tmp_path, four_devices[:1], batches=8) is None
 
 
 def test_somebody_elses_profile_goes_on(tmp_path, four_devices):

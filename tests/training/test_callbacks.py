@@ -1,4 +1,5 @@
 import io
+import random
 import signal
 
 import keras
@@ -6,32 +7,47 @@ import numpy as np
 import pytest
 import rich
 import rich.console
+import tensorflow as tf
 
 from toolkit.errors import RequestError, StoppedBySignal
-from toolkit.training import Length, learning_rate, signals
+from toolkit.training import Run, learning_rate, signals
 from toolkit.training.position import Position
 from toolkit.training.progress import ProgressDisplay
 from toolkit.training.throughput import Throughput
+from toolkit.training.tracker import Tracker
 
 
 def test_throughput_leaves_out_the_warm_up_and_steps_passed_over(monkeypatch):
     clock = iter(np.arange(0.0, 1000.0, 0.5))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    measured = Throughput(100, resumed=Position(epoch=0, batch=4))
-    measured.on_epoch_begin(0)
-    for batch in range(4):
-        measured.on_train_batch_end(batch)
-    for batch in range(4, 14):
-        measured.on_train_batch_end(batch)
-    assert measured.images_per_second is None
-    measured.on_train_batch_end(14)
-    measured.on_train_batch_end(15)
-    assert measured.images_per_second == 200
-    measured.on_epoch_begin(1)
-    measured.on_train_batch_end(0)
-    assert measured.epoch_images_per_second is None
-    measured.on_train_batch_end(2)  # Two steps in one call.
-    assert measured.epoch_images_per_second == 400
+    tracker = Tracker(epochs=2, resumed=Position(step=4, epoch=0, batch=4))
+    measured = Throughput(100, tracker=tracker)
+
+    def step(first, last=None):
+        for callback in (tracker, measured):
+            callback.on_train_batch_begin(first)
+        for callback in (tracker, measured):
+            callback.on_train_batch_end(first if last is None else last)
+
+    def begin(epoch):
+        for callback in (tracker, measured):
+            callback.on_epoch_begin(epoch)
+
+    begin(0)
+    for batch in range(14):
+        step(batch)
+    assert measured.examples_per_second is None
+    step(14)
+    step(15)
+    assert measured.examples_per_second == 200
+    assert tracker.position == Position(step=16, epoch=0, batch=16)
+    tracker.on_epoch_end(0)
+    begin(1)
+    step(0)
+    assert measured.epoch_examples_per_second is None
+    step(1, 2)  # Two steps in one call.
+    assert measured.epoch_examples_per_second == 400
+    assert tracker.position == Position(step=19, epoch=1, batch=3)
 
 
 @pytest.mark.parametrize(("terminal", "width"), [(True, 80), (False, 80)])
@@ -41,8 +57,10 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     monkeypatch.setattr(rich, "get_console", lambda: console)
     monkeypatch.setattr("toolkit.training.progress._BAR_SECONDS", 0)
     monkeypatch.setattr("toolkit.training.progress._LINE_SECONDS", 0)
-    length = Length(epochs=2, steps_per_epoch=3)
-    display = ProgressDisplay(length=length, throughput=Throughput(8, resumed=Position()))
+    tracker = Tracker(epochs=2, resumed=Position())
+    tracker.set_params({"steps": 3})
+    tracker.on_train_begin()
+    display = ProgressDisplay(tracker=tracker, throughput=Throughput(8, tracker=tracker))
     display.on_epoch_begin(0)
     display.on_train_batch_end(0, {"loss": 1.25, "accuracy": 0.5})
     display.on_test_begin()
@@ -74,10 +92,24 @@ def test_a_rate_that_is_none(arguments):
         learning_rate(given.pop("rate"), **given)
 
 
-@pytest.mark.parametrize("arguments", [{"epochs": 0, "steps_per_epoch": 5}, {"epochs": 1, "steps_per_epoch": 0}])
-def test_a_training_has_a_length(arguments):
-    with pytest.raises(RequestError, match="least is 1"):
-        Length(**arguments)
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [({"epochs": 0}, "epochs=1 or more"), ({"epochs": 1, "initial_epoch": 2}, "leave initial_epoch out")],
+)
+def test_arguments_of_fit_that_make_no_training(tmp_path, arguments, word):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with Run(tmp_path / "run", recipe="test") as run, pytest.raises(RequestError, match=word):
+        run.fit(model, np.ones((8, 2)), np.ones((8, 1)), **arguments)
+
+
+def test_a_run_holds_one_training(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with Run(tmp_path / "run", recipe="test") as run:
+        run.fit(model, np.ones((8, 2)), np.ones((8, 1)))
+        with pytest.raises(RequestError, match="holds one training"):
+            run.fit(model, np.ones((8, 2)), np.ones((8, 1)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -111,3 +143,113 @@ def test_an_ignored_signal_stays_ignored():
 
 def test_keras_still_has_the_hooks_that_a_resumed_epoch_needs():
     assert isinstance(keras.Sequential([keras.layers.Dense(1)]).metrics_variables, list)
+
+
+class Counting(keras.callbacks.Callback):
+    """As users write them: plain counters, an array, and something that no file can hold."""
+
+    def __init__(self, odd=None):
+        super().__init__()
+        self.seen, self.best, self.history, self.weights = 0, float("inf"), [], np.zeros(2)
+        self.options = {"names": ("a", "b"), "rate": None}
+        self.odd = odd
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        self.best = min(self.best, logs["loss"])
+        self.history.append(logs["loss"])
+        self.weights = self.weights + 1
+        if self.odd is not None:
+            self.odd.add(epoch)
+
+
+class StopAfterEpoch(keras.callbacks.Callback):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch + 1 == self.number:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def trained(folder, *callbacks, resume=False, epochs=6):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.random.default_rng(0).normal(size=(16, 2))
+    with Run(folder, recipe="test", resume=resume) as run:
+        run.fit(model, x, x[:, :1] + 1, epochs=epochs, validation_data=(x, -x[:, :1] - 1), callbacks=list(callbacks))
+        return model.get_weights(), run.summary
+
+
+def made(folder, odd=None):
+    return [
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1),
+        keras.callbacks.ModelCheckpoint(str(folder / "best.weights.h5"), save_best_only=True, save_weights_only=True),
+        Counting(odd),
+    ]
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_callbacks_count_on_where_they_were(tmp_path, stopped):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    whole = made(tmp_path / "a")
+    weights, summary = trained(tmp_path / "a/run", *whole)
+    assert 1 < summary["epochs"] < 6, "it is to stop early, or nothing is shown"
+    if stopped < summary["epochs"]:
+        with pytest.raises(StoppedBySignal):
+            trained(tmp_path / "b/run", *made(tmp_path / "b"), StopAfterEpoch(stopped))
+    else:
+        trained(tmp_path / "b/run", *made(tmp_path / "b"), StopAfterEpoch(99))
+    resumed = made(tmp_path / "b")
+    again, more = trained(tmp_path / "b/run", *resumed, StopAfterEpoch(99), resume=True)
+    assert more["epochs"] == summary["epochs"]
+    assert all(np.array_equal(one, other) for one, other in zip(weights, again, strict=True))
+    early, plateau, best, counting = zip(whole, resumed, strict=True)
+    assert [each.best for each in early] == [early[0].best] * 2
+    assert [each.wait for each in early] == [early[0].wait] * 2
+    assert [each.cooldown_counter for each in plateau] == [plateau[0].cooldown_counter] * 2
+    assert best[0].best == best[1].best
+    assert vars(counting[0]).keys() == vars(counting[1]).keys()
+    assert counting[0].history == counting[1].history
+    assert counting[1].options == {"names": ("a", "b"), "rate": None}
+    assert isinstance(counting[1].options["names"], tuple)
+    assert np.array_equal(counting[0].weights, counting[1].weights)
+
+
+def test_a_callback_whose_state_can_not_be_saved_is_named_once(tmp_path, caplog):
+    trained(tmp_path / "run", Counting(odd=set()), epochs=3)
+    assert caplog.text.count("Counting keeps set in odd, which can't be saved") == 1
+
+
+def test_other_callbacks_than_before_are_said(tmp_path, caplog):
+    with pytest.raises(StoppedBySignal):
+        trained(tmp_path / "run", Counting(), StopAfterEpoch(1), epochs=2)
+    trained(tmp_path / "run", StopAfterEpoch(99), Counting(), epochs=2, resume=True)
+    assert "callbacks Counting, StopAfterEpoch and goes on with StopAfterEpoch, Counting" in caplog.text
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path):
+    class Draw(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            generator = tf.random.get_global_generator()
+            self.drawn.append((random.random(), float(np.random.normal()), float(generator.normal(()))))
+
+    def once(name, *more, resume=False):
+        tf.random.set_global_generator(tf.random.Generator.from_seed(7))
+        draw = Draw()
+        trained(tmp_path / name, draw, *more, resume=resume, epochs=4)
+        return draw.drawn
+
+    whole = once("a", StopAfterEpoch(99))
+    with pytest.raises(StoppedBySignal):
+        once("b", StopAfterEpoch(2))
+    assert once("b", StopAfterEpoch(99), resume=True) == whole
+    assert len(set(whole)) == 4

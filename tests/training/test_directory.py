@@ -12,7 +12,7 @@ from toolkit.training.directory import RunDirectory, choose
 def earlier(tmp_path):
     """A run directory with a run in it."""
     directory = RunDirectory(tmp_path / "run", recipe="mine")
-    directory.settle({"model": "small_cnn", "seed": 1})
+    directory.record_config({"model": "small_cnn", "seed": 1})
     (directory.checkpoints / "step-00000010").mkdir(parents=True)
     directory.close()
     return directory.path
@@ -96,9 +96,9 @@ def test_a_run_killed_in_its_first_checkpoint_starts_anew_and_has_nothing_to_res
 
 def test_resume_with_what_it_was_started_with(earlier):
     directory = RunDirectory(earlier, recipe="mine", resume=True)
-    directory.settle({"model": "small_cnn"})
+    directory.record_config({"model": "small_cnn"})
     with pytest.raises(CheckpointError, match="model=alexnet.*started with model=small_cnn"):
-        directory.settle({"model": "alexnet", "seed": 1})
+        directory.record_config({"model": "alexnet", "seed": 1})
     directory.close()
 
 
@@ -133,6 +133,6 @@ def test_resume_without_a_name_takes_the_newest(tmp_path):
     for name in ("mine-20260101-000000", "mine-20260102-000000", "other-20260103-000000"):
         (tmp_path / name / "checkpoints" / "step-00000010").mkdir(parents=True)
     (tmp_path / "mine-20260104-000000").mkdir()
-    assert choose("mine", resume=True, under=tmp_path).name == "mine-20260102-000000"
+    assert choose(None, recipe="mine", resume=True, under=tmp_path)[0].name == "mine-20260102-000000"
     with pytest.raises(CheckpointError, match="no run of third"):
-        choose("third", resume=True, under=tmp_path)
+        choose(None, recipe="third", resume=True, under=tmp_path)

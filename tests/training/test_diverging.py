@@ -1,6 +1,7 @@
 """Training that ends in NaN keeps its good checkpoints, ends, and says so."""
 
 import io
+import itertools
 import json
 import sys
 
@@ -9,42 +10,27 @@ import numpy as np
 import pytest
 
 from toolkit.errors import CheckpointsFailing, Diverged
-from toolkit.training import Checkpoint, CheckpointStore, Length, Run
+from toolkit.training import Checkpoint, CheckpointStore, Run
 
-LENGTH = Length(epochs=4, steps_per_epoch=3)
+EPOCHS, STEPS = 4, 3
 
 
 def train(directory, data, *, resume=False, every=0, extra=()):
-    with Run(directory, recipe="test", resume=resume) as run:
+    with Run(directory, recipe="test", resume=resume, checkpoint_steps=every) as run:
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("adam", "mse")
-        run.restore(model, LENGTH)
-        callbacks = run.callbacks(global_batch_size=4, checkpoint_steps=every)
-        model.fit(
-            data(run.step),
-            initial_epoch=run.epoch,
-            epochs=LENGTH.epochs,
-            steps_per_epoch=LENGTH.steps_per_epoch,
-            callbacks=[*extra, *callbacks],
-            verbose=0,
-            shuffle=False,
-        )
-        return run.finish(model)
+        run.fit(model, data, epochs=EPOCHS, steps_per_epoch=STEPS, callbacks=extra)
+        return run.summary
 
 
 def batches(*, bad=()):
-    """Batches from a step on, some of which hold a NaN."""
-
-    def start(step):
-        while True:
-            step += 1
-            x = np.random.default_rng(step).normal(size=(4, 2))
-            if step in bad:
-                x[1, 1] = np.nan
-            yield x, np.ones((4, 1))
-
-    return start
+    """Batches without end, some of which hold a NaN."""
+    for step in itertools.count(1):
+        x = np.random.default_rng(step).normal(size=(4, 2))
+        if step in bad:
+            x[1, 1] = np.nan
+        yield x, np.ones((4, 1))
 
 
 @pytest.mark.parametrize(("every", "noticed", "good"), [(0, 6, 3), (2, 6, 4)])

@@ -10,10 +10,10 @@ import pytest
 from toolkit import models, strategies
 from toolkit.data import Batches, shapes
 from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
-from toolkit.training import Length, Run, state
+from toolkit.training import Run, state
 from toolkit.training.directory import RunDirectory
 
-LENGTH = Length(epochs=3, steps_per_epoch=5)
+EPOCHS, STEPS = 3, 5
 EXAMPLES = shapes.load(train=320, test=45)
 
 
@@ -34,9 +34,9 @@ class StopAt(keras.callbacks.Callback):
 
 def train(directory, four_devices, *, resume=False, extra=(), replicas=1, checkpoint_steps=0, model="small_cnn"):
     strategy = strategies.create("mirrored", devices=four_devices[:replicas])
-    batches = Batches(examples=EXAMPLES, strategy=strategy, global_batch_size=64, seed=4)
-    with Run(directory, recipe="test", resume=resume) as run:
-        run.settle(model=model)
+    batches = Batches(examples=EXAMPLES, strategy=strategy, global_batch_size=64, seed=4, steps_per_epoch=STEPS)
+    with Run(directory, recipe="test", resume=resume, checkpoint_steps=checkpoint_steps) as run:
+        run.record_config(model=model)
         keras.utils.set_random_seed(6)
         with strategy.scope():
             built = models.build("small_cnn", dropout=0.3, classes=10 if model == "small_cnn" else 11)
@@ -45,19 +45,8 @@ def train(directory, four_devices, *, resume=False, extra=(), replicas=1, checkp
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )
-        run.restore(built, LENGTH)
-        built.fit(
-            batches.train(run.step),
-            initial_epoch=run.epoch,
-            epochs=LENGTH.epochs,
-            steps_per_epoch=LENGTH.steps_per_epoch,
-            validation_data=batches.test(),
-            callbacks=[*extra, *run.callbacks(global_batch_size=64, checkpoint_steps=checkpoint_steps)],
-            verbose=0,
-            shuffle=False,
-        )
-        summary = run.finish(built)
-        return state.capture(built), summary, (run.directory.history).read_text()
+        run.fit(built, batches, epochs=EPOCHS, validation_data=batches.test(), callbacks=extra)
+        return state.capture(built), run.summary, (directory / "history.csv").read_text()
 
 
 def same(one, other):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from toolkit.support import umask
-from toolkit.training import Checkpoint, CheckpointStore, Length, Run, follow
+from toolkit.training import Checkpoint, CheckpointStore, Run, follow
 from toolkit.training.directory import RunDirectory
 
 
@@ -35,17 +35,15 @@ def looser_than(folder, forbidden):
 def test_a_whole_run(tmp_path, mask, forbidden):
     with masked(mask):
         with Run(tmp_path / "above" / "run", recipe="test") as run:
-            run.settle(seed=1)
+            run.record_config(seed=1)
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
-            run.restore(model, Length(epochs=1, steps_per_epoch=2))
-            model.fit(np.ones((8, 2)), np.ones((8, 1)), 4, callbacks=run.callbacks(global_batch_size=4), verbose=0)
-            run.finish(model)
+            run.fit(model, np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
         data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1))))
         evaluating = keras.models.clone_model(model)
         evaluating.compile("sgd", "mse")
-        os.utime(run.directory.summary, (2**33, 2**33))  # As if the run ended while the evaluator follows.
-        follow(run.directory.path, evaluating, data, recipe="test")
+        os.utime(run.path / "summary.json", (2**33, 2**33))  # As if the run ended while the evaluator follows.
+        follow(run.path, evaluating, data, recipe="test")
     names = {path.name for path in (tmp_path / "above" / "run").rglob("*")}
     assert {"model.keras", "summary.json", "history.csv", "manifest.json", "evaluation.csv", "train"} <= names
     assert looser_than(tmp_path / "above", forbidden) == []

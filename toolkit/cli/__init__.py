@@ -6,6 +6,7 @@ log        the toolkit's messages on the console
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
+recipe     what every recipe does with its flags before its strategy and after training
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
@@ -23,6 +24,19 @@ from toolkit.cli import flags
 from toolkit.cli.log import say, show_devices, show_variables
 from toolkit.cli.plan_table import show_comparisons
 from toolkit.cli.program import run
+from toolkit.cli.recipe import check_same, configure_devices, open_run
 from toolkit.cli.tables import check_chart, show_seconds
 
-__all__ = ["check_chart", "flags", "run", "say", "show_comparisons", "show_devices", "show_seconds", "show_variables"]
+__all__ = [
+    "check_chart",
+    "check_same",
+    "configure_devices",
+    "flags",
+    "open_run",
+    "run",
+    "say",
+    "show_comparisons",
+    "show_devices",
+    "show_seconds",
+    "show_variables",
+]

@@ -12,6 +12,7 @@ from toolkit.strategies.parameter_servers import ParameterServerOptions
 from toolkit.strategies.parameter_servers.options import PLACEMENTS
 
 __all__ = [
+    "define_activations",
     "define_cluster",
     "define_gradients",
     "define_parameter_servers",
@@ -109,6 +110,11 @@ def devices_only() -> None:
     )
     flags.DEFINE_boolean("soft_placement", True, "Let an operation without a kernel for its device run elsewhere.")
     flags.DEFINE_boolean("log_placement", False, "Log where each operation runs.")
+
+
+def define_activations() -> None:
+    """Defines the flag that says how activations are exchanged between the shards of a layer."""
+    flags.DEFINE_enum("activation_dtype", "float32", list(DTYPES), "Communication dtype of activations.")
 
 
 def devices() -> dict:

@@ -33,6 +33,8 @@ class Batches:
         global_batch_size: Examples per step, over all replicas.
         seed: Of the shuffle and the augmentation.
         augment: Crop from a padded picture, and mirror half of them.
+        steps_per_epoch: Steps after which `fit` ends an epoch; unless given, those in which every training example is
+            seen at most once. The remainder sits that pass out.
 
     Raises:
         DataError: The batch is not positive, larger than the training set, or can't be shared
@@ -44,6 +46,7 @@ class Batches:
     global_batch_size: int
     seed: int = 0
     augment: bool = True
+    steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
         size, replicas, count = self.global_batch_size, self.replicas, len(self.examples.train_labels)
@@ -63,6 +66,7 @@ class Batches:
             fits = f"{below} or {above}" if below else f"{above}"
             raise DataError(asked=asked, found=f"{replicas} replicas can't share that equally", remedy=f"Give {fits}")
         evaluation_batch_size(len(self.examples.test_labels), size, replicas)
+        object.__setattr__(self, "steps_per_epoch", self.steps_per_epoch or self._steps_per_pass)
 
     @property
     def replicas(self) -> int:
@@ -70,9 +74,16 @@ class Batches:
         return self.strategy.num_replicas_in_sync
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which every training example is seen at most once; the remainder sits that epoch out."""
+    def _steps_per_pass(self) -> int:
         return len(self.examples.train_labels) // self.global_batch_size
+
+    def config(self) -> dict[str, Any]:
+        """Returns what must not change between start and resume, as values that JSON can hold."""
+        return {
+            "dataset": self.examples.name,
+            "fingerprint": self.examples.fingerprint(),
+            "global_batch_size": self.global_batch_size,
+        }
 
     def train(self, start_step: int = 0) -> Any:
         """Returns an endless distributed stream of training batches, to be given to `fit`.
@@ -120,7 +131,7 @@ class Batches:
 
         from toolkit.strategies.sharing import row_range
 
-        size, steps, count = self.global_batch_size, self.steps_per_epoch, len(self.examples.train_labels)
+        size, steps, count = self.global_batch_size, self._steps_per_pass, len(self.examples.train_labels)
         mine = slice(*row_range(size, share, shares))
         images, labels = self._constants()[:2]
         seed = tf.constant(self.seed, tf.int64)

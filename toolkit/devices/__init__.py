@@ -11,7 +11,7 @@ setup       one call that configures TensorFlow and says what it did
 from toolkit.devices.inventory import Gpu, Inventory, cores, take
 from toolkit.devices.memory import Memory
 from toolkit.devices.request import DeviceRequest
-from toolkit.devices.setup import Setup, configure
+from toolkit.devices.setup import Setup, configure, emulated
 from toolkit.devices.visible import environment, resolve, restart
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Setup",
     "configure",
     "cores",
+    "emulated",
     "environment",
     "resolve",
     "restart",

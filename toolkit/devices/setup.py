@@ -14,7 +14,7 @@ from toolkit.errors import DeviceError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Setup", "configure"]
+__all__ = ["Setup", "configure", "emulated"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,11 @@ def configure(**arguments: Any) -> Setup:
     caller = sys._getframe(1)
     _done = (request, setup, f"{caller.f_code.co_filename}:{caller.f_lineno}")
     return setup
+
+
+def emulated() -> bool:
+    """Says whether logical CPU devices stand in for GPUs in this process, by what `configure` did."""
+    return _done is not None and _done[1].emulated
 
 
 def _differences(before: DeviceRequest, after: DeviceRequest) -> str:

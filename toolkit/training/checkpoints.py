@@ -31,13 +31,13 @@ from toolkit.support.files import sha256
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Checkpoint", "CheckpointStore"]
+__all__ = ["REPLACED", "Checkpoint", "CheckpointStore", "NullCheckpointStore"]
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(-end)?")
 _ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
-_WRITING, _REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
+_WRITING, REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +75,7 @@ class CheckpointStore:
         """Returns the names of the checkpoints, oldest first, damaged ones included."""
         if not self.directory.is_dir():
             return []
-        found = {entry.name.removeprefix(_REPLACED) for entry in self.directory.iterdir()}
+        found = {entry.name.removeprefix(REPLACED) for entry in self.directory.iterdir()}
         return sorted((name for name in found if _NAME.fullmatch(name)), key=_order)
 
     def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool = False) -> pathlib.Path:
@@ -88,7 +88,7 @@ class CheckpointStore:
 
         path = self.directory / f"step-{checkpoint.step:08d}{'-end' if end_of_epoch else ''}"
         aside = self.directory / f"{_WRITING}{path.name}"
-        replaced = self.directory / f"{_REPLACED}{path.name}"
+        replaced = self.directory / f"{REPLACED}{path.name}"
         try:
             with umask.guarded():
                 files.make_directory(self.directory)
@@ -148,19 +148,19 @@ class CheckpointStore:
 
     def _place(self, name: str) -> pathlib.Path:
         """Where a checkpoint is: one that was to be replaced when the process was killed is aside."""
-        path, replaced = self.directory / name, self.directory / f"{_REPLACED}{name}"
+        path, replaced = self.directory / name, self.directory / f"{REPLACED}{name}"
         return replaced if replaced.exists() and not path.exists() else path
 
     def _tidy(self) -> None:
         """Removes what is no checkpoint, or has been replaced by one."""
         for entry in self.directory.iterdir():
             left = entry.name.startswith((_WRITING, _REMOVING))
-            if left or (entry.name.startswith(_REPLACED) and self._place(entry.name[len(_REPLACED) :]) != entry):
+            if left or (entry.name.startswith(REPLACED) and self._place(entry.name[len(REPLACED) :]) != entry):
                 _remove(entry)
 
     def _forget(self, path: pathlib.Path) -> None:
         """Removes a checkpoint: at once by its name, so that no moment shows half of it."""
-        for each in (path.with_name(f"{_REPLACED}{path.name}"), path):
+        for each in (path.with_name(f"{REPLACED}{path.name}"), path):
             if each.exists():
                 removing = path.with_name(f"{_REMOVING}{path.name}")
                 _remove(removing)
@@ -170,12 +170,21 @@ class CheckpointStore:
                     _LOG.warning("%s can't be removed", each)
 
     def _set_aside(self, path: pathlib.Path) -> None:
-        aside = path.with_name(f"damaged-{path.name.removeprefix(_REPLACED)}")
+        aside = path.with_name(f"damaged-{path.name.removeprefix(REPLACED)}")
         _remove(aside)
         try:
             path.rename(aside)
         except OSError:  # A read-only disk: the damaged one stays, and is found damaged again.
             _LOG.warning("%s can't be renamed", path)
+
+
+class NullCheckpointStore:
+    """Takes the place of the store in a process that isn't chief: the chief's may be on another host."""
+
+    directory = "the chief's run directory"
+
+    def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool) -> None:
+        """Leaves writing to the chief."""
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -233,7 +242,7 @@ def _read(directory: pathlib.Path) -> Checkpoint:
             raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
         arrays = load_file(directory / _ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
-        if manifest["step"] != _order(directory.name.removeprefix(_REPLACED))[0]:
+        if manifest["step"] != _order(directory.name.removeprefix(REPLACED))[0]:
             raise _Damaged(f"{_MANIFEST} is that of step {manifest['step']}")
         return Checkpoint(step=manifest["step"], arrays=arrays, metadata=dict(manifest["metadata"]))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:

@@ -15,40 +15,63 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
+from toolkit.training.checkpoints import REPLACED
 
-__all__ = ["RunDirectory", "choose", "expanded"]
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded"]
 
 _ASKED = "run_dir={} is where this run writes"
 
 
-def choose(recipe: str, *, resume: bool = False, under: str | os.PathLike = "runs") -> pathlib.Path:
-    """Returns a run directory for a run that names none: a new one, or on resume this recipe's newest.
+def choose(
+    directory: str | os.PathLike | None,
+    *,
+    recipe: str,
+    resume: bool | Literal["auto"] = False,
+    under: str | os.PathLike = "runs",
+) -> tuple[pathlib.Path, bool]:
+    """Returns the run directory of a run, and whether it goes on with what is there.
 
-    All tasks of a launched job, and what is started again in their place, get the same new one.
+    Args:
+        directory: As the user names it; None for a new one, or on resume this recipe's newest. All tasks of a launched
+            job, and what is started again in their place, get the same new one.
+        recipe: Name of the program.
+        resume: "auto" goes on where there is something to go on with. A job that its launcher has started again does
+            so too.
+        under: Where directories are made and looked for that nobody has named.
 
     Raises:
-        CheckpointError: `resume`, and there is none.
+        CheckpointError: `resume` without a directory, and there is no run of this recipe.
+        RunDirectoryError: The name is no path.
     """
-    under = pathlib.Path(under)
-    if not resume:
-        return under / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
-    earlier = sorted(path for path in under.glob(f"{recipe}-*") if _held(path / "checkpoints"))
-    if not earlier:
-        raise CheckpointError(
-            asked="resume without a run_dir goes on with the newest run",
-            found=f"there is no run of {recipe} with a checkpoint under {under.absolute()}",
-            remedy="Name its directory with run_dir, or leave resume out",
-        )
-    return earlier[-1]
+    if directory is not None:
+        path = expanded(directory)
+    else:
+        earlier = sorted(path for path in pathlib.Path(under).glob(f"{recipe}-*") if _held(path / "checkpoints"))
+        new = pathlib.Path(under) / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
+        if resume is True and not earlier:
+            raise CheckpointError(
+                asked="resume without a run_dir goes on with the newest run",
+                found=f"there is no run of {recipe} with a checkpoint under {pathlib.Path(under).absolute()}",
+                remedy="Name its directory with run_dir, or leave resume out",
+            )
+        path = earlier[-1] if resume and earlier else new
+    if resume == "auto" or (not resume and status.restarted()):
+        return path, _held(path / "checkpoints")
+    return path, bool(resume)
 
 
 def _held(checkpoints: pathlib.Path) -> bool:
     """Whether there is a checkpoint, damaged ones included, but not what a killed process had only begun to write."""
-    return checkpoints.is_dir() and any(not entry.name.startswith(".") for entry in checkpoints.iterdir())
+    if not checkpoints.is_dir():
+        return False
+    return any(entry.name.startswith(REPLACED) or not entry.name.startswith(".") for entry in checkpoints.iterdir())
 
 
 def expanded(path: str | os.PathLike) -> pathlib.Path:
@@ -112,7 +135,7 @@ class RunDirectory:
             self.close()
             raise
 
-    def settle(self, config: Mapping[str, Any]) -> None:
+    def record_config(self, config: Mapping[str, Any]) -> None:
         """Records what must not change between start and resume, or on resume holds it against the record.
 
         Args:
@@ -138,6 +161,17 @@ class RunDirectory:
                 + ", ".join(f"{name}={self._config.get(name)}" for name in names),
                 remedy="Resume with what the run was started with, or start a new run in another directory",
             )
+
+    def write_model(self, model: "keras.Model") -> None:
+        """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
+        with files.replacing(self.model, name=".writing.keras") as aside:  # Keras tells the format by the name's end.
+            model.save(aside)
+            files.sync(aside)
+        files.sync(self.path)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes the summary without the secrets of the environment; an OSError leaves an earlier one untouched."""
+        files.write_json(self.summary, redaction.masked_all(dict(summary), os.environ))
 
     def close(self) -> None:
         """Lets another process use the directory."""
@@ -237,3 +271,25 @@ class RunDirectory:
         }
         found, remedy = reasons.get(error.errno or 0, (f"{error.strerror or error}", "Name another directory"))
         return RunDirectoryError(asked=_ASKED.format(self.path), found=found, remedy=remedy)
+
+
+class NullRunDirectory:
+    """Takes the place of the run directory in a process that isn't chief: only the chief touches it."""
+
+    path = "the chief's run directory"
+    history = tensorboard = None
+
+    def record_config(self, config: Mapping[str, Any]) -> None:
+        """Leaves the record, and the comparison with it, to the chief."""
+
+    def check_space(self, checkpoint_bytes: int) -> None:
+        """Leaves the disk to the chief."""
+
+    def write_model(self, model: "keras.Model") -> None:
+        """Leaves the model to the chief."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Leaves the summary to the chief."""
+
+    def close(self) -> None:
+        """Does nothing: no directory is held."""

@@ -45,7 +45,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
             found="nothing says where they are",
             remedy="Name the chief's --run_dir, on a disk that both see",
         )
-    path = choose(recipe) if directory is None else pathlib.Path(directory).expanduser()
+    path, _ = choose(directory, recipe=recipe, resume=False)
     store = CheckpointStore(path / "checkpoints")
     rows = _Rows(path / "evaluation.csv")
     began = time.time()

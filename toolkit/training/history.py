@@ -1,7 +1,6 @@
 """history.csv: one row per epoch, whole at any moment."""
 
 import logging
-import os
 import pathlib
 import time
 from typing import Any
@@ -10,6 +9,7 @@ import keras
 
 from toolkit.support import files
 from toolkit.training.throughput import Throughput
+from toolkit.training.tracker import Tracker
 
 __all__ = ["History"]
 
@@ -22,33 +22,35 @@ class History(keras.callbacks.Callback):
     Args:
         path: The CSV file; None for rows that are only kept.
         rows: Rows of epochs that earlier processes of this run have done.
-        steps_per_epoch: Training steps in an epoch.
-        throughput: Where images per second are measured.
+        tracker: Where training stands.
+        throughput: Where examples per second are measured.
     """
 
     def __init__(
-        self, path: str | os.PathLike | None, rows: list[dict], *, steps_per_epoch: int, throughput: Throughput
+        self, path: pathlib.Path | None, rows: list[dict], *, tracker: Tracker, throughput: Throughput
     ) -> None:
         super().__init__()
-        self.path = None if path is None else pathlib.Path(path)
+        self.path = path
         self.rows = list(rows)
-        self.steps_per_epoch = steps_per_epoch
+        self.tracker = tracker
         self.throughput = throughput
-        self._began = 0.0
+        self._epoch_start = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._write()  # An interrupted run may have left rows of epochs that are now done again.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._began = time.monotonic()
+        self._epoch_start = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        rate = self.throughput.epoch_images_per_second
-        row: dict[str, Any] = {"epoch": epoch + 1, "step": (epoch + 1) * self.steps_per_epoch}
+        rate = self.throughput.epoch_examples_per_second
+        row: dict[str, Any] = {"epoch": epoch + 1, "step": self.tracker.position.step}
         row.update({name: float(value) for name, value in (logs or {}).items()})
-        row["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        row["images_per_second"] = round(rate, 1) if rate else None
-        row["seconds"] = round(time.monotonic() - self._began, 3)
+        optimizer = getattr(self.model, "optimizer", None)  # A model with two keeps them under other names.
+        if optimizer is not None:
+            row["learning_rate"] = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        row["images_per_second"] = row["examples_per_second"] = round(rate, 1) if rate else None
+        row["seconds"] = round(time.monotonic() - self._epoch_start, 3)
         self.rows.append(row)
         self._write()
 

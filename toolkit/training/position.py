@@ -7,8 +7,9 @@ __all__ = ["Position"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position:
-    """`epoch` whole epochs, and `batch` steps of the next one."""
+    """Training stands after `step` steps in all: `epoch` whole epochs, and `batch` steps of the next one."""
 
+    step: int = 0
     epoch: int = 0
     batch: int = 0
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.training.breakdown import STEP, Breakdown, read
-from toolkit.training.position import Position
+from toolkit.training.tracker import Tracker
 
 __all__ = ["Profiling"]
 
@@ -26,17 +26,14 @@ class Profiling(keras.callbacks.Callback):
     Args:
         steps: How many; 0 for five, of which only the breakdown is kept.
         keep: Where the profile is to stay, for `tensorboard --logdir`; None for nowhere.
-        resumed: Where this process goes on; steps before it are passed over.
-        steps_per_epoch: A profile doesn't go across the end of an epoch.
+        tracker: Where training stands. A profile doesn't go across the end of an epoch.
     """
 
-    def __init__(self, *, steps: int, keep: pathlib.Path | None, resumed: Position, steps_per_epoch: int) -> None:
+    def __init__(self, *, steps: int, keep: pathlib.Path | None, tracker: Tracker) -> None:
         super().__init__()
         self._steps = steps or _STEPS
         self._keep = keep if steps else None
-        self._resumed = resumed
-        self._length = steps_per_epoch
-        self._epoch = 0
+        self._tracker = tracker
         self._seen = self._done = 0
         self._over = False
         self._trace: Any = None
@@ -58,15 +55,13 @@ class Profiling(keras.callbacks.Callback):
                 shutil.rmtree(self._directory, ignore_errors=True)
                 self._directory = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
-
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._over or self._resumed.already_did(self._epoch, batch):
+        if self._over or self._tracker.passing_over:
             return
         self._seen += 1
         if self._directory is None:
-            if self._seen <= _FIRST or batch + self._steps > self._length:
+            length = self._tracker.steps_per_epoch
+            if self._seen <= _FIRST or (length is not None and batch + self._steps > length):
                 return
             self._start()
         if not self._over:
@@ -85,9 +80,9 @@ class Profiling(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         if self._keep is not None and self._directory is None and not self._over:
             _LOG.warning(
-                "No profile: %d steps were asked for, and an epoch of %d has too few after the first %d",
+                "No profile: %d steps were asked for, and an epoch of %s has too few after the first %d",
                 self._steps,
-                self._length,
+                self._tracker.steps_per_epoch,
                 _FIRST,
             )
         self.close()

@@ -7,8 +7,8 @@ import keras
 import rich
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from toolkit.training.length import Length
 from toolkit.training.throughput import Throughput
+from toolkit.training.tracker import Tracker
 
 __all__ = ["ProgressDisplay"]
 
@@ -20,27 +20,25 @@ class ProgressDisplay(keras.callbacks.Callback):
     """Shows each epoch while it runs, and one line that stays when it has ended.
 
     Args:
-        length: Of the whole training.
-        throughput: Where images per second are measured.
+        tracker: Where training stands.
+        throughput: Where examples per second are measured.
         bar: Whether a terminal gets a bar that moves. Of several processes on one terminal, as under mpirun, one has
             it.
     """
 
-    def __init__(self, *, length: Length, throughput: Throughput, bar: bool = True) -> None:
+    def __init__(self, *, tracker: Tracker, throughput: Throughput, bar: bool = True) -> None:
         super().__init__()
-        self.epochs = length.epochs
-        self.steps_per_epoch = length.steps_per_epoch
+        self.tracker = tracker
+        self.epochs = tracker.epochs
         self.throughput = throughput
         self._console = rich.get_console()
         self._moves = bar and self._console.is_terminal
         self._bar: Progress | None = None
         self._task: Any = None
-        self._epoch = 0
-        self._began = self._shown = 0.0
+        self._epoch_start = self._shown = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
-        self._began = self._shown = time.monotonic()
+        self._epoch_start = self._shown = time.monotonic()
         if self._moves:
             self._bar = Progress(
                 TextColumn(f"epoch {epoch + 1}/{self.epochs}"),
@@ -53,7 +51,7 @@ class ProgressDisplay(keras.callbacks.Callback):
                 auto_refresh=False,
                 expand=True,
             )
-            self._task = self._bar.add_task("", total=self.steps_per_epoch)
+            self._task = self._bar.add_task("", total=self.tracker.steps_per_epoch)
             self._bar.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -64,17 +62,19 @@ class ProgressDisplay(keras.callbacks.Callback):
         if self._bar:
             self._bar.update(self._task, completed=batch + 1, description=_words(logs), refresh=True)
         else:
-            self._say(f"epoch {self._epoch + 1}/{self.epochs}, step {batch + 1}/{self.steps_per_epoch}: {_words(logs)}")
+            steps = f"/{self.tracker.steps_per_epoch}" if self.tracker.steps_per_epoch else ""
+            self._say(f"epoch {self.tracker.epoch + 1}/{self.epochs}, step {batch + 1}{steps}: {_words(logs)}")
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=self.steps_per_epoch, description="evaluating", refresh=True)
+            self._bar.update(self._task, completed=self.tracker.steps_per_epoch, description="evaluating", refresh=True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.close()
-        rate = self.throughput.epoch_images_per_second
-        speed = f", {rate:,.0f} images/s" if rate else ""
-        self._say(f"epoch {epoch + 1}/{self.epochs}: {_words(logs)}{speed}, {time.monotonic() - self._began:.0f} s")
+        rate = self.throughput.epoch_examples_per_second
+        speed = f", {rate:,.0f} examples/s" if rate else ""
+        seconds = time.monotonic() - self._epoch_start
+        self._say(f"epoch {epoch + 1}/{self.epochs}: {_words(logs)}{speed}, {seconds:.0f} s")
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()

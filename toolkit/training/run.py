@@ -1,31 +1,30 @@
-"""A run, from its directory to its summary."""
+"""A run, from its directory to its summary: one call around `fit`."""
 
-import functools
+import contextlib
 import logging
-import math
 import os
 import pathlib
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from toolkit import strategies
-from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
-from toolkit.support import files, redaction, status, umask
-from toolkit.training import state
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore
-from toolkit.training.comparing import compare, compare_restored
-from toolkit.training.directory import RunDirectory, choose, expanded
-from toolkit.training.elsewhere import DirectoryElsewhere, NoCheckpoints
-from toolkit.training.handing import chiefs_choice, chiefs_number, hand_over, together
-from toolkit.training.length import Length
-from toolkit.training.position import Position
+from toolkit import cluster, devices, strategies
+from toolkit.errors import Diverged, RequestError, StoppedBySignal, ToolkitError
+from toolkit.support import umask
+from toolkit.training import restoring, state
+from toolkit.training.checkpoints import CheckpointStore, NullCheckpointStore
+from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.signals import StopSignals
-from toolkit.training.stopping import Stopping
-from toolkit.training.summary import closing, command, versions
+from toolkit.training.summary import figures, last_line, provenance
+from toolkit.training.together import broadcast_number, check_same
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
+    from toolkit.cluster import Membership
+    from toolkit.training.watching import Watching
 
 __all__ = ["Run"]
 
@@ -33,83 +32,94 @@ _LOG = logging.getLogger(__name__)
 
 
 class Run:
-    """Holds a run directory, resumes from it, and gives `fit` its callbacks.
+    """Holds a run directory, and trains in it: stopped anywhere, it goes on to the weights of an undisturbed run.
 
-        with Run(directory, recipe="mine", resume=resume, chief=chief) as run:
-            run.settle(model="small_cnn", seed=1)
-            ...  # build and compile `model` under the strategy's scope
-            run.restore(model, length)
-            model.fit(batches.train(run.step), initial_epoch=run.epoch, epochs=length.epochs,
-                      steps_per_epoch=length.steps_per_epoch, callbacks=run.callbacks(...), verbose=0)
-            run.finish(model)
+        with toolkit.training.Run("runs/mine", resume="auto") as run:
+            strategy = toolkit.strategies.create("auto")
+            with strategy.scope():
+                model = build_model()
+                model.compile(...)
+            run.fit(model, dataset, epochs=5, validation_data=test)
 
     Args:
         directory: The run directory; None for a new one, or on resume the newest, under ./runs.
-        recipe: Name of the program.
-        resume: Go on with the run that is there. A job that its launcher has started again does so too.
-        chief: False on a worker that isn't chief: the directory is then the chief's, and is neither
-            read nor written here.
+        recipe: Name of the program; the script's own unless given.
+        resume: True to go on with the run that is there, "auto" to do so if there is one. A job that its launcher has
+            started again does so too.
+        checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
+        profile: Keep a profile of so many steps for TensorBoard; 0 for none.
+        membership: Who takes part, and who this process is; None for what the environment says.
+        chief: Whether this process writes the run directory; None for what the membership says. Any other process
+            neither reads nor writes it.
 
     Attributes:
-        step: Training steps done by earlier processes of this run.
-        epoch: Whole epochs done by them.
+        membership: As given, or found in the environment.
+        summary: What summary.json holds, once `fit` has returned.
 
     Raises:
         RunDirectoryError: The directory can't be used for this run.
         CheckpointError: There is nothing to resume.
+        ClusterError: The environment describes no usable cluster.
     """
 
     def __init__(
-        self, directory: str | os.PathLike | None, *, recipe: str, resume: bool = False, chief: bool = True
+        self,
+        directory: str | os.PathLike | None = None,
+        *,
+        recipe: str | None = None,
+        resume: bool | Literal["auto"] = False,
+        checkpoint_steps: int = 0,
+        profile: int = 0,
+        membership: "Membership | None" = None,
+        chief: bool | None = None,
     ) -> None:
-        self.directory: RunDirectory | DirectoryElsewhere = DirectoryElsewhere()
-        self.store: CheckpointStore | NoCheckpoints = NoCheckpoints()
-        if chief:
-            path = choose(recipe, resume=resume) if directory is None else directory
-            if status.restarted() and not resume:  # The job failed, and whoever started it has done so again.
-                resume = bool(CheckpointStore(expanded(path) / "checkpoints").names())
-            self.directory = RunDirectory(path, recipe=recipe, resume=resume)
-            self.store = CheckpointStore(self.directory.checkpoints)
-        self.step = 0
-        self.epoch = 0
-        self._resume = resume
-        self._summary: dict[str, Any] = {"recipe": recipe}
-        self._settled: dict[str, Any] = {"recipe": recipe}
+        recipe = recipe or pathlib.Path(sys.argv[0]).stem or "run"
+        if chief is None:
+            membership = membership or cluster.discover(os.environ)
+            chief = membership is None or membership.task == membership.cluster.chief
+        self.membership = membership
+        self.summary: dict[str, Any] = {}
+        self._asked = directory
+        self._resume = resume is True
+        self._checkpoint_steps = checkpoint_steps
+        self._profile = profile
+        self._facts: dict[str, Any] = {"recipe": recipe}
+        self._config: dict[str, Any] = {"recipe": recipe}
         self._signals = StopSignals()
-        self._guard = umask.guarded()  # TensorBoard, Keras and TensorFlow make files here too.
-        self._began = time.monotonic()
-        self._length = Length(epochs=1, steps_per_epoch=1)
-        self._resumed = Position()
-        self._metrics: dict = {}
-        self._rows: list[dict] = []
-        self._throughput: Any = None
-        self._history: Any = None
-        self._strategy: Any = None
-        self._model: Any = None
-        self._progress: Any = None
-        self._profiling: Any = None
+        self._entered = contextlib.ExitStack()
+        self._start = time.monotonic()
+        self._resumed_step: int | None = None
+        self._watching: Watching | None = None
+        self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
+        self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
+        if chief:
+            path, self._resume = choose(directory, recipe=recipe, resume=resume)
+            self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
+            self._store = CheckpointStore(self._directory.checkpoints)
 
     def __enter__(self) -> "Run":
-        self._guard.__enter__()
-        self._signals.__enter__()
+        self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow make files here too.
+        self._entered.callback(self._directory.close)
+        self._entered.enter_context(self._signals)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._profiling.close()
-        if isinstance(error, (StoppedBySignal, Diverged)) and self._history is not None:
+        if self._watching is not None:
+            self._watching.close()
+        if self._watching is not None and isinstance(error, (StoppedBySignal, Diverged)):
+            outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
-                self._write_summary(
-                    "diverged" if isinstance(error, Diverged) else "interrupted", steps=getattr(error, "step", None)
-                )
+                self._write_summary(outcome, steps=getattr(error, "step", None))
             except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
-        self._signals.__exit__()
-        self.directory.close()
-        self._guard.__exit__(None, None, None)
+        self._entered.close()
 
-    def settle(self, **config: Any) -> None:
+    @property
+    def path(self) -> pathlib.Path | None:
+        """The run directory; None in a process that isn't chief."""
+        return self._directory.path if isinstance(self._directory, RunDirectory) else None
+
+    def record_config(self, **config: Any) -> None:
         """States what must not change between start and resume; it goes into run.json and summary.json.
 
         Args:
@@ -119,18 +129,20 @@ class Run:
             CheckpointError: The run was started with other values.
             RunDirectoryError: They can't be written.
         """
-        self.directory.settle(config)
-        self._settled.update(config)
-        self._summary.update(config)
+        self._directory.record_config(config)
+        self._config.update(config)
+        self._facts.update(config)
 
-    def describe(self, **facts: Any) -> None:
-        """Adds facts, which may change on resume, to summary.json."""
-        self._summary.update(facts)
+    def add_facts(self, **facts: Any) -> None:
+        """Adds facts, which may change on resume, to summary.json; after `fit` it is written anew."""
+        self._facts.update(facts)
+        if self.summary:
+            self._write({**self.summary, **facts})
 
-    def compare(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
-        """Makes sure that all processes have settled the same, and agree on more. It is a collective.
+    def check_same(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
+        """Makes sure that all processes have recorded the same configuration, and agree on more. It is a collective.
 
-        Call it before the model is built, which different ones can't do together; `restore` compares again.
+        `fit` does so too. Call it before the model is built, where different ones couldn't even be built together.
 
         Args:
             strategy: Whose processes train together.
@@ -139,156 +151,150 @@ class Run:
         Raises:
             StrategyError: On every process, where any two differ.
         """
-        compare(strategy, {**self._settled, **facts})
+        check_same(strategy, {**self._config, **facts})
 
-    def restore(self, model: "keras.Model", length: Length) -> None:
-        """Checks that the disk has room for checkpoints, and on resume sets everything that was saved.
+    def fit(
+        self,
+        model: "keras.Model",
+        x: Any = None,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: "Sequence[keras.callbacks.Callback]" = (),
+        verbose: Any = 0,
+        **options: Any,
+    ) -> "keras.callbacks.History | None":
+        """Calls `model.fit`, and around it writes checkpoints, history, TensorBoard's files, model.keras and a summary.
 
-        Call it after `compile`, before `fit`. Where several processes train together, the chief
-        reads the checkpoint and hands it to the others.
+        A resumed run is brought to where it was stopped: model, optimizer, metrics, random states, the counters of
+        callbacks, and the place in the data. An evaluator, beside a cluster that trains, evaluates each checkpoint
+        instead.
+
+        Args:
+            model: Compiled.
+            x: What `model.fit` takes, or a `toolkit.data.Batches`.
+            y: As for `model.fit`.
+            epochs: The epochs of the whole training, those of earlier processes included.
+            steps_per_epoch: As for `model.fit`.
+            validation_data: As for `model.fit`.
+            callbacks: The user's own, in the same order whenever the run is resumed.
+            verbose: Keras's own progress bar; unless it is asked for, a display that suits a log file as well.
+            options: Whatever else `model.fit` takes, but for `initial_epoch`.
+
+        Returns:
+            What `model.fit` returns; None in an evaluator.
 
         Raises:
+            RequestError: `fit` was called before in this run, or the arguments make no training.
             RunDirectoryError: The disk is too full.
             CheckpointError: No checkpoint can be used, it is another model's, or processes restored differently.
             StrategyError: The processes are about to train differently.
+            StoppedBySignal: A signal has come, and a checkpoint is written.
+            Diverged: A weight is NaN or infinite.
+            ToolkitError: Checkpoints or results can't be written.
         """
-        lengths = {"epochs": length.epochs, "steps_per_epoch": length.steps_per_epoch}
-        self.compare(model.distribute_strategy, **lengths, parameters=sum(math.prod(v.shape) for v in model.variables))
-        self.settle()  # A run that settles nothing has its name recorded, or it couldn't be resumed.
-        self._length = length
-        self._strategy = model.distribute_strategy
-        self._model = model
-        checkpoint = together(self._strategy, functools.partial(self._prepare, model))
-        # A job that is started again resumes where the chief has a checkpoint; others can't know.
-        self._resume = chiefs_choice(model.distribute_strategy, self._resume)
-        if not self._resume:
-            return
-        checkpoint = hand_over(model.distribute_strategy, checkpoint)
-        state.restore(model, checkpoint.arrays)
-        compare_restored(model, step=checkpoint.step)
-        if length.epochs != checkpoint.metadata["epochs"]:
-            _LOG.warning(
-                "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
-                checkpoint.metadata["epochs"],
-                length.epochs,
-            )
-        self._resumed = Position(**checkpoint.metadata["position"])
-        self._metrics = state.metrics_in(checkpoint.arrays)
-        self._rows = list(checkpoint.metadata["history"])
-        self.step, self.epoch = checkpoint.step, self._resumed.epoch
-        _LOG.info("Resumed after step %d (epoch %d, step %d in it)", self.step, self.epoch + 1, self._resumed.batch)
+        self._check_fit(epochs, options)
+        if self.membership is not None and self.membership.task.job == "evaluator":
+            from toolkit.training.following import follow
 
-    def _prepare(self, model: "keras.Model") -> Checkpoint | None:
-        self.directory.check_space(state.size_in_bytes(model))
-        if not self._resume or not isinstance(self.store, CheckpointStore):
+            follow(self._asked, model, validation_data, recipe=self._facts["recipe"])
             return None
-        checkpoint = self.store.load()
-        state.check(model, checkpoint.arrays)
-        return checkpoint
+        from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
+        from toolkit.training.watching import Watching
 
-    def callbacks(
-        self, *, global_batch_size: int, checkpoint_steps: int = 0, profile: int = 0
-    ) -> "list[keras.callbacks.Callback]":
-        """Returns the callbacks of this run: profile, throughput, TensorBoard, progress, history, checkpoints.
-
-        Args:
-            global_batch_size: Examples per step, over all replicas.
-            checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
-            profile: Keep a profile of so many steps for TensorBoard; 0 for none.
-        """
-        from toolkit.training.board import Board
-        from toolkit.training.history import History
-        from toolkit.training.profiling import Profiling
-        from toolkit.training.progress import ProgressDisplay
-        from toolkit.training.reporting import Reporting
-        from toolkit.training.saving import Saving
-        from toolkit.training.throughput import Throughput
-
-        self._throughput = Throughput(global_batch_size, resumed=self._resumed)
-        self._history = History(
-            self.directory.history if isinstance(self.directory, RunDirectory) else None,
-            self._rows,
-            steps_per_epoch=self._length.steps_per_epoch,
-            throughput=self._throughput,
+        batch_size = batch_size_of(x, options.get("batch_size"))
+        if hasattr(x, "config"):  # A function of the step, such as `toolkit.data.Batches`.
+            steps_per_epoch = steps_per_epoch or x.steps_per_epoch
+            self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
+        strategy = model.distribute_strategy
+        self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
+        parameters = restoring.parameters(model)
+        self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=parameters)
+        self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
+        checkpoint, resumed = restoring.restore(
+            model, x, directory=self._directory, store=self._store, wanted=self._resume, epochs=epochs
         )
-        self._progress = ProgressDisplay(
-            length=self._length, throughput=self._throughput, bar=isinstance(self.directory, RunDirectory)
+        self._resumed_step = None if checkpoint is None else checkpoint.step
+        data = None
+        if hasattr(x, "config"):
+            x = x.train(start_step=resumed.step)
+        else:
+            data = DataPosition(x, steps_per_epoch=steps_per_epoch, can_be_saved=options.get("class_weight") is None)
+            if checkpoint is not None:
+                data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
+        self._watching = Watching(
+            directory=self._directory,
+            store=self._store,
+            signals=self._signals,
+            model=model,
+            epochs=epochs,
+            global_batch_size=batch_size,
+            data=data,
+            callbacks=callbacks,
+            checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
+            checkpoint=checkpoint,
+            resumed=resumed,
+            profile=self._profile,
+            progress=not verbose,
         )
-        saving = Saving(
-            store=self.store,
-            stopping=Stopping(self._signals, self._strategy),
-            history=self._history,
-            length=self._length,
-            every_steps=chiefs_number(self._strategy, checkpoint_steps),
-            resumed=self._resumed,
-            metrics=self._metrics,
+        if not shuffled_by_keras(x):
+            options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
+        stopped = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
+        history = model.fit(
+            x,
+            y,
+            initial_epoch=epochs if stopped else resumed.epoch,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=validation_data,
+            callbacks=self._watching.callbacks,
+            verbose=verbose,
+            **options,
         )
-        self._profiling = Profiling(
-            steps=profile,
-            keep=self.directory.tensorboard if isinstance(self.directory, RunDirectory) else None,
-            resumed=self._resumed,
-            steps_per_epoch=self._length.steps_per_epoch,
-        )
-        # The profile must be over when throughput begins to count; the history's row must be there when the epoch's
-        # checkpoint is written.
-        profiled = isinstance(self.directory, RunDirectory) and strategies.computes_here(self._strategy)
-        watching = [self._profiling] if profiled else []
-        watching += [self._throughput, Reporting(length=self._length, throughput=self._throughput), self._progress]
-        if isinstance(self.directory, RunDirectory):
-            watching.append(Board(str(self.directory.tensorboard), write_graph=False))
-        return [*watching, self._history, saving]
+        self._finish(model)
+        return history
 
-    def finish(self, model: "keras.Model") -> dict[str, Any]:
-        """Writes model.keras and summary.json; returns the summary.
+    def _check_fit(self, epochs: int, options: dict) -> None:
+        if self._watching is not None:
+            remedy = "Open a Run of its own, in another directory, for each call of fit"
+            raise RequestError(asked="run.fit, again", found="a run directory holds one training", remedy=remedy)
+        if epochs < 1 or "initial_epoch" in options:
+            raise RequestError(
+                asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
+                found="a run has an epoch or more, and goes on where its checkpoint stands",
+                remedy="Give epochs=1 or more, and leave initial_epoch out",
+            )
 
-        Raises:
-            ToolkitError: They can't be written. The checkpoints are there all the same.
-        """
-        self._summary["weights_sha256"] = state.digest(model)
+    def _finish(self, model: "keras.Model") -> None:
+        """Writes model.keras and summary.json."""
+        self._facts["weights_sha256"] = state.digest(model)
         try:
-            if isinstance(self.directory, RunDirectory):
-                self._write_model(model, self.directory.model)
-            summary = self._write_summary("completed")
+            self._directory.write_model(model)
+            self._write_summary("completed")
         except OSError as error:
             raise ToolkitError(
-                f"Training is done, but its results can't be written to {self.directory.path} "
-                f"({error.strerror or error}). "
+                f"Training is done, but its results can't be written to {self.path} ({error.strerror or error}). "
                 "The last checkpoint is kept: free some space or mend the disk, then resume."
             ) from error
-        _LOG.info("%s", closing(summary, self.directory.path))
-        return summary
+        _LOG.info("%s", last_line(self.summary, self._directory.path))
 
-    def _write_model(self, model: "keras.Model", path: pathlib.Path) -> None:
-        with files.replacing(path, name=".writing.keras") as aside:  # Keras tells the format by the end of the name.
-            model.save(aside)
-            files.sync(aside)
-        files.sync(path.parent)
-
-    def _write_summary(self, outcome: str, *, steps: int | None = None) -> dict[str, Any]:
-        rows = self._history.rows
-        last = rows[-1] if rows else {}
-        rate = self._throughput.images_per_second
+    def _write_summary(self, outcome: str, *, steps: int | None = None) -> None:
+        assert self._watching is not None
         summary = {
-            **self._summary,
+            **self._facts,
             "status": outcome,
-            "epochs": len(rows),
-            "steps": max(last.get("step", 0), steps or 0),
-            "train_loss": last.get("loss"),
-            "train_accuracy": last.get("accuracy"),
-            "test_loss": last.get("val_loss"),
-            "test_accuracy": last.get("val_accuracy"),
-            "images_per_second": round(rate, 1) if rate else None,
-            "wall_seconds": round(time.monotonic() - self._began, 3),
-            "resumed_from_step": self.step if self._resume else None,
-            "versions": versions(),
-            "command": redaction.masked_command(command(), os.environ),
-            "launch_logs": status.logs(),
+            **figures(self._watching.rows, self._watching.examples_per_second, steps=steps),
+            "wall_seconds": round(time.monotonic() - self._start, 3),
+            "resumed_from_step": self._resumed_step,
+            **provenance(),
+            "step": self._watching.breakdown,
         }
-        step = self._profiling.breakdown
-        summary["step"] = step and step.as_dict()
-        said = strategies.report(self._model) if self._model is not None else {}
-        if said:
-            summary["parameter_servers"] = said
-        if isinstance(self.directory, RunDirectory):
-            files.write_json(self.directory.summary, redaction.masked_all(summary, os.environ))
-        return summary
+        if report := strategies.report(self._watching.model):
+            summary["parameter_servers"] = report
+        self._write(summary)
+
+    def _write(self, summary: dict[str, Any]) -> None:
+        self.summary = summary
+        self._directory.write_summary(summary)

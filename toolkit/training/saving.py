@@ -2,19 +2,21 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, StoppedBySignal
 from toolkit.training import finite, state
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore
-from toolkit.training.elsewhere import NoCheckpoints
+from toolkit.training.callback_state import CallbackState
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.training.data_position import DataPosition, build
 from toolkit.training.history import History
-from toolkit.training.length import Length
 from toolkit.training.position import Position
+from toolkit.training.random_state import random_state, restore_random
 from toolkit.training.stopping import Stopping
+from toolkit.training.tracker import Tracker
 
 __all__ = ["Saving"]
 
@@ -25,20 +27,21 @@ _MOST_FAILURES = 3
 class Saving(keras.callbacks.Callback):
     """Writes a checkpoint after every epoch, every `every_steps` steps, and when a signal has come.
 
-    A checkpoint holds everything that the next step depends on, so that a resumed run ends with the
-    weights of one that was never stopped. In the epoch that it resumes in the middle of, the steps
-    already done are passed over: `fit` counts them, callbacks see them, but nothing is computed and
-    no data is read; so start the data at the step where training stands.
+    A checkpoint holds everything that the next step depends on, so that a resumed run ends with the weights of one that
+    was never stopped. In the epoch that it resumes in the middle of, the steps already done are passed over: `fit`
+    counts them, callbacks see them, but nothing is computed. It comes last among the callbacks, so that it saves what
+    the others have counted.
 
     Args:
         store: Where checkpoints go.
         stopping: Asked after every step.
         history: Its rows are part of a checkpoint.
-        length: Of the whole training.
+        tracker: Where training stands.
+        callbacks: The user's, whose counters are part of a checkpoint.
+        data: The user's data; None where it begins at the right step by itself.
         every_steps: 0 for checkpoints after epochs only. Processes ask one another at a checkpoint, so the number must
             be the same on all: it is the chief's.
-        resumed: Where this process goes on.
-        metrics: Running sums of the metrics there, so that the epoch's figures are the whole epoch's.
+        resumed: The checkpoint that this process goes on from; None for a new run.
 
     Raises:
         Diverged: At a checkpoint, where a weight is NaN or infinite: no checkpoint is written then.
@@ -49,106 +52,124 @@ class Saving(keras.callbacks.Callback):
     def __init__(
         self,
         *,
-        store: CheckpointStore | NoCheckpoints,
+        store: CheckpointStore | NullCheckpointStore,
         stopping: Stopping,
         history: History,
-        length: Length,
+        tracker: Tracker,
+        callbacks: CallbackState,
+        data: DataPosition | None = None,
         every_steps: int = 0,
-        resumed: Position,
-        metrics: dict | None = None,
+        resumed: Checkpoint | None = None,
     ) -> None:
         super().__init__()
         self.store = store
         self.stopping = stopping
         self.signals = stopping.signals
         self.history = history
-        self.length = length
+        self.tracker = tracker
+        self.callbacks = callbacks
+        self.data = data
         self.every_steps = every_steps
         self.resumed = resumed
-        self.metrics = metrics or {}
         self.saved_step: int | None = None
-        self._epoch = resumed.epoch
-        self._batch = -1
+        self._metrics: dict = {}
+        self._unbuilt_metrics: dict = {}
+        self._random_at_epoch: dict | None = None
+        self._train: Any = None
         self._failures = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.signals.held = True
-        if self.resumed.batch:
-            self.model.train_function = self._passing_over(self.model.train_function)
+        self.callbacks.begin()
+        if self.resumed is not None and not self.tracker.resumed.batch:
+            self._restore_host(self.resumed)
+        if self.data is not None or self.tracker.resumed.batch:
+            # `fit` offers no way to begin an epoch in its middle: `initial_epoch` counts whole ones.
+            # `Model.train_function` is the one attribute that it calls for a step (or for `steps_per_execution` of
+            # them), and it is documented that `make_train_function` leaves one alone that is already set.
+            self._train = self.model.train_function
+            self.model.train_function = self._step
 
-    def _passing_over(self, train: Callable) -> Callable:
-        """Wraps Keras's function of one step (or `steps_per_execution` of them).
+    def _step(self, iterator: Any) -> Any:
+        if self._unbuilt_metrics and isinstance(iterator, tf.data.Iterator):
+            build(self.model, iterator)  # Metrics of one device are built by the first step that is computed.
+            state.restore_metrics(self.model, self._unbuilt_metrics)
+        self._unbuilt_metrics = {}
+        if self.data is not None:
+            self.data.use(iterator)
+        return self.model.get_metrics_result() if self.tracker.passing_over else self._train(iterator)
 
-        `fit` offers no way to begin an epoch in its middle: `initial_epoch` counts whole ones.
-        `Model.train_function` is the one attribute it calls for a step, and it is documented that
-        `make_train_function` leaves one alone that is already set.
-        """
-
-        def step(iterator: Any) -> Any:
-            if not self._passed_over():
-                return train(iterator)
-            return self.model.get_metrics_result()
-
-        return step
-
-    def _passed_over(self) -> bool:
-        return self.resumed.already_did(self._epoch, self._batch)
+    def _restore_host(self, resumed: Checkpoint) -> None:
+        """Sets callbacks' counters, and the random state that data drawn by Python doesn't bring along by itself."""
+        self.callbacks.restore(resumed.metadata.get("callbacks", []), resumed.arrays)
+        if "random" in resumed.metadata and (self.data is None or self.data.random_state == "restored"):
+            restore_random(resumed.metadata["random"]["now"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
-        if epoch == self.resumed.epoch and self.resumed.batch:
-            state.restore_metrics(self.model, self.metrics)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._batch = batch
+        mid = self.tracker.resumed.batch and epoch == self.tracker.resumed.epoch
+        if mid and self.resumed is not None:
+            self._metrics = self._unbuilt_metrics = state.metrics_in(self.resumed.arrays)
+            state.restore_metrics(self.model, self._metrics)
+            if self.data is not None and self.data.random_state == "restored at the epoch's begin":
+                restore_random(self.resumed.metadata["random"]["at_epoch"])
+        self._random_at_epoch = random_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._passed_over():
+        position = self.tracker.position
+        if self.tracker.passing_over:
+            if batch + 1 >= self.tracker.resumed.batch and self.resumed is not None:
+                self._restore_host(self.resumed)  # Now the callbacks have seen all steps that are passed over.
             return
-        here = Position(epoch=self._epoch, batch=batch + 1)
         # A multiple of every_steps lies in this call's steps (there are several with steps_per_execution).
-        before, after = self._step(Position(epoch=self._epoch, batch=self._batch)), self._step(here)
-        due = bool(self.every_steps) and before // self.every_steps < after // self.every_steps
-        told = self.stopping.after(after)
-        if told is not None:
-            self._stop(told, here, state.capture_metrics(self.model))
+        before = position.step - (batch - self.tracker.batch + 1)
+        due = bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps
+        received = self.stopping.after(position.step)
+        if received is not None:
+            self._stop(received, position, state.capture_metrics(self.model))
         elif due:
-            self._save(here, state.capture_metrics(self.model))
+            self._save(position, state.capture_metrics(self.model))
 
     def on_test_begin(self, logs: Any = None) -> None:
         # Validation resets the metrics that it shares with training.
-        self.metrics = state.capture_metrics(self.model)
+        self._metrics = state.capture_metrics(self.model)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         # Several processes ask one another at the end of the epoch.
-        told = self.signals.received if self.stopping.alone and self.signals.held else None
-        if told is not None:
-            self._stop(told, Position(epoch=self._epoch, batch=self.length.steps_per_epoch), self.metrics)
+        received = self.signals.received if self.stopping.alone and self.signals.held else None
+        if received is not None:
+            self._stop(received, self.tracker.position, self._metrics)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        told = self.stopping.now(self._step(Position(epoch=epoch + 1)))
-        if told is not None:
-            self._stop(told, Position(epoch=epoch + 1), {})
+        position = self.tracker.position
+        received = self.stopping.now(position.step)
+        if received is not None:
+            self._stop(received, position, {})
         else:
-            self._save(Position(epoch=epoch + 1), {})
+            self._save(position, {})
 
     def on_train_end(self, logs: Any = None) -> None:
         self.signals.held = False
-
-    def _step(self, position: Position) -> int:
-        return position.epoch * self.length.steps_per_epoch + position.batch
+        if self._train is not None:
+            self.model.train_function = self._train
 
     def _save(self, position: Position, metrics: dict) -> None:
-        step, arrays = self._step(position), state.capture(self.model)
-        good = self.saved_step or self._step(self.resumed) or None
-        finite.check(self.model, arrays, step=step, good=good, directory=self.store.directory)
+        arrays = state.capture(self.model)
+        good = self.saved_step or self.tracker.resumed.step or None
+        finite.check(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
+        callbacks, callback_arrays = self.callbacks.capture()
+        data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
+        now = random_state()
         checkpoint = Checkpoint(
-            step=step,
-            arrays={**arrays, **metrics},
+            step=position.step,
+            arrays={**arrays, **metrics, **callback_arrays, **data_arrays},
             metadata={
                 "position": dataclasses.asdict(position),
-                "epochs": self.length.epochs,
+                "epochs": self.tracker.epochs,
                 "history": self.history.rows,
+                "callbacks": callbacks,
+                "data": data,
+                "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
+                "stop_training": bool(self.model.stop_training),
             },
         )
         try:

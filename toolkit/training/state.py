@@ -23,7 +23,7 @@ __all__ = [
     "size_in_bytes",
 ]
 
-_METRICS = "metrics/"
+_MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 
 
 def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
@@ -42,8 +42,7 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
     check(model, arrays)
-    saved = {name: array for name, array in arrays.items() if not name.startswith(_METRICS)}
-    _assign(model, _variables(model), saved)
+    _assign(model, _variables(model), _saved_variables(arrays))
 
 
 def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
@@ -53,7 +52,7 @@ def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
         CheckpointError: The names or shapes are not those of this model and optimizer.
     """
     variables = _variables(model)
-    saved = {name: array for name, array in arrays.items() if not name.startswith(_METRICS)}
+    saved = _saved_variables(arrays)
     for name in (*variables, *saved):
         mine = tuple(variables[name].shape) if name in variables else None
         theirs = saved[name].shape if name in saved else None
@@ -103,15 +102,19 @@ def _settle(model: "keras.Model") -> None:
     strategies.wait_for_steps(model)
 
 
+def _saved_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    return {name: array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
+
+
 def _variables(model: "keras.Model") -> dict:
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built.
-    if not model.optimizer.built:
+    if model.built and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     return {
-        **{f"model/{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)},
-        **{f"optimizer/{number:04d}": variable for number, variable in enumerate(model.optimizer.variables)},
+        **{f"{_MODEL}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)},
+        **{f"{_OPTIMIZER}{number:04d}": variable for number, variable in enumerate(model.optimizer.variables)},
     }
 
 

@@ -22,7 +22,7 @@ class Stopping:
     A process that stopped by itself would leave the others waiting in the next step's all-reduce.
 
     Args:
-        signals: Of this process.
+        signals: What this process has received.
         strategy: Whose processes stop together.
     """
 

@@ -1,27 +1,60 @@
-"""What a run's summary says beside its figures, and the last line about it."""
+"""What a run's summary says: its figures, where they come from, and the last line about it."""
 
+import os
 import platform
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from toolkit import __version__
+from toolkit.support import redaction, status
 
-__all__ = ["closing", "command", "versions"]
+__all__ = ["figures", "last_line", "provenance"]
 
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+_OF_A_ROW = ("epoch", "step", "learning_rate", "images_per_second", "examples_per_second", "seconds")
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of what the run's figures depend on."""
+def figures(
+    rows: Sequence[Mapping[str, Any]], examples_per_second: float | None, *, steps: int | None = None
+) -> dict[str, Any]:
+    """Returns the figures of a run: each metric of its last epoch by Keras's name, and those that all runs have.
+
+    Args:
+        rows: Those of history.csv.
+        examples_per_second: Over all replicas; None where it isn't known.
+        steps: Steps up to the checkpoint of an interrupted run.
+    """
+    last = rows[-1] if rows else {}
+    rate = round(examples_per_second, 1) if examples_per_second else None
     return {
-        "toolkit": __version__,
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in _VERSIONS},
+        **{name: value for name, value in last.items() if name not in _OF_A_ROW},
+        "epochs": len(rows),
+        "steps": max(last.get("step", 0), steps or 0),
+        "train_loss": last.get("loss"),
+        "train_accuracy": last.get("accuracy"),
+        "test_loss": last.get("val_loss"),
+        "test_accuracy": last.get("val_accuracy"),
+        "images_per_second": rate,
+        "examples_per_second": rate,
     }
 
 
-def command() -> list[str]:
+def provenance() -> dict[str, Any]:
+    """Returns what the figures depend on: versions, the command line without secrets, and its launcher's logs."""
+    return {
+        "versions": {
+            "toolkit": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in _VERSIONS},
+        },
+        "command": redaction.masked_command(_command(), os.environ),
+        "launch_logs": status.logs(),
+    }
+
+
+def _command() -> list[str]:
     """Returns the command line without what the launcher put before the user's."""
     arguments = sys.orig_argv
     if "toolkit.launch.child" not in arguments:
@@ -29,12 +62,14 @@ def command() -> list[str]:
     return [arguments[0], *arguments[arguments.index("toolkit.launch.child") + 3 :]]
 
 
-def closing(summary: dict[str, Any], directory: object) -> str:
+def last_line(summary: Mapping[str, Any], directory: object) -> str:
     """Returns the line that a completed run ends with."""
     parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
     if summary["test_accuracy"] is not None:
         parts.append(f"test accuracy {summary['test_accuracy']:.2%}")
-    if summary["images_per_second"]:
-        parts.append(f"{summary['images_per_second']:,.0f} images/s")
+    else:
+        parts += [f"{name} {summary[name]:.4f}" for name in ("val_loss", "loss") if summary.get(name) is not None][:1]
+    if summary["examples_per_second"]:
+        parts.append(f"{summary['examples_per_second']:,.0f} examples/s")
     parts.append(f"weights {summary['weights_sha256'][:16]}")
     return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"

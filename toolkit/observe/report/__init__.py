@@ -10,6 +10,6 @@ writing   from run directories to a file
 """
 
 from toolkit.observe.report.reading import RunData, read
-from toolkit.observe.report.writing import after, write
+from toolkit.observe.report.writing import write, write_after
 
-__all__ = ["RunData", "after", "read", "write"]
+__all__ = ["RunData", "read", "write", "write_after"]

@@ -10,12 +10,11 @@ from toolkit.errors import RequestError
 from toolkit.observe.report.page import render
 from toolkit.observe.report.reading import RunData, read
 from toolkit.support.files import write_text
-from toolkit.training.directory import RunDirectory
 
 if TYPE_CHECKING:
     from toolkit.training import Run
 
-__all__ = ["after", "write"]
+__all__ = ["write", "write_after"]
 
 NAME = "report.html"
 _LOG = logging.getLogger(__name__)
@@ -69,11 +68,11 @@ def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
         raise RequestError(asked=f"--out={file}", found=found, remedy="Name a file that ends in .html")
 
 
-def after(run: "Run") -> None:
+def write_after(run: "Run") -> None:
     """Writes the page about a run that has ended, where this process holds its directory; a failure is only logged."""
-    if not isinstance(run.directory, RunDirectory):
+    if run.path is None:
         return
     try:
-        _LOG.info("Report: %s", write([run.directory.path]))
+        _LOG.info("Report: %s", write([run.path]))
     except Exception as error:  # It is a look at the run, and never a reason for it to fail.
         _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)

@@ -1,0 +1,245 @@
+"""Data of any kind is brought to where training stood, so that the weights are those of an undisturbed run.
+
+Each kind trains a small model for three epochs of five batches, once undisturbed, and once stopped and resumed. What
+Keras does with iterators is relied upon in `data_position`; these tests fail when it changes.
+"""
+
+import logging
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.errors import DataError, ModelError, StoppedBySignal
+from toolkit.training import CheckpointStore, Run
+
+EPOCHS, BATCH, COUNT = 3, 4, 20
+X = np.random.default_rng(1).normal(size=(COUNT, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True) + 0.1
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Sends this process a signal after so many training steps of its own, or at the end of an epoch."""
+
+    def __init__(self, steps=None, epoch=None):
+        super().__init__()
+        self.steps, self.epoch, self.done = steps, epoch, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.done += 1
+        if self.done == self.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Sequence(keras.utils.PyDataset):
+    """As people write it: in an order of its own, drawn anew by NumPy after each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(COUNT)
+        np.random.shuffle(self.order)
+
+    def __len__(self):
+        return COUNT // BATCH
+
+    def __getitem__(self, index):
+        rows = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def untuned(dataset):
+    """tf.data's tuning thread can sleep through the end of its iterator, and `fit` then waits for it."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def tensors(folder):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH).prefetch(2)
+
+
+def of_unknown_length(folder):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda *_: True).shuffle(7).batch(BATCH)
+
+
+def records(folder):
+    path = str(folder / "examples.tfrecord")
+    if not os.path.exists(path):
+        with tf.io.TFRecordWriter(path) as file:
+            for x, y in zip(X, Y, strict=True):
+                file.write(tf.io.serialize_tensor(np.concatenate([x, y])).numpy())
+
+    def parse(record):
+        both = tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), [4])
+        return both[:3], both[3:]
+
+    return tf.data.TFRecordDataset(path).shuffle(11).map(parse, num_parallel_calls=2).batch(BATCH).prefetch(1)
+
+
+def endless(folder):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).repeat().batch(BATCH)
+
+
+def python_generator(folder):
+    while True:
+        rows = np.random.randint(0, COUNT, BATCH)
+        yield X[rows], Y[rows]
+
+
+def generated(folder):
+    def examples():
+        yield from zip(X, Y, strict=True)
+
+    signature = (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    return tf.data.Dataset.from_generator(examples, output_signature=signature).shuffle(9).batch(BATCH)
+
+
+def grain_loader(folder):
+    grain = pytest.importorskip("grain", reason="Grain isn't installed")
+    return grain.MapDataset.source(list(zip(X, Y, strict=True))).shuffle(seed=3).batch(BATCH)
+
+
+KINDS = {
+    "tensors": (tensors, None),
+    "unknown length": (of_unknown_length, None),
+    "TFRecord files": (records, None),
+    "endless": (endless, 5),
+    "a generator of tf.data's": (generated, None),
+    "a generator": (python_generator, 5),
+    "a PyDataset": (lambda _: Sequence(), None),
+    "arrays": (lambda _: (X, Y), None),
+    "Grain": (grain_loader, None),
+}
+# Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
+CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
+SLOW = [pytest.param(*case, marks=() if case[0] == "tensors" else pytest.mark.slow) for case in CASES]
+# Where it is stopped: in the midst of a later epoch, and at the end of one.
+STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
+
+
+def train(directory, four_devices, make, *, steps=None, replicas=1, resume=False, extra=(), seed=5, **options):
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+    strategy = strategies.create("mirrored" if replicas > 1 else "one_device", devices=four_devices[:replicas])
+    data = make(directory.parent)
+    data = untuned(data) if isinstance(data, tf.data.Dataset) else data
+    x, y = data if isinstance(data, tuple) else (data, None)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    with Run(directory, recipe="test", resume=resume) as run:
+        if y is not None:
+            options["batch_size"] = BATCH
+        run.fit(model, x, y, epochs=EPOCHS, steps_per_epoch=steps, callbacks=list(extra), **options)
+        rows = (directory / "history.csv").read_text().splitlines()
+        figures = [row.split(",")[:3] for row in rows]
+        return [weight.numpy() for weight in model.weights], {**run.summary, "figures": figures}
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# Keras says so at the end of each epoch of data whose length it doesn't know.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(("kind", "replicas"), SLOW)
+def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(
+    tmp_path, four_devices, kind, replicas, caplog
+):
+    make, steps = KINDS[kind]
+    (tmp_path / "a").mkdir()
+    undisturbed, summary = train(tmp_path / "a/run", four_devices, make, steps=steps, replicas=replicas)
+    assert summary["steps"] == 15
+    for name, stop in STOPS.items():
+        (tmp_path / name).mkdir()
+        with pytest.raises(StoppedBySignal):
+            train(
+                tmp_path / name / "run", four_devices, make, steps=steps, replicas=replicas, extra=[StopAfter(**stop)]
+            )
+        resumed, more = train(tmp_path / name / "run", four_devices, make, steps=steps, replicas=replicas, resume=True)
+        assert more["steps"] == 15, name
+        if kind == "a generator" and replicas > 1:  # Keras throws a number of its batches away there, when it builds.
+            assert "a Python generator can't be read again" in caplog.text
+        else:
+            assert same(resumed, undisturbed), f"{kind}, stopped {name}"
+            assert more["figures"] == summary["figures"]
+
+
+def test_a_saved_iterator_goes_on_even_where_nothing_was_seeded(tmp_path, four_devices):
+    """Its shuffle buffer is part of the checkpoint, so every example is seen once in the epoch."""
+
+    def numbered():
+        numbers = tf.data.Dataset.range(COUNT).map(lambda n: tf.cast(n, tf.float32))
+        return numbers.shuffle(COUNT).map(lambda n: (tf.fill([3], n), tf.fill([1], n))).batch(BATCH)
+
+    class Sum(keras.metrics.Sum):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            super().update_state(y_true)
+
+    def once(resume=False, extra=()):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Sum(name="n")])
+        with Run(tmp_path / "run", recipe="test", resume=resume) as run:
+            history = run.fit(model, numbered(), epochs=1, callbacks=list(extra))
+            return history.history["n"][-1]
+
+    with pytest.raises(StoppedBySignal):
+        once(extra=[StopAfter(steps=2)])
+    assert once(resume=True) == sum(range(COUNT))
+
+
+def test_data_that_is_shuffled_without_a_seed_and_read_again_is_said(tmp_path, four_devices, caplog):
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "run", four_devices, tensors, replicas=2, extra=[StopAfter(steps=12)])
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path / "run", four_devices, tensors, replicas=2, resume=True, seed=6)
+    assert "started with the random seed 5, and now there is 6" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_less_data_than_before_is_a_sentence(tmp_path, four_devices):
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "run", four_devices, generated, extra=[StopAfter(steps=12)])
+    with pytest.raises(DataError, match="it has only 1"):
+        train(tmp_path / "run", four_devices, lambda folder: generated(folder).take(1), resume=True)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_another_pipeline_than_the_saved_iterators_is_a_sentence(tmp_path, four_devices):
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "run", four_devices, tensors, extra=[StopAfter(steps=12)])
+    with pytest.raises(DataError, match="that is one of <_OptionsDataset"):
+        train(tmp_path / "run", four_devices, lambda folder: tensors(folder).map(lambda x, y: (x, y, y)), resume=True)
+
+
+def test_a_model_that_waits_for_its_shapes_is_restored_too(tmp_path):
+    def once(data, resume=False, extra=()):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        with Run(tmp_path / "run", recipe="test", resume=resume) as run:
+            run.fit(model, data, epochs=1, callbacks=list(extra))
+            return [weight.numpy() for weight in model.weights]
+
+    with pytest.raises(StoppedBySignal):
+        once(tensors(tmp_path), extra=[StopAfter(steps=3)])
+    assert len(once(tensors(tmp_path), resume=True)) == 4
+    with pytest.raises(ModelError, match="keras.Input"):
+        once(python_generator(tmp_path), resume=True)
+
+
+def test_the_examples_of_a_step_are_counted_where_the_data_does_not_say_them(tmp_path, four_devices):
+    _, summary = train(tmp_path / "run", four_devices, tensors)
+    assert summary["examples_per_second"] == summary["images_per_second"] > 0
+    assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 15

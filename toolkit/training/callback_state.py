@@ -1,0 +1,120 @@
+"""The counters of a user's callbacks, such as EarlyStopping's patience: what they are saved and restored by."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["CallbackState"]
+
+_LOG = logging.getLogger(__name__)
+_PREFIX = "callbacks/"
+_KERAS_OWN = ("_model", "model", "params", "validation_data")
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
+
+
+class CallbackState:
+    """Saves and restores the attributes of callbacks that are plain values, arrays, or lists and dicts of them.
+
+    What a callback holds besides (functions, files, models) was given to it, or is made again when training begins. An
+    attribute that changes during training and is none of these can't be saved: the callback is then named, once.
+
+    Args:
+        callbacks: The user's own. Their order must be that of the run that is resumed.
+    """
+
+    def __init__(self, callbacks: "Sequence[keras.callbacks.Callback]") -> None:
+        self._callbacks = list(callbacks)
+        self._others: dict[tuple[int, str], Any] = {}
+        self._named: set[int] = set()
+
+    def begin(self) -> None:
+        """Notes what can't be saved as it is when training begins; call it after their `on_train_begin`."""
+        for number, callback in enumerate(self._callbacks):
+            for name, value in _attributes(callback).items():
+                if not _storable(value):
+                    self._others[number, name] = value
+
+    def capture(self) -> "tuple[list[dict], dict[str, np.ndarray]]":
+        """Returns their attributes as JSON can hold them, and the arrays among them by name."""
+        arrays: dict[str, np.ndarray] = {}
+        plain = []
+        for number, callback in enumerate(self._callbacks):
+            kept = {}
+            for name, value in _attributes(callback).items():
+                if _storable(value):
+                    kept[name] = _packed(value, f"{_PREFIX}{number:04d}/{name}", arrays)
+                elif self._changes(number, name, value) and number not in self._named:
+                    self._named.add(number)
+                    _LOG.warning(
+                        "%s keeps %s in %s, which can't be saved: resumed, it begins anew with that",
+                        type(callback).__name__,
+                        type(value).__name__,
+                        name,
+                    )
+            plain.append({"class": type(callback).__name__, "attributes": kept})
+        return plain, arrays
+
+    def restore(self, plain: Sequence[Mapping[str, Any]], arrays: "Mapping[str, np.ndarray]") -> None:
+        """Sets what `capture` has returned, for callbacks of the same class at the same place; others are named."""
+        for callback, kept in zip(self._callbacks, plain, strict=False):
+            if type(callback).__name__ == kept["class"]:
+                for name, value in kept["attributes"].items():
+                    setattr(callback, name, _unpacked(value, arrays))
+        mine, theirs = [type(callback).__name__ for callback in self._callbacks], [kept["class"] for kept in plain]
+        if mine != theirs:
+            _LOG.warning(
+                "The run was started with the callbacks %s and goes on with %s: those that differ begin anew",
+                ", ".join(theirs) or "none",
+                ", ".join(mine) or "none",
+            )
+
+    def _changes(self, number: int, name: str, value: Any) -> bool:
+        if callable(value):
+            return False
+        before = self._others.get((number, name))
+        return before is not value or (isinstance(value, _CONTAINERS) and bool(value))
+
+
+def _attributes(callback: "keras.callbacks.Callback") -> dict[str, Any]:
+    return {name: value for name, value in vars(callback).items() if name not in _KERAS_OWN}
+
+
+def _storable(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    if isinstance(value, (list, tuple)):
+        return all(_storable(each) for each in value)
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _storable(each) for name, each in value.items())
+    return isinstance(value, (*_PLAIN, np.generic))
+
+
+def _packed(value: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
+    """Returns what JSON can hold: each value as {kind: ...}, so that tuples, NaN and arrays come back as they were."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        arrays[path] = np.asarray(value)
+        return {"scalar" if isinstance(value, np.generic) else "array": path}
+    if isinstance(value, (list, tuple)):
+        members = [_packed(each, f"{path}/{number}", arrays) for number, each in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": members}
+    if isinstance(value, dict):
+        return {"dict": {name: _packed(each, f"{path}/{name}", arrays) for name, each in value.items()}}
+    return {"float": repr(value)} if isinstance(value, float) else {"plain": value}
+
+
+def _unpacked(packed: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> Any:
+    (kind, value), *_ = packed.items()
+    if kind in ("array", "scalar"):
+        return arrays[value].copy() if kind == "array" else arrays[value][()]
+    if kind in ("list", "tuple"):
+        members = [_unpacked(each, arrays) for each in value]
+        return tuple(members) if kind == "tuple" else members
+    if kind == "dict":
+        return {name: _unpacked(each, arrays) for name, each in value.items()}
+    return float(value) if kind == "float" else value

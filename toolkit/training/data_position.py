@@ -1,0 +1,243 @@
+"""Bringing a user's data to where training stands, so that a resumed run sees the batches that it would have seen.
+
+There are three ways, and the first that the data allows is taken:
+
+    function of the step   `toolkit.data.Batches`: it begins at any step by itself, and nothing here is asked
+    saved iterator         a tf.data iterator, where `fit` reads it on one device: its state, with the contents of
+                           shuffle buffers, is part of each checkpoint
+    passing over           anything else is read again from its beginning, and the batches already trained on are
+                           thrown away; that is exact where the data comes in the same order again
+
+Shuffles of tf.data draw a seed for each iterator, from a generator that all iterators of a dataset share: to make and
+drop as many iterators as Keras had made brings that generator to where it was.
+"""
+
+import logging
+import pathlib
+import tempfile
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import DataError, ModelError
+from toolkit.training.position import Position
+
+__all__ = ["DataPosition", "batch_size_of", "build", "shuffled_by_keras"]
+
+_LOG = logging.getLogger(__name__)
+_PREFIX = "data/"
+_NO_SEED = 87654321  # What TensorFlow returns for the global seed where none was set (its DEFAULT_GRAPH_SEED).
+
+
+class DataPosition:
+    """The place in a user's training data: captured for each checkpoint, and found again when a run is resumed.
+
+    Args:
+        data: What is given to `fit` as `x`.
+        steps_per_epoch: What is given to `fit` for it. Where that is None, Keras reads the data from its beginning in
+            each epoch; otherwise it reads on where the last epoch has stopped.
+        can_be_saved: False where Keras makes another dataset of this one, as for class weights.
+
+    Attributes:
+        random_state: What becomes of Python's and NumPy's random state on resume. "restored" as it was at the
+            checkpoint; "restored at the epoch's begin" where reading an epoch draws from it; "replayed" where all
+            batches are drawn again from the script's own seed.
+    """
+
+    def __init__(self, data: Any, *, steps_per_epoch: int | None, can_be_saved: bool = True) -> None:
+        self._data = data
+        self._steps_per_epoch = steps_per_epoch
+        self._can_be_saved = can_be_saved and isinstance(data, tf.data.Dataset)
+        self._iterator: Any = None
+        self._saved: dict[str, np.ndarray] = {}
+        self._to_pass = 0
+        self._used = False
+        self.random_state = "restored"
+        if isinstance(data, keras.utils.PyDataset):
+            self.random_state = "restored at the epoch's begin"
+        elif isinstance(data, types.GeneratorType):
+            self.random_state = "replayed"
+
+    def capture(self, position: Position) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
+        """Returns what has to be known to find this place again: what JSON can hold, and arrays by name.
+
+        Args:
+            position: Where training stands.
+        """
+        used = self._read_before(position)[1] > 0  # Else the next step begins with a new iterator.
+        return {"seed": _global_seed(), "data": repr(self._data)}, self._iterator_state() if used else {}
+
+    def prepare(self, resumed: Position, facts: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
+        """Does what has to be done before `fit` makes its iterators; called on resume only.
+
+        Args:
+            resumed: Where training goes on.
+            facts: The first of what `capture` has returned.
+            arrays: All arrays of the checkpoint, those that `capture` has returned among them.
+
+        Raises:
+            DataError: The data is another pipeline than the one whose iterator was saved.
+        """
+        self._saved = {name: array for name, array in arrays.items() if name.startswith(_PREFIX)}
+        iterators, self._to_pass = self._read_before(resumed)
+        if self._saved:
+            if facts.get("data") != repr(self._data):
+                raise DataError(
+                    asked="the run goes on with the tf.data iterator that its checkpoint holds",
+                    found=f"that is one of {facts.get('data')}, and the data is {self._data!r}",
+                    remedy="Resume with the data that the run was started with",
+                )
+            return
+        if isinstance(self._data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+            self._drop_iterators(iterators)
+        elif isinstance(self._data, keras.utils.PyDataset):
+            for _ in range(resumed.epoch):
+                self._data.on_epoch_begin()
+                self._data.on_epoch_end()
+        if self.random_state == "restored":
+            self._warn(facts.get("seed"))
+
+    def use(self, iterator: Any) -> None:
+        """Takes note of Keras's iterator before each step, and brings it to this place before the first one.
+
+        Raises:
+            DataError: The data has come to its end before that place.
+        """
+        self._iterator = iterator
+        if self._used or not self._to_pass:
+            return
+        self._used = True
+        if self._saved:
+            self._restore(iterator)
+            return
+        if isinstance(self._data, types.GeneratorType) and isinstance(iterator, tf.distribute.DistributedIterator):
+            _LOG.warning(
+                "Keras reads ahead when it builds a model under a strategy, and throws that away: "
+                "a Python generator can't be read again exactly, and weights won't be those of an undisturbed run. "
+                "Give fit a tf.data.Dataset or a keras.utils.PyDataset"
+            )
+        _LOG.info("Reading the data again up to where training stands: %d batches are passed over", self._to_pass)
+        for number in range(self._to_pass):
+            try:
+                next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise DataError(
+                    asked=f"training goes on after {self._to_pass} batches of the data",
+                    found=f"it has only {number}",
+                    remedy="Resume with the data that the run was started with",
+                ) from None
+
+    def _read_before(self, resumed: Position) -> tuple[int, int]:
+        """Returns how many iterators Keras has made before the one that is in use, and how many batches it has given.
+
+        This is what `keras.src.trainers.epoch_iterator` does, which has no public face; tests/training/test_data.py
+        fails when it changes.
+        """
+        length, steps = self._cardinality(), self._steps_per_epoch
+        if steps is None:  # Where it knows the length, it makes another one at the end of each epoch, for nothing.
+            return (1 if length is None else 2) * resumed.epoch, resumed.batch
+        iterators = read = 0
+        for _ in range(resumed.epoch):
+            read += steps
+            if length is not None and read >= length:
+                iterators, read = iterators + 1, 0
+        return iterators, read + resumed.batch
+
+    def _cardinality(self) -> int | None:
+        cardinality = getattr(self._data, "cardinality", -1)
+        length = int(cardinality() if callable(cardinality) else cardinality)
+        return length if length >= 0 else None
+
+    def _drop_iterators(self, count: int) -> None:
+        for _ in range(count):
+            iter(self._data)
+
+    def _iterator_state(self) -> "dict[str, np.ndarray]":
+        if not self._can_be_saved or not isinstance(self._iterator, tf.data.Iterator):
+            return {}
+        with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
+            try:
+                tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/state")
+            except (tf.errors.OpError, NotImplementedError) as error:  # What Python generates, for one, has no state.
+                _LOG.debug("The iterator can't be saved, and will be read again on resume (%s)", error)
+                self._can_be_saved = False
+                return {}
+            return {
+                f"{_PREFIX}{path.name}": np.frombuffer(path.read_bytes(), np.uint8)
+                for path in pathlib.Path(folder).iterdir()
+            }
+
+    def _restore(self, iterator: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
+            for name, array in self._saved.items():
+                (pathlib.Path(folder) / name.removeprefix(_PREFIX)).write_bytes(array.tobytes())
+            tf.train.Checkpoint(iterator=iterator).read(f"{folder}/state").assert_consumed()
+
+    def _warn(self, seed: int | None) -> None:
+        now = _global_seed()
+        if seed is None or now is None or seed != now:
+            _LOG.warning(
+                "The run was started with %s, and now there is %s: what the data shuffles comes in another order, so "
+                "weights won't be those of an undisturbed run. Call keras.utils.set_random_seed first in the script",
+                "no random seed" if seed is None else f"the random seed {seed}",
+                "none" if now is None else f"{now}",
+            )
+
+
+def _global_seed() -> int | None:
+    seed = tf.compat.v1.get_seed(0)[0]
+    return None if seed == _NO_SEED else int(seed)
+
+
+def batch_size_of(data: Any, batch_size: int | None) -> int | None:
+    """Returns the examples in each step, over all replicas; None where only the data itself will tell.
+
+    Args:
+        data: What is given to `fit` as `x`.
+        batch_size: What is given to `fit` for it.
+    """
+    if hasattr(data, "global_batch_size"):
+        return data.global_batch_size
+    if isinstance(data, tf.data.Dataset):
+        shapes = [leaf.shape for leaf in tf.nest.flatten(data.element_spec) if hasattr(leaf, "shape")]
+        return shapes[0][0] if shapes and shapes[0].rank else None
+    return (batch_size or 32) if _is_arrays(data) else None  # Keras's own default.
+
+
+def shuffled_by_keras(data: Any) -> bool:
+    """Says whether `fit` can shuffle this itself, as it does unless told otherwise."""
+    return isinstance(data, keras.utils.PyDataset) or _is_arrays(data)
+
+
+def _is_arrays(data: Any) -> bool:
+    return any(hasattr(leaf, "__array__") for leaf in tf.nest.flatten(data))
+
+
+def build(model: keras.Model, data: Any) -> None:
+    """Builds a model and its metrics by the shapes of its data: what is to be restored has to be there before.
+
+    Under a strategy `fit` does so itself. `Model._symbolic_build` is private, and what it calls for it;
+    tests/training/test_data.py fails when it changes.
+
+    Args:
+        model: A compiled model; what is built already stays as it is.
+        data: What is given to `fit` as `x`, or its iterator.
+
+    Raises:
+        ModelError: The data doesn't say its shapes beforehand.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        data = data[0]
+    spec = getattr(data, "element_spec", data)
+    if not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in tf.nest.flatten(spec)):
+        raise ModelError(
+            asked=f"model {model.name!r} is to be restored before it has seen data",
+            found="it isn't built, and the data doesn't say its shapes beforehand",
+            remedy="Begin the model with a keras.Input, or call model.build",
+        )
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=spec)

@@ -1,0 +1,83 @@
+"""Bringing a model to where its run was stopped."""
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from toolkit.training import state
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.training.directory import NullRunDirectory, RunDirectory
+from toolkit.training.position import Position
+from toolkit.training.together import broadcast_checkpoint, broadcast_number, check_restored, run_together
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["parameters", "restore"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def parameters(model: "keras.Model") -> int:
+    """Returns how many elements the model's variables have, those that aren't built yet left out."""
+    return sum(math.prod(variable.shape) for variable in model.variables)
+
+
+def restore(
+    model: "keras.Model",
+    data: Any,
+    *,
+    directory: RunDirectory | NullRunDirectory,
+    store: CheckpointStore | NullCheckpointStore,
+    wanted: bool,
+    epochs: int,
+) -> tuple[Checkpoint | None, Position]:
+    """Checks that the disk has room for checkpoints, and on resume sets all variables. It is a collective.
+
+    Args:
+        model: Compiled.
+        data: What is given to `fit` as `x`, by whose shapes the model is built where it isn't yet.
+        directory: The run directory, on whose disk there must be room.
+        store: Where the chief reads the checkpoint, which it broadcasts to the others.
+        wanted: Whether to resume. What the chief says counts: it alone sees what is on its disk.
+        epochs: The epochs of the whole training, as they are asked for now.
+
+    Returns:
+        The checkpoint, and where training goes on; None and the beginning for a new run.
+
+    Raises:
+        RunDirectoryError: The disk is too full.
+        CheckpointError: No checkpoint can be used, it is another model's, or processes restored differently.
+        ModelError: The model isn't built, and the data doesn't say its shapes.
+    """
+    strategy = model.distribute_strategy
+    resumes = bool(broadcast_number(strategy, wanted))
+    if resumes and not model.built:
+        from toolkit.training.data_position import build
+
+        build(model, data)
+
+    def prepare() -> Checkpoint | None:
+        directory.check_space(state.size_in_bytes(model))
+        if not resumes or not isinstance(store, CheckpointStore):
+            return None
+        loaded = store.load()
+        state.check(model, loaded.arrays)
+        return loaded
+
+    found = run_together(strategy, prepare)
+    if not resumes:
+        return None, Position()
+    checkpoint = broadcast_checkpoint(strategy, found)
+    state.restore(model, checkpoint.arrays)
+    check_restored(model, step=checkpoint.step)
+    before = checkpoint.metadata["epochs"]
+    if epochs != before:
+        _LOG.warning(
+            "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
+            before,
+            epochs,
+        )
+    position = Position(**{**checkpoint.metadata["position"], "step": checkpoint.step})
+    _LOG.info("Resumed after step %d (epoch %d, step %d in it)", position.step, position.epoch + 1, position.batch)
+    return checkpoint, position
