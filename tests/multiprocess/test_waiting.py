@@ -57,7 +57,9 @@ def end(process, out, number, limit=100):
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_while_tasks_wait_for_one_another(tmp_path, number):
     out = tmp_path / "out"
     process = start(["-c", MEET], 23851, tmp_path, out)

@@ -162,6 +162,7 @@ def test_weights_taken_and_set_are_whole(four_devices):
     assert all(np.array_equal(a, b + 1) for a, b in zip(model.get_weights(), weights, strict=True))
 
 
+@pytest.mark.slow
 def test_activations_are_exchanged_in_16_bits_where_asked(four_devices):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     short = {"first": given(ShardedDense, exchange_dtype="bfloat16"), "second": ShardedDense}
