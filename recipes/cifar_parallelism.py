@@ -16,7 +16,7 @@ toolkit.cli.flags.define_shared(epochs=1, global_batch_size=64, learning_rate=0.
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
 toolkit.cli.flags.define_activations()
-flags.DEFINE_enum("model", "alexnet", ["small_cnn", "alexnet"], "Model.")
+flags.DEFINE_enum("model", "alexnet", toolkit.models.NAMES, "Model.")
 FLAGS = flags.FLAGS
 
 WAYS = [

@@ -17,7 +17,7 @@ import toolkit
 
 toolkit.cli.flags.define_shared(epochs=8, global_batch_size=32, learning_rate=0.006)
 toolkit.cli.flags.define_cluster()
-flags.DEFINE_enum("model", "small_cnn", ["small_cnn", "alexnet"], "Model.")
+flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Model.")
 flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
 toolkit.cli.flags.define_parameter_servers()
 FLAGS = flags.FLAGS

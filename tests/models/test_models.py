@@ -43,7 +43,7 @@ def test_alexnets_head_holds_the_parameters_and_its_trunk_does_the_arithmetic():
 @pytest.mark.parametrize(
     ("name", "arguments", "word"),
     [
-        ("resnet", {}, "small_cnn, alexnet"),
+        ("no_such_model", {}, "small_cnn, alexnet"),
         ("alexnet", {"dropout": 1.0}, "Give 0"),
         ("small_cnn", {"dropout": -0.1}, "Give 0"),
     ],

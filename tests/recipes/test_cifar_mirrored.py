@@ -135,7 +135,7 @@ REFUSED = {
     "another recipe's run": (["--run_dir=other"], "holds a run of other"),
     "an unknown GPU": (["--visible_devices=7"], "'7'"),
     "a strange GPU": (["--visible_devices=first"], "neither a number"),
-    "an unknown model": (["--model=resnet"], "resnet"),
+    "an unknown model": (["--model=no_such_model"], "no_such_model"),
     "an unknown data set": (["--data=mnist"], "mnist"),
 }
 SLOWLY_REFUSED = {

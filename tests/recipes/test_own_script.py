@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 README = (processes.ROOT / "README.md").read_text()
 SCRIPT = re.search(r"\n    import keras\n(    .*\n|\n)*?    toolkit\.observe\.report\.write_after\(run\)\n", README)[0]
 MOST_LINES = 20
-EXAMPLES = 6500
+EXAMPLES = 3000
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(folder, workers)
     process = start(folder, killed, workers)
     checkpoints = folder / killed / "runs/mine/checkpoints"
     deadline = time.monotonic() + 200
-    # In the midst of the second epoch or later: 187 steps are one.
-    while not any(int(path.name[5:13]) > 187 for path in checkpoints.glob("step-*")):
+    # In the midst of the second epoch or later: 79 steps are one.
+    while not any(int(path.name[5:13]) > 79 for path in checkpoints.glob("step-*")):
         assert time.monotonic() < deadline
         assert process.poll() is None, (folder / killed / "output").read_text()[-3000:]
         time.sleep(0.01)
@@ -84,9 +84,12 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(folder, workers)
     resumed = json.loads((folder / killed / "runs/mine/summary.json").read_text())
     assert resumed["resumed_from_step"] > 0
     assert resumed["weights_sha256"] == summary["weights_sha256"]
-    assert figures(folder / killed) == figures(folder / whole)
+    for row, other in zip(figures(folder / killed), figures(folder / whole), strict=True):
+        # The sums of two workers are added in another order where they are restored.
+        assert row == (other if workers == 1 else pytest.approx(other, rel=1e-5))
 
 
 def figures(place: pathlib.Path):
     """The rows of history.csv without what depends on the clock."""
-    return [row.split(",")[:6] for row in (place / "runs/mine/history.csv").read_text().splitlines()]
+    rows = (place / "runs/mine/history.csv").read_text().splitlines()[1:]
+    return [[float(value) for value in row.split(",")[:6]] for row in rows]

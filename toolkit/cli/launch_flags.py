@@ -3,6 +3,7 @@
 import argparse
 
 from toolkit.errors import LaunchError
+from toolkit.support import status
 
 __all__ = ["add_arguments", "add_command", "add_counts", "counted", "refuse_unused"]
 
@@ -86,8 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _seconds(
         how,
         "--heartbeat_timeout",
-        15,
-        "seconds of silence after which a worker, or a task that is stopped, counts as gone [15]",
+        status.SECONDS_OF_SILENCE,
+        f"seconds of silence after which a worker, or a task that is stopped, counts as gone "
+        f"[{status.SECONDS_OF_SILENCE:g}]",
     )
     _seconds(how, "--stall_timeout", 1800, "seconds without progress that end the job, 0 for any number [1800]")
     _seconds(how, "--grace", 15, "seconds between asking tasks to end and ending them [15], after a failure at most 5")

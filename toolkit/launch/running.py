@@ -62,7 +62,7 @@ class RunningTask:
         self.served = self.given_up = self.asked_to_end = self.found_stopped = False
         self._stacks = stacks
         self._cpu = 0.0
-        self._patience = float(spec.environment.get(status.HEARTBEAT_TIMEOUT, "15"))
+        self._patience = float(spec.environment.get(status.HEARTBEAT_TIMEOUT, status.SECONDS_OF_SILENCE))
         self._looked = 0.0
         self._stopped_since: float | None = None
         self._watched: Any = None

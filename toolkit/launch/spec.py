@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
+from toolkit.support import status
 
 __all__ = ["JobOptions", "LaunchSpec", "check_command", "check_passable", "check_times", "counted", "new_job_id"]
 
@@ -48,7 +49,7 @@ class JobOptions:
     only: tuple[str, ...] = ()
     as_is: bool = False
     start_timeout: float = 300.0
-    heartbeat_timeout: float = 15.0
+    heartbeat_timeout: float = status.SECONDS_OF_SILENCE
     stall_timeout: float = 1800.0
     grace: float = 15.0
     max_restarts: int = 0

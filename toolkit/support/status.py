@@ -16,6 +16,7 @@ __all__ = [
     "LOGS",
     "PARTIAL",
     "RESUME",
+    "SECONDS_OF_SILENCE",
     "SOCKET",
     "START_TIMEOUT",
     "attempt",
@@ -37,6 +38,8 @@ START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether it is again.
+
+SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, counts as gone unless it is said.
 
 _failed = False
 
@@ -67,8 +70,8 @@ def attempt() -> int:
 
 
 def heartbeat_timeout() -> float:
-    """Returns the seconds of silence after which a worker counts as gone: what the launcher set, or 15."""
-    return float(os.environ.get(HEARTBEAT_TIMEOUT, "15"))
+    """Returns the seconds of silence after which a worker counts as gone: what the launcher set, or 15 s."""
+    return float(os.environ.get(HEARTBEAT_TIMEOUT, str(SECONDS_OF_SILENCE)))
 
 
 def restarted() -> bool:

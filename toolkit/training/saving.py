@@ -106,10 +106,10 @@ class Saving(keras.callbacks.Callback):
             restore_random(resumed.metadata["random"]["now"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        mid = self.tracker.resumed.batch and epoch == self.tracker.resumed.epoch
-        if mid and self.resumed is not None:
-            self._metrics = self._unbuilt_metrics = state.metrics_in(self.resumed.arrays)
-            state.restore_metrics(self.model, self._metrics)
+        if self.resumed is not None and epoch == self.tracker.resumed.epoch:
+            if self.tracker.resumed.batch:
+                self._metrics = self._unbuilt_metrics = state.metrics_in(self.resumed.arrays)
+                state.restore_metrics(self.model, self._metrics)
             if self.data is not None and self.data.random_state == "restored at the epoch's begin":
                 restore_random(self.resumed.metadata["random"]["at_epoch"])
         self._random_at_epoch = random_state()

@@ -1,6 +1,6 @@
 """Where a cluster is found when there is no TF_CONFIG: the environment that a launcher of tasks leaves.
 
-Come here to teach the toolkit another launcher: a file with a function `membership(environ)`, and a row in
+Come here to teach the toolkit another launcher: a file with a function `membership(environ)`, and a place in
 `cluster/discovery.py`.
 
 ranks       what launchers have in common that only number their processes

@@ -4,7 +4,7 @@ situation    what the checks look at, and what they find
 versions     packages that fit together
 environment  variables and files that change what a script does
 gpus         cards, driver, libraries, and whether TensorFlow sees them
-machine      processor, limits, disks, the clock
+machine      processor, limits, disks, shared memory (/dev/shm), the clock
 network      the hosts of a cluster
 data         the data sets that are there
 training     ten steps of training, run in a process of its own

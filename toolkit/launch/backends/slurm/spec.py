@@ -6,6 +6,7 @@ import re
 
 from toolkit.errors import LaunchError
 from toolkit.launch import check_command, check_passable, check_times
+from toolkit.support import status
 
 __all__ = ["SlurmSpec"]
 
@@ -54,7 +55,7 @@ class SlurmSpec:
     command: tuple[str, ...]
     max_restarts: int = 0
     start_timeout: float = 300.0
-    heartbeat_timeout: float = 15.0
+    heartbeat_timeout: float = status.SECONDS_OF_SILENCE
     as_is: bool = False
 
     def __post_init__(self) -> None:
