@@ -67,7 +67,7 @@ def main() -> None:
             seed=FLAGS.seed,
             steps_per_epoch=FLAGS.steps_per_epoch,
         )
-        toolkit.cli.check_same(run, strategy)
+        toolkit.cli.check_same(run, strategy, batches)
 
         with strategy.scope():
             model = build_model(classes=len(examples.classes))

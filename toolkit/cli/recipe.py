@@ -10,6 +10,7 @@ from absl import flags
 from toolkit import cluster, devices
 from toolkit.cli.flags import devices as device_arguments
 from toolkit.cli.log import show_devices
+from toolkit.data import Batches
 from toolkit.errors import RequestError
 from toolkit.observe import report
 from toolkit.training import Run
@@ -74,13 +75,14 @@ def configure_devices() -> devices.Setup:
     return setup
 
 
-def check_same(run: Run, strategy: Any) -> None:
-    """Makes sure that all tasks were started with the same flags, before they build a model together.
+def check_same(run: Run, strategy: Any, batches: Batches) -> None:
+    """Makes sure that all tasks were started with the same flags and data, before they build a model together.
 
     Raises:
         StrategyError: On every task, where any two differ.
     """
-    run.check_same(strategy, **{name: flags.FLAGS[name].value for name in _EXCHANGES if name in flags.FLAGS})
+    exchanges = {name: flags.FLAGS[name].value for name in _EXCHANGES if name in flags.FLAGS}
+    run.check_same(strategy, **batches.config(), steps_per_epoch=batches.steps_per_epoch, **exchanges)
 
 
 def _config() -> dict[str, Any]:
