@@ -87,7 +87,7 @@ def keras_fit(kind: str, how: str) -> dict:
     if kind == "tensorflow":
         _as_keras_has_it()
     keras.utils.set_random_seed(1)
-    travels = {"exchange_dtype": "float16"} if how == "16 bits" else {}
+    exchange = {"exchange_dtype": "float16"} if how == "16 bits" else {}
     layers = keras.layers
     with strategy.scope():
         parts: list = [keras.Input((32, 32, 3))]
@@ -96,8 +96,8 @@ def keras_fit(kind: str, how: str) -> dict:
         parts.append(layers.Flatten())
         if kind == "hybrid":
             sharded = toolkit.parallel.ShardedDense
-            parts.append(sharded(2048, activation="relu", keep_split=True, **travels))
-            parts.append(sharded(2048, activation="relu", split="inputs", **travels))
+            parts.append(sharded(2048, activation="relu", keep_split=True, **exchange))
+            parts.append(sharded(2048, activation="relu", split="inputs", **exchange))
         else:
             parts += [layers.Dense(2048, activation="relu"), layers.Dense(2048, activation="relu")]
         model = keras.Sequential([*parts, layers.Dense(10)])

@@ -1,4 +1,4 @@
-"""CIFAR-10 with parameter servers: a chief hands out steps, workers do them at their own pace.
+"""CIFAR-10 with parameter servers: a chief dispatches steps, workers do them at their own pace.
 
     toolkit launch --chief --workers=2 --ps=2 -m recipes.cifar_parameter_server
 

@@ -82,8 +82,10 @@ def define_parameter_servers() -> None:
 
 
 def define_gradients() -> None:
-    """Defines the flags that say how gradients travel between replicas."""
-    flags.DEFINE_enum("gradient_dtype", "float32", list(DTYPES), "What gradients travel as, and are added in.")
+    """Defines the flags that say how replicas exchange gradients."""
+    flags.DEFINE_enum(
+        "gradient_dtype", "float32", list(DTYPES), "Communication dtype of gradients, which are added in it too."
+    )
     flags.DEFINE_integer("bytes_per_pack", 0, "Gradients are joined up to so many bytes; 0 for all in one pack.")
 
 

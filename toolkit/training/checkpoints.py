@@ -250,7 +250,7 @@ def _read(directory: pathlib.Path) -> Checkpoint:
 
 
 def _storable(array: "np.ndarray") -> "np.ndarray":
-    # safetensors knows NumPy's own dtypes; bfloat16 and float8 travel as whole numbers of their size.
+    # safetensors knows NumPy's own dtypes; bfloat16 and float8 are stored as whole numbers of their size.
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 
