@@ -61,7 +61,7 @@ def finish(process, *, limit=250):
         process.wait()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_killed_and_started_again_it_ends_with_the_same_weights(folder, workers):
     whole, killed = f"whole {workers}", f"killed {workers}"
     assert finish(start(folder, whole, workers)) == 0, (folder / whole / "output").read_text()[-3000:]

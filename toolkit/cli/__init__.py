@@ -20,11 +20,13 @@ tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """
 
+import importlib
+from typing import Any
+
 from toolkit.cli import flags
 from toolkit.cli.log import say, show_devices, show_variables
 from toolkit.cli.plan_table import show_comparisons
 from toolkit.cli.program import run
-from toolkit.cli.recipe import check_same, configure_devices, open_run
 from toolkit.cli.tables import check_chart, show_seconds
 
 __all__ = [
@@ -40,3 +42,9 @@ __all__ = [
     "show_seconds",
     "show_variables",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("check_same", "configure_devices", "open_run"):  # They need `training`, which the commands don't.
+        return getattr(importlib.import_module("toolkit.cli.recipe"), name)
+    raise AttributeError(name)
