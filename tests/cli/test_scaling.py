@@ -152,6 +152,7 @@ def test_a_recipe_that_fails_ends_with_1_and_the_end_of_its_log(tmp_path):
     assert "it can't be done" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_recipe_on_two_workers(tmp_path):
     flags = ("--data=shapes", "--steps_per_epoch=20", "--global_batch_size=32")

@@ -125,6 +125,7 @@ def test_an_unknown_name_lists_the_known_ones():
         load("imagenet")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_pictures(tmp_path):
     if not SHARED.exists():

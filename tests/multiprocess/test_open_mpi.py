@@ -31,6 +31,7 @@ def mpirun(folder, ranks, recipe, *flags, **environment):
     return done.stdout, json.loads((folder / "it is" / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_workers_by_mpirun(tmp_path):
     out, _ = mpirun(tmp_path, 2, "recipes.cifar_multi_worker")
     weights = re.findall(r"Done: .*? weights (\w+)", out)

@@ -43,6 +43,7 @@ def test_workers_by_srun(cluster, tmp_path):
     assert sorted(hosts) == sorted(cluster.nodes)
 
 
+@pytest.mark.long
 def test_chief_workers_and_ps_by_srun(cluster, tmp_path):
     command = (sys.executable, "-m", "recipes.cifar_parameter_server", *FLAGS, f"--run_dir={tmp_path / 'run'}")
     tasks = {"TOOLKIT_TASKS": "chief:1,worker:2,ps:1"}

@@ -17,10 +17,9 @@ def hosts():
 FLAGS = ("--data=shapes", "--epochs=1", "--steps_per_epoch=5")
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(False, marks=pytest.mark.long), True], ids=["by hand", "a launcher on each host"]
-)
+@pytest.mark.parametrize("launcher", [False, True], ids=["by hand", "a launcher on each host"])
 def test_the_recipe_runs_on_two_hosts(hosts, tmp_path, launcher):
     cluster = cluster_in(tmp_path)
     running = []

@@ -31,6 +31,7 @@ def test_mirrored(recipe, tmp_path):
     assert "…" not in table
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_in_two_processes_the_bytes_are_those_predicted(tmp_path):
     done = processes.launch(
