@@ -40,7 +40,9 @@ class DataPosition:
         data: What is given to `fit` as `x`.
         steps_per_epoch: What is given to `fit` for it. Where that is None, Keras reads the data from its beginning in
             each epoch; otherwise it reads on where the last epoch has stopped.
-        can_be_saved: False where Keras makes another dataset of this one, as for class weights.
+        one_device: Whether `fit` reads it on one device without a strategy. Otherwise its iterators can't be saved, and
+            Keras makes one more before the first epoch, to build the model with.
+        as_it_is: False where Keras makes another dataset of this one, as for class weights.
 
     Attributes:
         random_state: What becomes of Python's and NumPy's random state on resume. "restored" as it was at the
@@ -48,10 +50,13 @@ class DataPosition:
             batches are drawn again from the script's own seed.
     """
 
-    def __init__(self, data: Any, *, steps_per_epoch: int | None, can_be_saved: bool = True) -> None:
+    def __init__(
+        self, data: Any, *, steps_per_epoch: int | None, one_device: bool = True, as_it_is: bool = True
+    ) -> None:
         self._data = data
         self._steps_per_epoch = steps_per_epoch
-        self._can_be_saved = can_be_saved and isinstance(data, tf.data.Dataset)
+        self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset)
+        self._made_to_build = 0 if one_device else 1
         self._iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
         self._to_pass = 0
@@ -69,7 +74,10 @@ class DataPosition:
             position: Where training stands.
         """
         used = self._read_before(position)[1] > 0  # Else the next step begins with a new iterator.
-        return {"seed": _global_seed(), "data": repr(self._data)}, self._iterator_state() if used else {}
+        facts: dict[str, Any] = {"seed": _global_seed(), "made_to_build": self._made_to_build}
+        if self._can_be_saved:
+            facts["dataset"] = repr(self._data)
+        return facts, self._iterator_state() if used else {}
 
     def prepare(self, resumed: Position, facts: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
         """Does what has to be done before `fit` makes its iterators; called on resume only.
@@ -82,18 +90,22 @@ class DataPosition:
         Raises:
             DataError: The data is another pipeline than the one whose iterator was saved.
         """
-        self._saved = {name: array for name, array in arrays.items() if name.startswith(_PREFIX)}
+        if self._can_be_saved:
+            self._saved = {name: array for name, array in arrays.items() if name.startswith(_PREFIX)}
         iterators, self._to_pass = self._read_before(resumed)
         if self._saved:
-            if facts.get("data") != repr(self._data):
+            if facts.get("dataset") != repr(self._data):
                 raise DataError(
                     asked="the run goes on with the tf.data iterator that its checkpoint holds",
-                    found=f"that is one of {facts.get('data')}, and the data is {self._data!r}",
+                    found=f"that is one of {facts.get('dataset')}, and the data is {self._data!r}",
                     remedy="Resume with the data that the run was started with",
                 )
             return
         if isinstance(self._data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-            self._drop_iterators(iterators)
+            # A run that goes on under another strategy.
+            iterators += facts.get("made_to_build", self._made_to_build) - self._made_to_build
+            for _ in range(iterators):
+                iter(self._data)
         elif isinstance(self._data, keras.utils.PyDataset):
             for _ in range(resumed.epoch):
                 self._data.on_epoch_begin()
@@ -151,10 +163,6 @@ class DataPosition:
         cardinality = getattr(self._data, "cardinality", -1)
         length = int(cardinality() if callable(cardinality) else cardinality)
         return length if length >= 0 else None
-
-    def _drop_iterators(self, count: int) -> None:
-        for _ in range(count):
-            iter(self._data)
 
     def _iterator_state(self) -> "dict[str, np.ndarray]":
         if not self._can_be_saved or not isinstance(self._iterator, tf.data.Iterator):

@@ -142,7 +142,7 @@ class Run:
     def check_same(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
         """Makes sure that all processes have recorded the same configuration, and agree on more. It is a collective.
 
-        `fit` does so too. Call it before the model is built, where different ones couldn't even be built together.
+        `fit` does so too; called before the model is built, it says what couldn't even be built together.
 
         Args:
             strategy: Whose processes train together.
@@ -209,7 +209,8 @@ class Run:
             steps_per_epoch = steps_per_epoch or x.steps_per_epoch
             self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
-        self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
+        described = strategies.describe(strategy)
+        self.add_facts(**described, emulated=devices.emulated(), global_batch_size=batch_size)
         parameters = restoring.parameters(model)
         self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=parameters)
         self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
@@ -221,7 +222,8 @@ class Run:
         if hasattr(x, "config"):
             x = x.train(start_step=resumed.step)
         else:
-            data = DataPosition(x, steps_per_epoch=steps_per_epoch, can_be_saved=options.get("class_weight") is None)
+            one, same = described["strategy"] == "one_device", "class_weight" not in options
+            data = DataPosition(x, steps_per_epoch=steps_per_epoch, one_device=one, as_it_is=same)
             if checkpoint is not None:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._watching = Watching(
@@ -241,24 +243,16 @@ class Run:
         )
         if not shuffled_by_keras(x):
             options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
-        stopped = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
-        history = model.fit(
-            x,
-            y,
-            initial_epoch=epochs if stopped else resumed.epoch,
-            epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            validation_data=validation_data,
-            callbacks=self._watching.callbacks,
-            verbose=verbose,
-            **options,
-        )
+        ended = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
+        options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
+        first = epochs if ended else resumed.epoch
+        history = model.fit(x, y, initial_epoch=first, callbacks=self._watching.callbacks, **options)
         self._finish(model)
         return history
 
     def _check_fit(self, epochs: int, options: dict) -> None:
         if self._watching is not None:
-            remedy = "Open a Run of its own, in another directory, for each call of fit"
+            remedy = "Open a Run in another directory for each call of fit"
             raise RequestError(asked="run.fit, again", found="a run directory holds one training", remedy=remedy)
         if epochs < 1 or "initial_epoch" in options:
             raise RequestError(
