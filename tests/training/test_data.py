@@ -123,7 +123,7 @@ KINDS = {
 }
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
-SLOW = [pytest.param(*case, marks=() if case[0] == "tensors" else pytest.mark.slow) for case in CASES]
+SLOW = [pytest.param(*case, marks=() if case == ("tensors", 1) else pytest.mark.slow) for case in CASES]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.
 STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
 
