@@ -45,11 +45,10 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
             asked="--resume", found=f"what {recipe} compares begins at the first step", remedy="Start anew"
         )
     devices.restart(values["visible_devices"].value)
-    membership, chief = None, True
+    membership = None
     if "cluster" in values:
         find = cluster.require if needs_cluster else cluster.discover
         membership = find(os.environ, file=values["cluster"].value, task=values["task"].value)
-        chief = membership is None or membership.task == membership.cluster.chief
     with Run(
         values["run_dir"].value,
         recipe=recipe,
@@ -57,7 +56,7 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
         checkpoint_steps=values["checkpoint_steps"].value,
         profile=values["profile"].value,
         membership=membership,
-        chief=chief,
+        chief=True if membership is None else None,
     ) as run:
         run.record_config(**_config())
         yield run

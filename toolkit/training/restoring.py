@@ -1,5 +1,6 @@
 """Bringing a model to where its run was stopped."""
 
+import dataclasses
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,8 @@ def restore(
     checkpoint = broadcast_checkpoint(strategy, found)
     state.restore(model, checkpoint.arrays)
     check_restored(model, step=checkpoint.step)
+    # The rest is kept while the first epoch goes on; the variables' arrays are as large as model and optimizer.
+    checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
     before = checkpoint.metadata["epochs"]
     if epochs != before:
         _LOG.warning(

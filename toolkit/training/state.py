@@ -21,6 +21,7 @@ __all__ = [
     "restore",
     "restore_metrics",
     "size_in_bytes",
+    "without_variables",
 ]
 
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
@@ -62,6 +63,11 @@ def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
                 found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
                 remedy="Resume with the model and optimizer that the run was started with",
             )
+
+
+def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    """Returns those of a checkpoint's arrays that `restore` doesn't set."""
+    return {name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER))}
 
 
 def digest(model: "keras.Model") -> str:
