@@ -202,20 +202,22 @@ def _serve(asked):
             for descriptor in files[3:]:
                 if ctypes.CDLL(None).setns(descriptor, 0):
                     os._exit(1)
-            child = _fork()
-            if child:
-                os.write(writing, b"%d" % child)
+            if _fork():
                 os._exit(0)
             asked.close()
             os.close(reading)
-            os.close(writing)
             while os.getppid() == middle:
                 time.sleep(0.0005)
+            request = pickle.loads(message)
+            if request["new_session"]:
+                os.setsid()
+            os.write(writing, b"%d" % os.getpid())  # Whoever reads it may look at the session at once.
+            os.close(writing)
             for target, descriptor in enumerate(files[:3]):
                 os.dup2(descriptor, target)
             for descriptor in files:
                 os.close(descriptor)
-            return pickle.loads(message)
+            return request
         os.close(writing)
         os.waitpid(between, 0)
         asked.send(os.read(reading, 100))
@@ -235,8 +237,6 @@ def _become(request):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    if request["new_session"]:
-        os.setsid()
     os.umask(request["umask"])
     os.chdir(request["directory"])
     os.environ.clear()
