@@ -60,6 +60,7 @@ def test_strong_scaling_keeps_the_batch_and_ends_with_table_chart_and_verdict(tm
     assert "global_batch_size" not in given
 
 
+@pytest.mark.slow
 def test_weak_scaling_grows_the_batch_from_the_first_size(tmp_path):
     flags = ("--replicas=2,4", "--weak", "--rounds=2", "--out=out", "--json")
     done = scaling(tmp_path, *flags, "-m", "fake", "--global_batch_size=32", "--epochs=3")
@@ -70,6 +71,7 @@ def test_weak_scaling_grows_the_batch_from_the_first_size(tmp_path):
     assert summary(tmp_path, 4)["given"]["epochs"] == "3"
 
 
+@pytest.mark.slow
 def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
     done = scaling(tmp_path, "--replicas=1,4", "--out=out", "-m", "fake", "--emulated=1", "--rate=images")
     assert done.returncode == 0, done.stderr
@@ -112,6 +114,7 @@ def test_what_is_no_recipe_is_said(tmp_path, module, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_earlier_figures_are_not_taken_for_new_ones(tmp_path):
     assert scaling(tmp_path, "--replicas=1", "--out=out", "-m", "fake").returncode == 0
     before = (tmp_path / "out/scaling.json").read_text()
@@ -121,6 +124,7 @@ def test_earlier_figures_are_not_taken_for_new_ones(tmp_path):
     assert (tmp_path / "out/scaling.json").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_whatever_ends_it_no_recipe_goes_on(tmp_path, number, code):
     (tmp_path / "slow.py").write_text(

@@ -51,6 +51,7 @@ def test_a_task_alone_has_nobody_to_wait_for():
     wait_for_tasks(Cluster({"worker": ["192.0.2.1:1"]}), Task("worker", 0), timeout=0)
 
 
+@pytest.mark.slow
 def test_one_that_comes_late_is_waited_for_aloud(ports, caplog, monkeypatch):
     monkeypatch.setattr("toolkit.cluster.rendezvous._SAY_AFTER", 0.3)
     monkeypatch.setattr("toolkit.cluster.rendezvous._SAY_EVERY", 0.2)
@@ -78,6 +79,7 @@ def test_a_name_without_an_address_is_said(ports):
     assert "no-such-host.invalid:2222 (its name has no address)" in str(error)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said(monkeypatch):
     monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -87,6 +89,7 @@ def test_a_port_that_is_taken_is_said(monkeypatch):
             wait_for_tasks(cluster, Task("worker", 0), timeout=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"x" * 5000, b"[]\n", b"{}\n"])
 def test_a_stranger_on_the_port_is_no_peer(ports, answer):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
@@ -112,6 +115,7 @@ def test_a_stranger_on_the_port_is_no_peer(ports, answer):
     assert "no task of this job" in str(error) or "reset" in str(error)
 
 
+@pytest.mark.slow
 def test_workers_in_another_order_are_found_out(ports):
     one = cluster_of(ports, 2)
     other = Cluster({"worker": list(reversed(one.as_dict()["worker"]))})

@@ -126,6 +126,7 @@ def test_tensorflow_reads_what_is_written_the_same_way(cluster):
     assert sum(spec.num_tasks(job) for job in spec.jobs) == len(cluster.tasks)
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_are_written_one_at_a_time():
     cluster = Cluster({"worker": [f"10.0.{i // 250}.{i % 250}:2222" for i in range(10_000)]})
     start = time.monotonic()

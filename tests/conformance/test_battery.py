@@ -60,9 +60,11 @@ def belongs(strategy, training):
     return strategy.endswith((" 4", "of 3", "in turn"))
 
 
-# Half a minute each; what they have of their own is in shorter rows, too.
+# What they have of their own is in other rows, too, or in test_combinations.py.
 LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIES} | {
+    ("multi_worker of 1", "float32 adam"),
     ("multi_worker of 3", "sharded, float64 adam"),
+    ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
 }
 CASES = [
@@ -133,6 +135,7 @@ def compiled(strategy):
     return model
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_back_at_any_number_of_replicas(four_devices):
     model = compiled(strategies.create("mirrored", devices=four_devices[:2]))
     random = np.random.default_rng(0)

@@ -114,6 +114,7 @@ def test_a_directory_that_may_not_be_read(tmp_path):
         os.seteuid(0)
 
 
+@pytest.mark.slow
 def test_auto_says_that_it_takes_the_embedded_data(tmp_path, caplog):
     with caplog.at_level("INFO", "toolkit"):
         assert load("auto", data_dir=tmp_path).name == "shapes"

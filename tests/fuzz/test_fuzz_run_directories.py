@@ -207,6 +207,7 @@ def test_a_run_that_is_to_go_on(sound, done, resume):
                 directory.close()
 
 
+@pytest.mark.slow
 @fuzzed()
 @given(done=st.lists(damages, min_size=1, max_size=3))
 @example(done=[("bytes", "checkpoints/step-00000006/manifest.json", b"[" * 100_000)])

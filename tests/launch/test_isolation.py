@@ -49,6 +49,7 @@ def test_tasks_reach_one_another_and_nobody_else(tmp_path):
     )
 
 
+@pytest.mark.slow
 @needed
 def test_a_task_that_wanted_out_is_told_how(tmp_path):
     done = launch(tmp_path, script(tmp_path, "import socket\nsocket.create_connection(('192.0.2.1', 80))"))
@@ -57,6 +58,7 @@ def test_a_task_that_wanted_out_is_told_how(tmp_path):
     assert "launch with --isolate=never if that is what they miss" in done.stderr
 
 
+@pytest.mark.slow
 def test_never_leaves_the_machines_network(tmp_path):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -69,6 +71,7 @@ def test_never_leaves_the_machines_network(tmp_path):
     assert "network" not in done.stdout
 
 
+@pytest.mark.slow
 def test_an_argument_that_names_an_address_keeps_the_machines_network(tmp_path):
     done = launch(tmp_path, script(tmp_path, ""), "--data=gs://bucket/data")
     assert done.returncode == 0
@@ -140,6 +143,7 @@ with socket.socket() as server:
 """
 
 
+@pytest.mark.slow
 def test_open_ports_are_named_from_the_sockets_themselves(tmp_path):
     with two_hosts.made() as names:
         flags = ["--isolate=never", "--workers=1", script(tmp_path, SERVER)]

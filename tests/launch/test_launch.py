@@ -95,6 +95,7 @@ def test_an_exception_shows_the_users_own_lines(launcher):
     assert "runpy" not in err
 
 
+@pytest.mark.slow
 def test_the_root_cause_is_the_first_and_not_its_consequence(launcher):
     # Worker 1 fails first but takes a second to end; worker 0 is gone at once when it notices.
     body = """
@@ -113,12 +114,14 @@ os._exit(9)
     assert "worker:0 ended with exit code 9" in err
 
 
+@pytest.mark.slow
 def test_a_task_that_is_killed_is_named_with_the_signal(launcher):
     code, _, err, _ = launcher.run("--workers=2", body="if me: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)")
     assert code == 137
     assert "worker:1 failed first: it was ended by SIGKILL" in err
 
 
+@pytest.mark.slow
 def test_a_peer_that_notices_a_killed_task_before_its_end_is_seen_is_not_the_cause(launcher):
     # A large process that is killed closes its connections first and is freed, and waited for, a while later.
     body = """
@@ -147,6 +150,7 @@ def test_signals_to_the_launcher_end_all_tasks(launcher, number):
     assert launcher.nothing_left(within=1) is True
 
 
+@pytest.mark.slow
 def test_a_launcher_under_nohup_goes_on_after_a_hangup(launcher):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What a program is started with is inherited.
     try:
@@ -163,6 +167,7 @@ def test_a_launcher_under_nohup_goes_on_after_a_hangup(launcher):
     assert b"Stopped by SIGTERM" in err
 
 
+@pytest.mark.slow
 def test_tasks_get_the_signal_and_time_to_save(launcher):
     body = """
 def save(*_):
@@ -181,6 +186,7 @@ time.sleep(1000)
     assert out.count(b"saved") == 2
 
 
+@pytest.mark.slow
 def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(launcher):
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif me: sys.exit(1)\ntime.sleep(1000)"
     code, _, err, seconds = launcher.run("--workers=2", "--grace=1", body=body)
@@ -204,6 +210,7 @@ time.sleep(1000)
     assert launcher.nothing_left(within=5) is True
 
 
+@pytest.mark.slow
 def test_a_grandchild_does_not_outlive_the_job(launcher):
     code, _, _, seconds = launcher.run(
         "--workers=2", body="subprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint('forked')"
@@ -213,6 +220,7 @@ def test_a_grandchild_does_not_outlive_the_job(launcher):
     assert launcher.nothing_left(within=1) is True
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_job(launcher):
     process = launcher.start("--workers=1", body="while True: print('x' * 1000, flush=True); time.sleep(0.01)")
     process.stdout.close()  # Nobody reads any more.
@@ -243,6 +251,7 @@ stuck()
     assert seconds < 30
 
 
+@pytest.mark.slow
 def test_a_task_that_stays_stopped_is_named_before_anybody_waits_for_it(launcher):
     code, _, err, seconds = launcher.run(
         "--workers=2", "--heartbeat_timeout=2", body="if me: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(1000)"
@@ -306,6 +315,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_cluster_file_starts_this_machines_tasks(launcher):
     flag = launcher.cluster_file([f"127.0.0.1:{free_port()}", "192.0.2.7:2222"])
     code, out, err, _ = launcher.run(flag, body="print('task', me)")
@@ -317,12 +327,14 @@ def test_a_cluster_file_starts_this_machines_tasks(launcher):
     assert "worker:1 | task 1" in out
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_the_tasks_failure(launcher):
     code, _, err, _ = launcher.run("--workers=2", command=["-m", "no.such.module"])
     assert code == 1
     assert "No module named" in err
 
 
+@pytest.mark.slow
 def test_a_report_of_a_tasks_child_is_not_the_tasks(launcher):
     body = """
 if me == 0:
@@ -341,6 +353,7 @@ raise ValueError("the cause")
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_request_of_a_script_that_can_not_be_is_a_sentence(launcher):
     body = "from toolkit.errors import StrategyError\nraise StrategyError(asked='a', found='b', remedy='C')"
     code, out, err, _ = launcher.run("--workers=1", body=body)
@@ -356,6 +369,7 @@ def test_two_dashes_may_stand_before_the_script(launcher):
     assert "ran ['--x']" in out
 
 
+@pytest.mark.slow
 def test_scripts_that_train_each_by_itself_are_noticed(launcher):
     _, out, _, _ = launcher.run("--workers=2", body="print('alone')")
     assert "no task made a strategy of several processes" in out

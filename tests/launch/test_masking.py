@@ -74,6 +74,7 @@ def test_log_and_lines_are_masked_and_a_tail_waits(output):
     assert list(made.last) == [b"it is ***!", b"not ", b"1234"]
 
 
+@pytest.mark.slow
 def test_a_launched_task_leaves_none_in_logs_lines_or_the_failure(launcher):
     body = (
         "value = os.environ['MY_TOKEN']\n"

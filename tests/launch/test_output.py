@@ -28,6 +28,7 @@ def test_a_progress_bar_is_one_line(launcher):
     assert out.splitlines()[1:] == ["worker:0 | 50/50"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["b'x' * 99 + b'\\n'", "b'x' * 100"], ids=["lines", "one line"])
 def test_100_mb_of_output_end_up_in_the_log(launcher, line):
     body = f"data = ({line}) * 10000\nfor _ in range(100): sys.stdout.buffer.write(data)"
@@ -43,6 +44,7 @@ def test_bytes_that_are_no_text_are_passed_on(launcher):
     assert (launcher.logs() / "worker-0.log").read_bytes() == b"\xff\x00\xfe\n"
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_log_and_not_the_job(launcher):
     code, out, _, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran on')", command=None)
     assert code == 0

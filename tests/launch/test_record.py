@@ -3,7 +3,10 @@
 import json
 import socket
 
+import pytest
 
+
+@pytest.mark.slow
 def test_starts_and_ends_are_recorded_and_tasks_know_where(launcher):
     body = """
 import json, os, sys, time

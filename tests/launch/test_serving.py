@@ -54,6 +54,7 @@ def test_one_that_was_done_without_starts_again_with_the_next(launched, tmp_path
     assert job.wait(limit=30) == 0
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_alone_is_not_waited_for(launched):
     job = launched("--max_restarts=1")
     job.kill("worker:1")
@@ -62,6 +63,7 @@ def test_one_that_comes_back_alone_is_not_waited_for(launched):
     assert "No worker is left" in job.text
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_done_without(launched, tmp_path):
     job = launched("--heartbeat_timeout=2")
     job.kill("worker:0", signal.SIGSTOP)

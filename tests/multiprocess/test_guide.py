@@ -37,6 +37,7 @@ def test_as_is_leaves_it_alone(tmp_path):
     assert "failed first" in done.stderr
 
 
+@pytest.mark.long
 def test_it_runs_by_hand_with_just_its_strategys_making_changed(plain_starts, tmp_path):
     text = SCRIPT.read_text()
     assert text.count(MAKING) == 1

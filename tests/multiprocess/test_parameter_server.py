@@ -54,7 +54,10 @@ def counted(seen, *, epochs=2, steps=60, batch=16):
     "options",
     [
         pytest.param({}, marks=pytest.mark.long),
-        {"numbered": False, "servers": {"variables": "sharded", "min_shard_bytes": 512, "steps_per_dispatch": 4}},
+        pytest.param(
+            {"numbered": False, "servers": {"variables": "sharded", "min_shard_bytes": 512, "steps_per_dispatch": 4}},
+            marks=pytest.mark.long,
+        ),
         {"numbered": False, "servers": {"synchronous": True}},
         pytest.param({"servers": {"max_staleness": 1, "variables": "balanced"}}, marks=pytest.mark.long),
     ],
@@ -214,6 +217,7 @@ def test_a_script_that_only_knows_tensorflow_trains_unchanged(tmp_path):
     assert "steps 16" in text
 
 
+@pytest.mark.long
 def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
     flags = ("--epochs=1", "--steps_per_epoch=2", "--variables=sharded", "--min_shard_kib=999999", "--run_dir=it")
     code, text = launched(tmp_path, *RECIPE, *flags)
@@ -221,6 +225,7 @@ def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
     assert "No variable is sharded" in text
 
 
+@pytest.mark.long
 def test_an_evaluator_follows_the_checkpoints_to_the_last(tmp_path):
     flags = ("--epochs=2", "--steps_per_epoch=10", "--run_dir=it")
     code, text = launched(tmp_path, *RECIPE, *flags, tasks=(*processes.FEW, "--evaluator"))

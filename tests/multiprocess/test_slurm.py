@@ -33,6 +33,7 @@ def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_workers_by_srun(cluster, tmp_path):
     command = (sys.executable, "-m", "recipes.cifar_multi_worker", *FLAGS, f"--run_dir={tmp_path / 'it is'}")
     done = cluster.run("srun", "--nodes=2", "--ntasks=2", "--label", *command, limit=150, **ENVIRONMENT)
@@ -91,6 +92,7 @@ def test_a_job_is_submitted_followed_and_completed(undisturbed):
     assert "#SBATCH --signal=TERM@120" in (folder / "logs" / "job.sh").read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_cancels_the_job(cluster, tmp_path):
     launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
     launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))

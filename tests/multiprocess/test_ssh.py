@@ -174,6 +174,7 @@ def test_a_host_that_is_gone_for_good_is_said(hosts, tmp_path):
     assert re.search(r"b didn't answer for \d+ s; the last checkpoint is kept", job.text)
 
 
+@pytest.mark.long
 def test_the_recipe_trains_on_both(hosts, tmp_path):
     with launched(hosts, tmp_path, [], [*RECIPE, "--epochs=1", "--steps_per_epoch=3"]) as job:
         assert job.wait(limit=150) == 0, job.text[-3000:]

@@ -13,13 +13,16 @@ import processes
 import pytest
 
 MEET = """
-from toolkit.cluster import Cluster, Task, wait_for_tasks
-wait_for_tasks(Cluster({"worker": ["127.0.0.1:23851", "127.0.0.1:23852"]}), Task("worker", 0), timeout=100)
+import os
+from toolkit.cluster import require, wait_for_tasks
+me = require(os.environ)
+wait_for_tasks(me.cluster, me.task, timeout=100)
 """
 PLAIN = """
 import toolkit
 toolkit.strategies.create("auto")
 """
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS = 10  # That an end may take on a busy machine; it is some tenths of one.
 
 
@@ -57,21 +60,11 @@ def end(process, out, number, limit=100):
         process.wait()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
-)
-def test_while_tasks_wait_for_one_another(tmp_path, number):
-    out = tmp_path / "out"
-    process = start(["-c", MEET], 23851, tmp_path, out)
-    code, said = end(process, out, number)
-    assert code == 128 + number
-    assert said == f"Stopped by {number.name} while waiting for worker:1."
-
-
 @pytest.mark.slow
-def test_recipe_plain_script_and_what_the_launcher_starts(tmp_path):
+def test_while_tasks_wait_for_one_another(tmp_path):
     (tmp_path / "train.py").write_text(PLAIN)
     kinds = [
+        *((["-c", MEET], number, "while waiting for worker:1") for number in SIGNALS),
         (["-m", "recipes.cifar_multi_worker", "--run_dir=run"], signal.SIGTERM, "at once; checkpoints .* are kept"),
         (["train.py"], signal.SIGTERM, "while waiting for worker:1"),
         (["train.py"], signal.SIGINT, "while waiting for worker:1"),

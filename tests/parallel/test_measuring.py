@@ -12,6 +12,7 @@ from toolkit.parallel.graph import layers_of
 L = keras.layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_layer_and_what_joins_replicas(four_devices, replicas):
     strategy = strategies.create("auto", devices=four_devices[:replicas])

@@ -28,6 +28,7 @@ def trained(strategy, policy, conv, dense):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
     [("float64", 1e-6), ("mixed_bfloat16", 0.02), pytest.param("mixed_float16", 0.005, marks=pytest.mark.slow)],

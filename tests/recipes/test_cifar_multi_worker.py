@@ -97,6 +97,7 @@ def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_pat
     assert summary(tmp_path / "run")["resumed_from_step"] > 0
 
 
+@pytest.mark.long
 def test_only_the_chiefs_checkpoints_count(undisturbed, tmp_path):
     """Each in a folder of its own, started by hand, the worker's with newer ones: the chief hands its own over."""
     for name in ("chief", "worker"):

@@ -18,6 +18,7 @@ def check(rows):
     assert max(row["loss"] for row in rows) - min(row["loss"] for row in rows) < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_mirrored(recipe, tmp_path):
     done = recipe.run(*SMALL, "--gpus=2", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism", COLUMNS="80")

@@ -55,6 +55,7 @@ def test_callbacks_of_the_chief_write(adapted, tmp_path, monkeypatch):
     assert names == ["backup", "board", "log.csv", "model.keras", "w.weights.h5"]
 
 
+@pytest.mark.slow
 def test_callbacks_of_the_others_do_not(adapted, tmp_path, monkeypatch):
     names, _ = written(tmp_path, chief=False, monkeypatch=monkeypatch)
     assert names == []

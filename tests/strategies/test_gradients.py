@@ -47,6 +47,7 @@ def test_gradients_are_exchanged_as_asked(four_devices, dtype, least):
     assert least <= far < max(2e-7, 2e4 * least)
 
 
+@pytest.mark.slow
 def test_clipping_is_by_the_norm_of_the_sum(four_devices):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     gradients.adapt_optimizers()

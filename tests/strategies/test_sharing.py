@@ -33,17 +33,20 @@ def test_every_example_is_in_one_share_and_no_share_is_empty(examples, batch, co
     assert together == list(range(examples)), "an example is lost, doubled or out of order"
 
 
+@pytest.mark.slow
 def test_shares_are_equal_to_within_one():
     for step in zip(*cut(64, 10, 3), strict=True):
         assert max(map(len, step)) - min(map(len, step)) <= 1
 
 
+@pytest.mark.slow
 def test_a_small_last_batch_borrows_from_the_one_before():
     first, second = cut(9, 4, 2)
     assert list(map(len, first)) == [2, 1, 1]
     assert list(map(len, second)) == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_where_there_is_nothing_to_borrow_two_batches_become_one():
     assert [len(replica) for replica in cut(5, 4, 4)] == [1, 1, 1, 1]
 

@@ -88,6 +88,7 @@ def trained(tmp_path, devices, *, steps=0, keep=False, batches=20):
     return profiling.breakdown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_profile_of_tensorflows_is_understood(tmp_path, four_devices, replicas):
     found = trained(tmp_path, four_devices[:replicas])

@@ -192,6 +192,7 @@ def made(folder, odd=None):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_callbacks_count_on_where_they_were(tmp_path, stopped):
     for name in ("a", "b"):
@@ -232,6 +233,7 @@ def test_other_callbacks_than_before_are_said(tmp_path, caplog):
     assert "callbacks Counting, StopAfterEpoch and goes on with StopAfterEpoch, Counting" in caplog.text
 
 
+@pytest.mark.slow
 def test_random_numbers_go_on_where_they_were(tmp_path):
     class Draw(keras.callbacks.Callback):
         def __init__(self):

@@ -70,6 +70,7 @@ def zero(draw, path, before):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_of_200_damaged_ones_none_is_loaded_and_the_one_before_is(tmp_path, caplog):
     draw = random.Random(20)
     kinds = [truncate, flip, delete, swap, old_manifest, whole_old_one, zero]
@@ -135,6 +136,7 @@ print(f"{kills} of {kills} kills, {written} checkpoints reported, {aside} kills 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", ["growing", "same"])
 def test_after_each_of_100_kills_in_the_midst_of_saving_the_last_one_is_there(tmp_path, steps):
     """The last that was reported as written, or the next, that wasn't yet; also if it is the same step again."""

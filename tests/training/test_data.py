@@ -123,7 +123,10 @@ KINDS = {
 }
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
-SLOW = [pytest.param(*case, marks=() if case == ("tensors", 1) else pytest.mark.slow) for case in CASES]
+MARKS = dict.fromkeys(CASES, (pytest.mark.slow,)) | {("tensors", 1): ()}
+for _kind in ("unknown length", "a generator"):
+    MARKS[_kind, 2] = (pytest.mark.slow, pytest.mark.long)
+MARKED = [pytest.param(*case, marks=marks) for case, marks in MARKS.items()]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.
 STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
 
@@ -153,7 +156,7 @@ def same(one, other):
 
 # Keras says so at the end of each epoch of data whose length it doesn't know.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize(("kind", "replicas"), SLOW)
+@pytest.mark.parametrize(("kind", "replicas"), MARKED)
 def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(
     tmp_path, four_devices, kind, replicas, caplog
 ):
@@ -216,6 +219,7 @@ def test_a_saved_iterator_goes_on_even_where_nothing_was_seeded(tmp_path, four_d
     assert once(resume=True) == sum(range(COUNT))
 
 
+@pytest.mark.slow
 def test_data_that_is_shuffled_without_a_seed_and_read_again_is_said(tmp_path, four_devices, caplog):
     with pytest.raises(StoppedBySignal):
         train(tmp_path / "run", four_devices, tensors, replicas=2, extra=[StopAfter(steps=12)])
@@ -224,6 +228,7 @@ def test_data_that_is_shuffled_without_a_seed_and_read_again_is_said(tmp_path, f
     assert "started with the random seed 5, and now there is 6" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_less_data_than_before_is_a_sentence(tmp_path, four_devices):
     with pytest.raises(StoppedBySignal):
@@ -240,6 +245,7 @@ def test_another_pipeline_than_the_saved_iterators_is_a_sentence(tmp_path, four_
         train(tmp_path / "run", four_devices, lambda folder: tensors(folder).map(lambda x, y: (x, y, y)), resume=True)
 
 
+@pytest.mark.slow
 def test_a_model_that_waits_for_its_shapes_is_restored_too(tmp_path):
     def once(data, resume=False, extra=()):
         keras.utils.set_random_seed(1)

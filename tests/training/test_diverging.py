@@ -71,6 +71,7 @@ def test_infinity_in_what_json_can_not_hold_and_what_a_store_keeps(tmp_path):
     assert store.load().metadata == {"a": [1.5, None], "b": {"c": None}}
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third(tmp_path, caplog, monkeypatch):
     """As far as files of more than 300 bytes go, which is all but run.json and small ones."""
     resource = pytest.importorskip("resource")

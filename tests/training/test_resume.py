@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 
 import keras
@@ -61,20 +62,24 @@ def figures(history):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, four_devices):
-    return train(tmp_path_factory.mktemp("undisturbed") / "run", four_devices)
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    return *train(directory, four_devices), directory
+
+
+LONG = (pytest.mark.slow, pytest.mark.long)
 
 
 @pytest.mark.parametrize(
     ("method", "call", "step"),
     [
-        pytest.param("on_train_batch_end", 1, 1, marks=pytest.mark.slow),
-        pytest.param("on_train_batch_begin", 3, 3, marks=pytest.mark.slow),
-        ("on_train_batch_end", 7, 7),
-        pytest.param("on_train_batch_end", 5, 5, marks=pytest.mark.slow),
-        pytest.param("on_test_batch_end", 1, 5, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_end", 1, 1, marks=LONG),
+        pytest.param("on_train_batch_begin", 3, 3, marks=LONG),
+        pytest.param("on_train_batch_end", 7, 7, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_end", 5, 5, marks=LONG),
+        pytest.param("on_test_batch_end", 1, 5, marks=LONG),
         pytest.param("on_epoch_end", 2, 10, marks=pytest.mark.slow),
-        pytest.param("on_epoch_begin", 2, 6, marks=pytest.mark.slow),
-        pytest.param("on_train_batch_end", 15, 15, marks=pytest.mark.slow),
+        pytest.param("on_epoch_begin", 2, 6, marks=LONG),
+        pytest.param("on_train_batch_end", 15, 15, marks=LONG),
     ],
 )
 def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices, undisturbed, method, call, step):
@@ -89,6 +94,7 @@ def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices
     assert summary["test_accuracy"] == undisturbed[1]["test_accuracy"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stopped_again_and_again(tmp_path, four_devices, undisturbed):
     for number in range(4):
@@ -120,14 +126,15 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
 
 @pytest.mark.slow
 def test_a_complete_run_resumes_to_its_own_end(tmp_path, four_devices, undisturbed):
-    train(tmp_path / "run", four_devices)
+    shutil.copytree(undisturbed[3], tmp_path / "run")
     weights, summary, _ = train(tmp_path / "run", four_devices, resume=True)
     assert same(weights, undisturbed[0])
     assert summary["steps"] == 15
 
 
-def test_another_models_checkpoint_is_refused(tmp_path, four_devices):
-    train(tmp_path / "run", four_devices)
+@pytest.mark.slow
+def test_another_models_checkpoint_is_refused(tmp_path, four_devices, undisturbed):
+    shutil.copytree(undisturbed[3], tmp_path / "run")
     with pytest.raises(CheckpointError, match="model=other.*started with model=small_cnn"):
         train(tmp_path / "run", four_devices, resume=True, model="other")
     identity = json.loads((tmp_path / "run/run.json").read_text())
@@ -137,6 +144,7 @@ def test_another_models_checkpoint_is_refused(tmp_path, four_devices):
         train(tmp_path / "run", four_devices, resume=True, model="other")
 
 
+@pytest.mark.slow
 def test_checkpoints_that_can_not_be_written_cost_the_checkpoint_then_the_run(
     tmp_path, four_devices, monkeypatch, caplog
 ):
@@ -169,6 +177,7 @@ def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them
     assert (tmp_path / "run/model.keras").exists()
 
 
+@pytest.mark.slow
 def test_stopped_on_a_full_disk_ends_on_the_signal_and_lets_the_directory_go(
     tmp_path, four_devices, monkeypatch, caplog
 ):
@@ -190,6 +199,7 @@ def test_the_size_of_a_state_is_known_without_reading_it(four_devices):
     assert state.size_in_bytes(model) == sum(array.nbytes for array in state.capture(model).values())
 
 
+@pytest.mark.slow
 def test_keras_still_calls_the_train_function_that_it_finds_on_the_model(four_devices):
     """Passing over steps already done stands on this; a Keras that changes it must be noticed."""
     model = models.build("small_cnn")

@@ -56,6 +56,7 @@ def test_directory_and_checkpoints_without_a_run(tmp_path):
     assert looser_than(tmp_path / "a", 0o002) == looser_than(tmp_path / "b", 0o002) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--log_dir=logs/mine"]])
 def test_the_launchers_logs_but_not_the_users_own_files(tmp_path, flags):
     (tmp_path / "train.py").write_text("import sys; open('own', 'w'); sys.exit(3)")

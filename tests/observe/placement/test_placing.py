@@ -29,6 +29,7 @@ def test_weights_and_their_operations_are_where_the_rule_says(four_devices):
     np.testing.assert_array_equal(placed.predict(X, verbose=0), plain.predict(X, verbose=0))
 
 
+@pytest.mark.slow
 def test_training_is_that_of_the_plain_model_and_slots_lie_beside_their_weights(four_devices):
     plain = model()
     placed = place(plain, lambda layer: {"first": "CPU:3", "second": "/CPU:1"}[layer.name])
@@ -99,6 +100,7 @@ def test_compile_keeps_xla_away_where_keras_would_choose_it(four_devices, monkey
     placed.compile(optimizer=None, loss="mse")
 
 
+@pytest.mark.slow
 def test_slots_lie_beside_their_weights_under_loss_scaling_too(four_devices):
     placed = place(model(), {"second": "CPU:2"})
     placed.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")

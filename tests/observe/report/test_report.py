@@ -102,6 +102,7 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     assert references <= set(ids)
 
 
+@pytest.mark.slow
 def test_several_runs_stand_beside_one_another(tmp_path, monkeypatch, capsys):
     first, second = made(tmp_path, "first"), made(tmp_path, "second", test_accuracy=0.75)
     monkeypatch.chdir(tmp_path)
@@ -132,6 +133,7 @@ def test_metrics_of_any_model_have_keras_own_names(tmp_path):
     assert "train" not in text
 
 
+@pytest.mark.slow
 def test_of_very_many_metrics_the_first_are_drawn(tmp_path):
     path = made(tmp_path)
     names = [f"metric_{n}" for n in range(30)]
@@ -179,6 +181,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
         report.write([made(tmp_path)], tmp_path / "nowhere" / "it.html")
 
 
+@pytest.mark.slow
 def test_a_device_is_written_to_and_a_link_followed(tmp_path):
     run = made(tmp_path)
     os.mkfifo(tmp_path / "pipe.html")
@@ -214,14 +217,16 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in ODD.items() for value in values])
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.filterwarnings("default")  # matplotlib's, of numbers that don't fit into a picture.
-def test_whatever_a_summary_holds_there_is_a_page(tmp_path, key, value):
-    text = report.write([made(tmp_path, **{key: value})]).read_text()
+def test_whatever_a_summary_holds_there_is_a_page(tmp_path, number):
+    odd = {key: values[number] for key, values in ODD.items() if number < len(values)}
+    text = report.write([made(tmp_path, **odd)]).read_text()
     assert "</html>" in text
     assert "81.25%" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -244,6 +249,7 @@ def test_training_that_diverged_is_said(tmp_path):
     assert "training diverged" in report.write([path]).read_text()
 
 
+@pytest.mark.slow
 def test_many_runs_and_strange_names(tmp_path):
     names = ["back\\slash", "_under", "a$b$c", *map(str, range(7))]
     text = report.write([made(tmp_path, name) for name in names], tmp_path / "all.html").read_text()

@@ -114,6 +114,7 @@ def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
     release.set()
 
 
+@pytest.mark.slow
 def test_workers_that_come_back_one_by_one_are_not_waited_for_for_ever(dispatcher, monkeypatch):
     """TensorFlow takes none of them back before all are there."""
     workers = [str(task) for task in dispatcher.cluster.tasks if task.job == "worker"]

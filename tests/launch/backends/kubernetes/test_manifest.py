@@ -202,6 +202,7 @@ HOSTILE = st.text(max_size=60) | st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(values=st.lists(HOSTILE, max_size=4), name=st.text(string.ascii_lowercase + "-", min_size=1, max_size=70))
 def test_whatever_is_in_them_arguments_come_through_as_they_are(values, name):
     try:
