@@ -42,6 +42,7 @@ STEPS = 20
 FLOAT32 = {
     ("mirrored on 4", "float32 adam"),
     ("multi_worker of 1", "float32 adam"),
+    ("multi_worker of 2", "float32 adam"),
     ("multi_worker of 3", "float32 adam"),
     ("parameter servers, rounds", "float32"),
     ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
@@ -63,6 +64,7 @@ def belongs(strategy, training):
 # What they have of their own is in other rows, too, or in test_combinations.py.
 LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIES} | {
     ("multi_worker of 1", "float32 adam"),
+    ("multi_worker of 3", "float32 adam"),
     ("multi_worker of 3", "sharded, float64 adam"),
     ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),

@@ -32,6 +32,7 @@ def test_training_and_test_pictures_differ():
     assert len(examples.classes) == 10
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_linear_classifier_stays_below_60_percent():
     """Ridge regression onto one-hot labels, on all pixels and a constant: the best of several penalties."""

@@ -268,6 +268,7 @@ def test_computing_without_a_word_is_progress(launcher):
     assert code == 0, err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fifty_tasks_start_log_and_stop(launcher):
     code, out, err, seconds = launcher.run("--workers=50", body="print('here', me)")

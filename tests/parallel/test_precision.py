@@ -31,7 +31,7 @@ def trained(strategy, policy, conv, dense):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
-    [("float64", 1e-6), ("mixed_bfloat16", 0.02), pytest.param("mixed_float16", 0.005, marks=pytest.mark.slow)],
+    [pytest.param("float64", 1e-6, marks=pytest.mark.long), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.005)],
 )
 def test_a_policy(four_devices, policy, tolerance):
     plain = trained(

@@ -41,6 +41,7 @@ def test_mistakes_are_answered(tmp_path, recipe, flag, said):
     assert said in err
 
 
+@pytest.mark.long
 def test_placement_shows_each_example(tmp_path):
     code, out, err = program(tmp_path, "-m", "recipes.device_placement")
     assert code == 0, err

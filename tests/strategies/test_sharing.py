@@ -20,6 +20,7 @@ def cut(examples, batch, count, indices=None):
     return [rows(sharing.shares(dataset, indices=[n], count=count)) for n in (indices or range(count))]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(examples=st.integers(1, 60), batch=st.integers(1, 20), count=st.integers(1, 5))

@@ -124,7 +124,7 @@ KINDS = {
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
 MARKS = dict.fromkeys(CASES, (pytest.mark.slow,)) | {("tensors", 1): ()}
-for _kind in ("unknown length", "a generator"):
+for _kind in ("tensors", "unknown length", "a generator"):
     MARKS[_kind, 2] = (pytest.mark.slow, pytest.mark.long)
 MARKED = [pytest.param(*case, marks=marks) for case, marks in MARKS.items()]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.

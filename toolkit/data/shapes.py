@@ -15,6 +15,7 @@ __all__ = ["CLASSES", "generate", "load"]
 
 _SIDE = 32
 _CHUNK = 1000  # Pictures drawn at once: bounds memory at about 60 MB.
+_CACHED = 25  # Pictures put together at once: half a megabyte, which a core's cache holds.
 
 
 def _angle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -70,16 +71,23 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     for number, name in enumerate(CLASSES):
         mine = labels == number
         inside[mine] = _INSIDE[name](u[mine], v[mine])
-    ground = random.uniform(40, 215, (n, 1, 1, 3)).astype(np.float32)
+    # Colours come before rows and columns until the end: NumPy is slow over an innermost axis of 3.
+    ground = random.uniform(40, 215, (n, 3, 1, 1)).astype(np.float32)
     # The shape's colour lies well away from the ground's, on either side of it.
-    away = random.uniform(45, 120, (n, 1, 1, 3)).astype(np.float32) * np.where(ground > 127, -1, 1)
+    away = random.uniform(45, 120, (n, 3, 1, 1)).astype(np.float32) * np.where(ground > 127, -1, 1)
     shading = (
-        uniform(-30, 30) * (pixels / _SIDE)[None, None, :, None]
-        + uniform(-30, 30) * (pixels / _SIDE)[None, :, None, None]
+        uniform(-30, 30) * (pixels / _SIDE)[None, None, None, :]
+        + uniform(-30, 30) * (pixels / _SIDE)[None, None, :, None]
     )
-    picture = ground + shading + np.where(inside[..., None], away, 0)
-    picture += random.standard_normal(picture.shape, np.float32) * 12
-    return np.clip(picture, 0, 255).astype(np.uint8)
+    noise = random.standard_normal((n, _SIDE, _SIDE, 3), np.float32)
+    noise *= 12
+    pictures = np.empty(noise.shape, np.uint8)
+    for start in range(0, n, _CACHED):
+        few = slice(start, start + _CACHED)
+        plain = ground[few] + shading[few] + np.where(inside[few, None], away[few], 0)
+        picture = plain.transpose(0, 2, 3, 1) + noise[few]
+        pictures[few] = np.clip(picture, 0, 255, out=picture).astype(np.uint8)
+    return pictures
 
 
 def load(*, seed: int = 0, train: int = 20_000, test: int = 4_000) -> Examples:

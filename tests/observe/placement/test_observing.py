@@ -20,7 +20,9 @@ LINE = re.compile(r"\] ([\w/.-]+): \((\w+)\): (/job:\S+)$", re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["small_cnn", "placed", "loop"])
+@pytest.mark.parametrize(
+    "model", ["loop", *(pytest.param(each, marks=pytest.mark.long) for each in ("small_cnn", "placed"))]
+)
 def test_the_report_agrees_with_the_placement_log_op_for_op(tmp_path, model):
     done = subprocess.run(
         [sys.executable, str(LOGGED), model, str(tmp_path / "seen.json")],
