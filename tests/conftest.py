@@ -74,6 +74,7 @@ def four_devices():
     """TensorFlow in this process, with four logical CPU devices: set before any test lets it start."""
     import tensorflow as tf
 
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # Those that wait for work spin, beside other tests.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     return tuple(f"CPU:{i}" for i in range(4))

@@ -13,6 +13,7 @@ import time
 import preloaded
 import psutil
 
+from toolkit import devices
 from toolkit.launch.ports import ENVIRONMENT, HeldPorts
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -32,7 +33,7 @@ class Group:
         workers = [f"127.0.0.1:{port}" for port in ports]
         for number, own in enumerate(arguments):
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": number}}
-            added = {"TF_CONFIG": json.dumps(config), **ENVIRONMENT} if workers else {}
+            added = {"TF_CONFIG": json.dumps(config), **ENVIRONMENT, **threads(len(workers))} if workers else {}
             with self.files[number].open("wb") as out:
                 self.processes.append(
                     preloaded.Popen(
@@ -77,6 +78,12 @@ class Group:
         for process in self.processes:
             process.kill()
             process.wait()
+
+
+def threads(tasks):
+    """The variables by which the launcher divides this machine's cores; the last digits of sums depend on them."""
+    each = str(max(1, devices.cores() // tasks))
+    return {"OMP_NUM_THREADS": each, "TF_NUM_INTRAOP_THREADS": each}
 
 
 @contextlib.contextmanager

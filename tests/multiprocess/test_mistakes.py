@@ -153,6 +153,7 @@ def test_the_end_of_one_is_no_part_of_the_others_sum(tmp_path):
     assert "SUM [6" not in done.stdout
 
 
+@pytest.mark.long
 def test_a_fork_of_a_worker_may_end(tmp_path):
     body = """
 child = os.fork()

@@ -143,6 +143,7 @@ def kinds(tmp_path_factory):
     return [json.loads((folder / name).read_text()) for name in ("served.json", "one.json")]
 
 
+@pytest.mark.long
 def test_every_way_of_calling_fit_gives_the_numbers_of_one_process(kinds):
     served, one = kinds
     assert set(served) == set(one)

@@ -111,9 +111,12 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
     "extra",
     [
         {"kernel_regularizer": {"class_name": "L1L2", "config": {"l1": 0.01, "l2": 0.01}}},
-        {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
+        pytest.param(
+            {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
+            marks=pytest.mark.long,
+        ),
         {"kernel_constraint": "max_norm"},
-        {"kernel_constraint": "non_neg"},
+        pytest.param({"kernel_constraint": "non_neg"}, marks=pytest.mark.long),
     ],
     ids=["sum", "whole", "norm", "elementwise"],
 )

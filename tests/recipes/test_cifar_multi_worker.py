@@ -14,7 +14,6 @@ import preloaded
 import processes
 import pytest
 
-from toolkit import devices
 from toolkit.launch.ports import ENVIRONMENT, HeldPorts
 
 pytestmark = pytest.mark.slow
@@ -107,9 +106,7 @@ def test_only_the_chiefs_checkpoints_count(undisturbed, tmp_path):
         shutil.rmtree(checkpoint)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "worker").rglob("*")}
     own = [[*FLAGS, "--resume", f"--run_dir={tmp_path / name}"] for name in ("chief", "worker")]
-    threads = str(max(1, devices.cores() // 2))  # As the launcher has it: sums of floats depend on it.
-    alike = {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads}
-    with processes.group(["-m", "recipes.cifar_multi_worker"], own, tmp_path, **alike) as group:
+    with processes.group(["-m", "recipes.cifar_multi_worker"], own, tmp_path) as group:
         outputs = group.succeed(limit=200)
     step = int(re.search(r"step-0*(\d+)", oldest.name)[1])
     assert all(f"Resumed after step {step} " in text for text in outputs)
@@ -124,9 +121,7 @@ def test_pods_of_a_manifest_train_and_go_on_when_they_are_started_again(undistur
         cluster = json.dumps({"worker": [f"127.0.0.1:{held.free()}" for _ in range(2)]})
         environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ |= {"TOOLKIT_CLUSTER": cluster, "TOOLKIT_RESUME": "1"}
-        # As many threads as under the launcher: sums of other parts have other last digits.
-        threads = str(max(1, devices.cores() // 2))
-        environ |= {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads}
+        environ |= processes.threads(2)
 
         def pods(*flags):
             command = [sys.executable, "-m", "recipes.cifar_multi_worker", *FLAGS, *flags, "--run_dir=run"]
