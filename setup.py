@@ -26,6 +26,7 @@ setuptools.setup(
         "numpy>=2,<3",
         # Other cards than nvidia-smi lists are no concern of ours.
         "nvidia-ml-py>=12.535",
+        "lazy-loader>=0.4,<1",
         "packaging>=23",
         "pyyaml>=6,<7",
         "psutil>=6,<8",

@@ -19,8 +19,7 @@ Wings, in the order in which a run meets them; each imports only those above it:
 when a function that needs it is first called.
 """
 
-import importlib
-from typing import Any
+import lazy_loader
 
 __version__ = "0.1.0"
 
@@ -39,12 +38,4 @@ __all__ = [
     "training",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, _ = lazy_loader.attach(__name__, __all__[1:])

@@ -20,8 +20,7 @@ tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """
 
-import importlib
-from typing import Any
+import lazy_loader
 
 from toolkit.cli import flags
 from toolkit.cli.log import say, show_devices, show_variables
@@ -43,8 +42,7 @@ __all__ = [
     "show_variables",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("check_same", "configure_devices", "open_run"):  # They need `training`, which the commands don't.
-        return getattr(importlib.import_module("toolkit.cli.recipe"), name)
-    raise AttributeError(name)
+# They need `training`, which the commands don't.
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"recipe": ["check_same", "configure_devices", "open_run"]}
+)

@@ -8,13 +8,9 @@ scaling    how a recipe's speed grows with replicas, and what bounds it
 report     one page of HTML about a run, or several compared
 """
 
-import importlib
-from typing import Any
+import lazy_loader
 
 __all__ = ["doctor", "placement", "report", "scaling"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # Each when it is first named: a command needs one of them.
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(name)
+# Each when it is first named: a command needs one of them.
+__getattr__, _, _ = lazy_loader.attach(__name__, __all__)

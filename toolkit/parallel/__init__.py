@@ -12,29 +12,17 @@ apply         a plan put on a model, and the whole weights as a plain one
 measuring     the speed of the devices here, and of what joins them
 """
 
-import importlib
-from typing import Any
+import lazy_loader
 
-_ROOMS = {
-    "Choice": "step",
-    "Comparison": "plan",
-    "Link": "machine",
-    "Machine": "machine",
-    "Plan": "plan",
-    "Setting": "step",
-    "ShardedConv2D": "layers",
-    "ShardedDense": "layers",
-    "choose": "plan",
-    "costs": "cost",
-    "measure": "measuring",
-    "parallelize": "apply",
-    "plain": "apply",
-}
-
-__all__ = list(_ROOMS)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return getattr(importlib.import_module(f"toolkit.parallel.{_ROOMS[name]}"), name)
-    raise AttributeError(name)
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "apply": ["parallelize", "plain"],
+        "cost": ["costs"],
+        "layers": ["ShardedConv2D", "ShardedDense"],
+        "machine": ["Link", "Machine"],
+        "measuring": ["measure"],
+        "plan": ["Comparison", "Plan", "choose"],
+        "step": ["Choice", "Setting"],
+    },
+)

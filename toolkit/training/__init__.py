@@ -32,20 +32,12 @@ following       an evaluator, which follows the checkpoints
 run             a run from its directory to its summary
 """
 
-from typing import Any
+import lazy_loader
 
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore
 from toolkit.training.following import follow
 from toolkit.training.rates import learning_rate
 from toolkit.training.run import Run
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Meter":
-        from toolkit.training.meter import Meter
-
-        return Meter
-    raise AttributeError(name)
-
-
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"meter": ["Meter"]})
 __all__ = ["Checkpoint", "CheckpointStore", "Meter", "Run", "follow", "learning_rate"]

@@ -7,7 +7,7 @@ observing  running something once, and watching
 placing    layers of a model on devices of their own
 """
 
-from typing import Any
+import lazy_loader
 
 from toolkit.observe.placement.names import device
 from toolkit.observe.placement.private import kernels
@@ -15,14 +15,4 @@ from toolkit.observe.placement.report import Copy, Operation, Report, Variable
 
 __all__ = ["Copy", "Operation", "Report", "Variable", "device", "kernels", "observe", "place"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "observe":
-        from toolkit.observe.placement.observing import observe
-
-        return observe
-    if name == "place":
-        from toolkit.observe.placement.placing import place
-
-        return place
-    raise AttributeError(name)
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"observing": ["observe"], "placing": ["place"]})
