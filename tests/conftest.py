@@ -75,6 +75,11 @@ def four_devices():
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)  # Those that wait for work spin, beside other tests.
+    # A test that collects an earlier one's iterator can wait a minute for its tuning thread (toolkit/data/pipeline.py).
+    untuned = tf.data.Options()
+    untuned.autotune.enabled = False
+    assert hasattr(tf.data.Dataset, "_apply_debug_options"), "TensorFlow asks each data set for its options elsewhere"
+    tf.data.Dataset._apply_debug_options = lambda dataset: dataset.with_options(untuned)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     return tuple(f"CPU:{i}" for i in range(4))

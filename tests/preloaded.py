@@ -209,9 +209,10 @@ def _serve(asked):
             while os.getppid() == middle:
                 time.sleep(0.0005)
             request = pickle.loads(message)
+            _take_signals()
             if request["new_session"]:
                 os.setsid()
-            os.write(writing, b"%d" % os.getpid())  # Whoever reads it may look at the session at once.
+            os.write(writing, b"%d" % os.getpid())  # Whoever reads it may signal it at once.
             os.close(writing)
             for target, descriptor in enumerate(files[:3]):
                 os.dup2(descriptor, target)
@@ -226,6 +227,13 @@ def _serve(asked):
             os.close(descriptor)
 
 
+def _take_signals():
+    """As Python does; until then they are ignored, as by the server."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _fork():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads start again by themselves.
@@ -234,9 +242,6 @@ def _fork():
 
 def _become(request):
     """Takes over what a program gets from whoever starts it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
     os.umask(request["umask"])
     os.chdir(request["directory"])
     os.environ.clear()

@@ -58,13 +58,6 @@ class Sequence(keras.utils.PyDataset):
         np.random.shuffle(self.order)
 
 
-def untuned(dataset):
-    """tf.data's tuning thread can sleep through the end of its iterator, and `fit` then waits for it."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
 def tensors(folder):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH).prefetch(2)
 
@@ -136,7 +129,6 @@ def train(directory, four_devices, make, *, steps=None, replicas=1, resume=False
         keras.utils.set_random_seed(seed)
     strategy = strategies.create("mirrored" if replicas > 1 else "one_device", devices=four_devices[:replicas])
     data = make(directory.parent)
-    data = untuned(data) if isinstance(data, tf.data.Dataset) else data
     x, y = data if isinstance(data, tuple) else (data, None)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
