@@ -68,6 +68,7 @@ LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIE
     ("multi_worker of 3", "sharded, float64 adam"),
     ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
+    ("parameter servers, sharded, in turn", "float32 adam"),
 }
 CASES = [
     pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.long] if pair in LONG else [])

@@ -77,7 +77,7 @@ LONG = (pytest.mark.slow, pytest.mark.long)
         pytest.param("on_train_batch_end", 7, 7, marks=pytest.mark.slow),
         pytest.param("on_train_batch_end", 5, 5, marks=LONG),
         pytest.param("on_test_batch_end", 1, 5, marks=LONG),
-        pytest.param("on_epoch_end", 2, 10, marks=pytest.mark.slow),
+        pytest.param("on_epoch_end", 2, 10, marks=LONG),
         pytest.param("on_epoch_begin", 2, 6, marks=LONG),
         pytest.param("on_train_batch_end", 15, 15, marks=LONG),
     ],
