@@ -62,13 +62,6 @@ def plain_starts(monkeypatch):
     monkeypatch.setattr(preloaded, "forks", False)
 
 
-@pytest.fixture(autouse=True)
-def faults_start_plainly(request):
-    """Their figures are of what users start."""
-    if request.node.get_closest_marker("fault") or request.node.get_closest_marker("soak"):
-        request.getfixturevalue("plain_starts")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def four_devices():
     """TensorFlow in this process, with four logical CPU devices: set before any test lets it start."""
@@ -83,6 +76,12 @@ def four_devices():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     return tuple(f"CPU:{i}" for i in range(4))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Has faults start their programs plainly: their figures are of what users start."""
+    preloaded.forks = not (item.get_closest_marker("fault") or item.get_closest_marker("soak"))
 
 
 @pytest.hookimpl(wrapper=True)
