@@ -28,7 +28,21 @@ def test_a_name_says_that_its_value_is_secret(name):
     assert redaction.is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "TF_CONFIG", "KEYBOARD", "SSH_AUTH_SOCK", "seed", "PASS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "TF_CONFIG",
+        "KEYBOARD",
+        "SSH_AUTH_SOCK",
+        "seed",
+        "PASS",
+        "--tokenizer",
+        "pad_token",
+        "--token_dropout",
+        "max_tokens_per_batch",
+    ],
+)
 def test_other_names_are_not_secret(name):
     assert not redaction.is_secret(name)
 
@@ -47,6 +61,10 @@ def test_short_values_are_no_secrets_and_the_longest_come_first():
         (["--token", "abc", "x"], ["--token", "***", "x"]),
         (["API_KEY=abc"], ["API_KEY=***"]),
         (["--tokens_per_batch", "--seed=1"], ["--tokens_per_batch", "--seed=1"]),
+        (
+            ["--max_tokens=4096", "--max-new-tokens", "64", "--tokens=a,b"],
+            ["--max_tokens=4096", "--max-new-tokens", "64", "--tokens=***"],
+        ),
         (["tokens.txt", "secret"], ["tokens.txt", "secret"]),
         (["--url=http://me:12345678@host"], ["--url=http://me:***@host"]),
     ],

@@ -1,6 +1,7 @@
 """Secrets: which variables and flags hold them, and texts without them.
 
 A name says that its value is secret. Values of fewer than 8 letters are left alone: `true` and `1` are everywhere.
+So is a number of tokens, such as MAX_TOKENS=4096.
 """
 
 import re
@@ -10,7 +11,13 @@ from typing import Any
 __all__ = ["MASK", "is_secret", "masked", "masked_all", "masked_command", "pattern", "values"]
 
 MASK = "***"
-_SECRET = re.compile(r"(?i)token|passw(or)?d|passphrase|secret|credential|(api|private|access|account)[_-]?key")
+_SECRET = re.compile(
+    # A text's tokens are none: --tokenizer, --pad_token, --token_dropout, --tokens_per_batch.
+    r"(?i)(?<!pad[_-])(?<!eos[_-])(?<!bos[_-])(?<!unk[_-])(?<!cls[_-])(?<!sep[_-])(?<!mask[_-])"
+    r"tokens?(?![a-z]|[_-](per|in|count|len|ids?|dropout|embed|type|limit|level|class|mix))"
+    r"|passw(or)?d|passphrase|secret|credential|(api|private|access|account)[_-]?key"
+)
+_NUMBER = re.compile(r"(?i)[-+]?[\d_.]+(e\d+)?")
 _SHORTEST = 8
 
 
@@ -19,9 +26,13 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET.search(name))
 
 
+def _is_secret(name: str, value: str) -> bool:
+    return is_secret(name) and not (name.lower().endswith("tokens") and _NUMBER.fullmatch(value))
+
+
 def values(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the secrets of an environment, the longest first, also without white space around them."""
-    named = [value for name, value in environ.items() if is_secret(name)]
+    named = [value for name, value in environ.items() if _is_secret(name, value)]
     found = {form for value in named for form in (value, value.strip()) if len(form) >= _SHORTEST}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
@@ -66,14 +77,14 @@ def masked_command(command: Sequence[str], environ: Mapping[str, str]) -> list[s
         environ: The environment whose secrets are masked everywhere.
     """
     shown: list[str] = []
-    hide = False
+    before = ""  # A flag whose value comes next, where that is a secret.
     for argument in command:
-        if hide and not argument.startswith("-"):
-            shown.append(MASK)
-            hide = False
+        if before and not argument.startswith("-"):
+            shown.append(MASK if _is_secret(before, argument) else masked(argument, environ))
+            before = ""
             continue
-        name, equals, _ = argument.partition("=")
-        secret = is_secret(name) and (name.startswith("-") or bool(equals))
+        name, equals, value = argument.partition("=")
+        secret = _is_secret(name, value) and (name.startswith("-") or bool(equals))
         shown.append(f"{name}={MASK}" if secret and equals else masked(argument, environ))
-        hide = secret and not equals
+        before = name if secret and not equals else ""
     return shown
