@@ -23,7 +23,7 @@ def cards(count):
 def environments(monkeypatch, *, gpus, cores=8, cluster=CLUSTER, **environ):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(gpus), cores=cores))
     spec = LaunchSpec(command=("-m", "train"), jobs=(("worker", 1),))
-    specs = tasks.task_specs(spec, cluster, cluster.tasks, tag="t", socket_path="/s", job_id="j", environ=environ)
+    specs, _ = tasks.task_specs(spec, cluster, cluster.tasks, tag="t", socket_path="/s", job_id="j", environ=environ)
     return {str(one.task): one.environment for one in specs}
 
 
@@ -49,7 +49,23 @@ def test_only_gpus_that_the_user_left_visible_are_dealt(monkeypatch):
         monkeypatch, gpus=8, cluster=TOGETHER, CUDA_VISIBLE_DEVICES="7,5,3", CUDA_DEVICE_ORDER="FASTEST_FIRST"
     )
     assert [dealt[task]["CUDA_VISIBLE_DEVICES"] for task in ("chief:0", "worker:0", "worker:1")] == ["7", "5", "3"]
-    assert dealt["chief:0"]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    assert "CUDA_DEVICE_ORDER" not in dealt["chief:0"], "it is in the launcher's environment already"
+
+
+def test_the_users_numbers_are_not_given_another_meaning(monkeypatch):
+    """In CUDA's own order they are other cards than in the bus's."""
+    dealt = environments(monkeypatch, gpus=8, cluster=TOGETHER, CUDA_VISIBLE_DEVICES="7,5,3")
+    assert not any("CUDA_DEVICE_ORDER" in task for task in dealt.values())
+
+
+def test_gpus_that_are_left_over_are_said(monkeypatch):
+    monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(8), cores=8))
+    spec = LaunchSpec(command=("-m", "train"), jobs=(("worker", 1),))
+    given = {"tag": "t", "socket_path": "/s", "job_id": "j", "environ": {}}
+    _, said = tasks.task_specs(spec, TOGETHER, TOGETHER.tasks, **given)
+    assert said == "note: each of 3 tasks gets 2 of 8 GPUs; left over: 6, 7"
+    _, said = tasks.task_specs(spec, CLUSTER, CLUSTER.tasks, **given)
+    assert said == ""
 
 
 def test_gpus_that_are_hidden_stay_hidden(monkeypatch):

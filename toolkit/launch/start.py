@@ -53,12 +53,14 @@ def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: st
         reports.setblocking(False)
         job_id = spec.job_id or new_job_id()
         environ = {**os.environ, **dict(spec.environment)}
-        own = tasks.task_specs(spec, cluster, here, tag=tag, socket_path=path, job_id=job_id, environ=environ)
+        own, said = tasks.task_specs(spec, cluster, here, tag=tag, socket_path=path, job_id=job_id, environ=environ)
         logs = log_directory(spec.log_dir, [task.file_name for task in own])
         if display is None:
             display = Display(here, tee=spec.tee, only=spec.only)
             others = f", {len(cluster.tasks) - len(here)} elsewhere" if len(here) < len(cluster.tasks) else ""
             display.say(f"launch: {len(here)} tasks here{others}{' ' * bool(where)}{where}; logs in {logs}")
+        if said:
+            display.say(said)
         budget = Budget(spec.max_restarts, window=spec.restart_window)
 
         def attempt(number: int) -> bool:
@@ -95,10 +97,10 @@ def dry_run(spec: LaunchSpec) -> list[str]:
     with HeldPorts() as held:
         cluster, here = tasks.to_start(spec, held)
         _check_only(spec, here)
-        own = tasks.task_specs(
+        own, said = tasks.task_specs(
             spec, cluster, here, tag="dry-run", socket_path="/dev/null", job_id="dry-run", environ=os.environ
         )
-        return [tasks.shell_line(task, os.environ) for task in own]
+        return [*([f"# {said}"] if said else []), *(tasks.shell_line(task, os.environ) for task in own)]
 
 
 def _check_only(spec: LaunchSpec, here: Sequence[Task]) -> None:

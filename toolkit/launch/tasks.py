@@ -88,8 +88,8 @@ def task_specs(
     socket_path: str,
     job_id: str,
     environ: Mapping[str, str],
-) -> tuple[TaskSpec, ...]:
-    """Returns how to start each task.
+) -> tuple[tuple[TaskSpec, ...], str]:
+    """Returns how to start each task, and what the user should know of how GPUs are dealt, "" for nothing.
 
     Args:
         spec: What was asked.
@@ -105,13 +105,14 @@ def task_specs(
     served = any(task.job == "ps" for task in cluster.tasks)
     training = [task for task in here if task.job in (("worker",) if served else ("chief", "worker"))]
     threads = str(max(1, inventory.cores // len(here)))
+    gpus, said = _gpus(here, training, environ, [str(gpu.index) for gpu in inventory.gpus])
     specs = []
     for task in here:
         environment = {
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
-            **_gpus(task, training, inventory, environ),
+            **(gpus[task] if inventory.gpus else {}),
             **_cluster.without_proxies(cluster, environ),
             **ports.ENVIRONMENT,
             status.SOCKET: f"{task}@{socket_path}",
@@ -123,7 +124,7 @@ def task_specs(
         }
         command = ("-m", "toolkit.launch.child", _STACKS, str(int(spec.as_is)), *spec.command)
         specs.append(TaskSpec(task=task, environment=environment, command=command))
-    return tuple(specs)
+    return tuple(specs), said if inventory.gpus else ""
 
 
 def shell_line(task: TaskSpec, environ: Mapping[str, str]) -> str:
@@ -139,18 +140,21 @@ def shell_line(task: TaskSpec, environ: Mapping[str, str]) -> str:
     return f"env {' '.join(pairs)} {shlex.join(command)}"
 
 
-def _gpus(task: Task, training: Sequence[Task], inventory: "devices.Inventory", environ: Mapping[str, str]) -> dict:
-    """Deals this machine's GPUs, or those that the user left visible, to the tasks that train."""
-    if not inventory.gpus:
-        return {}
+def _gpus(
+    here: Sequence[Task], training: Sequence[Task], environ: Mapping[str, str], every: Sequence[str]
+) -> tuple[dict[Task, dict[str, str]], str]:
+    """Deals this machine's GPUs, or those that the user left visible, to the tasks that train, as many to each.
+
+    Returns:
+        The variables of each task, and a sentence about GPUs that are left over, "" where there are none.
+    """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    every = (
-        [str(gpu.index) for gpu in inventory.gpus] if listed is None else [g for g in listed.split(",") if g.strip()]
-    )
-    order = {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
-    if task not in training or not every or every == ["-1"]:
-        return {**order, "CUDA_VISIBLE_DEVICES": "-1"}
-    number = training.index(task)
+    # Numbers of the user's own mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
+    order = {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")} if listed is None else {}
+    every = every if listed is None else [name for name in listed.split(",") if name.strip()]
+    dealt = {task: {**order, "CUDA_VISIBLE_DEVICES": "-1"} for task in here}
+    if not every or every == ["-1"] or not training:
+        return dealt, ""
     if len(every) < len(training):
         raise LaunchError(
             asked=f"{len(training)} tasks of this machine are to train",
@@ -158,7 +162,11 @@ def _gpus(task: Task, training: Sequence[Task], inventory: "devices.Inventory", 
             remedy="Start as many tasks as there are GPUs or fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU",
         )
     share = len(every) // len(training)
-    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(every[number * share : (number + 1) * share])}
+    for number, task in enumerate(training):
+        dealt[task]["CUDA_VISIBLE_DEVICES"] = ",".join(every[number * share : (number + 1) * share])
+    spare = every[share * len(training) :]
+    said = f"note: each of {len(training)} tasks gets {share} of {len(every)} GPUs; left over: {', '.join(spare)}"
+    return dealt, said if spare else ""
 
 
 def own_addresses() -> set[str]:
