@@ -30,6 +30,21 @@ def test_it_runs_under_the_launcher_as_written(plain_starts, tmp_path):
     assert not list(tmp_path.glob("workertemp*"))
 
 
+def test_the_experimental_name_of_earlier_tutorials(tmp_path):
+    script = tmp_path / "earlier.py"
+    script.write_text(
+        "import json, os\nimport tensorflow as tf\n"
+        "ring = tf.distribute.experimental.CollectiveCommunication.RING\n"
+        "make = tf.distribute.experimental.MultiWorkerMirroredStrategy\n"
+        "first = json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0\n"
+        "strategy = make(communication=ring) if first else make(ring)\n"
+        "print('MADE', type(strategy).__name__, strategy.num_replicas_in_sync)\n"
+    )
+    done = processes.launch(tmp_path, str(script))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert done.stdout.count("MADE MultiWorkerStrategy 2") == 2
+
+
 def test_as_is_leaves_it_alone(tmp_path):
     done = launch(tmp_path, "--as_is")
     assert done.returncode == 1

@@ -73,9 +73,16 @@ def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
         setattr(home, name, stand_in)
 
 
-def _multi_worker(*args: Any, **kwargs: Any) -> Any:
+def _multi_worker(*args: Any, communication: Any = None, **kwargs: Any) -> Any:
+    """Makes our strategy, for either of TensorFlow's: the experimental one takes the communication first."""
+    import tensorflow as tf
+
     from toolkit.strategies.multi_worker import MultiWorkerStrategy
 
+    if args and isinstance(args[0], tf.distribute.experimental.CommunicationImplementation):
+        communication, args = args[0], args[1:]
+    if communication is not None:
+        kwargs["communication_options"] = tf.distribute.experimental.CommunicationOptions(implementation=communication)
     return MultiWorkerStrategy(*args, **kwargs)
 
 
