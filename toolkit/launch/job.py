@@ -122,7 +122,8 @@ class Job:
             self._look_for_stall()
             self._say_what_is_open()
         self._say_if_alone()
-        # Servers wait for ever; the chief's end is theirs.
+        # Who has reported a failure ends with a code that says why. Servers wait for ever; the chief's end is theirs.
+        self._read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.running))
         self._end(signal.SIGTERM)
         if refused := [task for task in self.running if task.code == RequestError.exit_code and not task.given_up]:
             raise failure.error(refused[0], self.running)  # Nobody served the chief, which came to its end alone.
