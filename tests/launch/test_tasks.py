@@ -79,8 +79,9 @@ def test_more_tasks_than_gpus_are_said(monkeypatch):
 
 
 def test_without_gpus_nothing_is_said_of_them(monkeypatch):
-    dealt = environments(monkeypatch, gpus=0)
-    assert not any("CUDA_VISIBLE_DEVICES" in task for task in dealt.values())
+    for environ in ({}, {"CUDA_VISIBLE_DEVICES": "0"}):  # Fewer than the tasks, but of no cards that are there.
+        dealt = environments(monkeypatch, gpus=0, cluster=TOGETHER, **environ)
+        assert not any("CUDA_VISIBLE_DEVICES" in task for task in dealt.values())
 
 
 def test_threads_are_divided(monkeypatch):

@@ -112,7 +112,7 @@ def task_specs(
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
-            **(gpus[task] if inventory.gpus else {}),
+            **gpus.get(task, {}),
             **_cluster.without_proxies(cluster, environ),
             **ports.ENVIRONMENT,
             status.SOCKET: f"{task}@{socket_path}",
@@ -124,7 +124,7 @@ def task_specs(
         }
         command = ("-m", "toolkit.launch.child", _STACKS, str(int(spec.as_is)), *spec.command)
         specs.append(TaskSpec(task=task, environment=environment, command=command))
-    return tuple(specs), said if inventory.gpus else ""
+    return tuple(specs), said
 
 
 def shell_line(task: TaskSpec, environ: Mapping[str, str]) -> str:
@@ -148,6 +148,8 @@ def _gpus(
     Returns:
         The variables of each task, and a sentence about GPUs that are left over, "" where there are none.
     """
+    if not every:
+        return {}, ""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     # Numbers of the user's own mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
     order = {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")} if listed is None else {}
