@@ -222,7 +222,7 @@ class Run:
         if hasattr(x, "config"):
             x = x.train(start_step=resumed.step)
         else:
-            one, same = described["strategy"] == "one_device", "class_weight" not in options
+            one, same = described["strategy"] == "one_device", options.get("class_weight") is None
             data = DataPosition(x, steps_per_epoch=steps_per_epoch, one_device=one, as_it_is=same)
             if checkpoint is not None:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
