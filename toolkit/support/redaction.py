@@ -13,7 +13,7 @@ __all__ = ["MASK", "is_secret", "masked", "masked_all", "masked_command", "patte
 MASK = "***"
 _SECRET = re.compile(
     # A text's tokens are none: --tokenizer, --pad_token, --token_dropout, --tokens_per_batch.
-    r"(?i)(?<!pad[_-])(?<!eos[_-])(?<!bos[_-])(?<!unk[_-])(?<!cls[_-])(?<!sep[_-])(?<!mask[_-])"
+    r"(?i)(?<!(pad|eos|bos|unk|cls|sep)[_-])(?<!mask[_-])"
     r"tokens?(?![a-z]|[_-](per|in|count|len|ids?|dropout|embed|type|limit|level|class|mix))"
     r"|passw(or)?d|passphrase|secret|credential|(api|private|access|account)[_-]?key"
 )
