@@ -33,7 +33,7 @@ def test_the_script_is_printed(capsys, tmp_path):
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "#!/bin/sh"
-    for option in ("nodes=2", "ntasks=4", "gpus-per-task=1", "time=1-12", "signal=TERM@120", "requeue"):
+    for option in ("nodes=2", "ntasks=4", "gpus-per-task=1", "time=1-12", "signal=B:USR1@120", "requeue"):
         assert f"#SBATCH --{option}" in lines
     command = shlex.split(lines[-1])
     assert command[0] == "exec"

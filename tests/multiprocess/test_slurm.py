@@ -89,7 +89,38 @@ def test_a_job_is_submitted_followed_and_completed(undisturbed):
     assert re.search(r"^task 1 \| Done: ", text, re.MULTILINE)
     assert re.search(r"is completed$", text)
     assert summary(folder / "run")["steps"] == 60
-    assert "#SBATCH --signal=TERM@120" in (folder / "logs" / "job.sh").read_text()
+    assert "#SBATCH --signal=B:USR1@120" in (folder / "logs" / "job.sh").read_text()
+
+
+RAISES = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], f"started-{os.environ['SLURM_PROCID']}-{time.time()}").touch()
+if os.environ["SLURM_PROCID"] == "1":
+    time.sleep(1)
+    raise SystemExit(2) if sys.argv[2] == "2" else ValueError("no such column")
+time.sleep(100)
+"""
+
+
+def starts(folder):
+    return len(list(folder.glob("started-1-*")))
+
+
+@pytest.mark.parametrize(("restarts", "times"), [(0, 1), pytest.param(2, 3, marks=pytest.mark.long)])
+def test_a_script_that_raises_runs_as_often_as_it_may(cluster, tmp_path, restarts, times):
+    (tmp_path / "it.py").write_text(RAISES)
+    launched = Launched(cluster, tmp_path, f"--max_restarts={restarts}", "it.py", str(tmp_path), "1")
+    assert launched.end(60 * times) == 1, launched.text
+    assert starts(tmp_path) == times
+    assert "task 1 failed first: it ended with exit code 1: ValueError: no such column." in launched.text
+
+
+@pytest.mark.long
+def test_what_can_not_be_done_ends_with_2_and_is_not_tried_again(cluster, tmp_path):
+    (tmp_path / "it.py").write_text(RAISES)
+    launched = Launched(cluster, tmp_path, "--max_restarts=2", "it.py", str(tmp_path), "2")
+    assert launched.end(60) == 2, launched.text
+    assert starts(tmp_path) == 1
 
 
 @pytest.mark.long

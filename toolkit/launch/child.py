@@ -7,6 +7,7 @@ while TensorFlow holds the interpreter lock. Unless AS_IS is 1, a script that ma
 MultiWorkerMirroredStrategy or ParameterServerStrategy gets this toolkit's, under which Keras 3's `fit` works.
 """
 
+import contextlib
 import faulthandler
 import os
 import pathlib
@@ -14,13 +15,17 @@ import runpy
 import signal
 import sys
 import time
+import traceback
 import types
 from typing import Any
 
+from toolkit.cluster import discover
 from toolkit.errors import RequestError
 from toolkit.support import status
 
 __all__: list[str] = []
+
+_PROCESS = os.getpid()
 
 
 def _main() -> None:
@@ -33,22 +38,46 @@ def _main() -> None:
     try:
         _run(command)
     except SystemExit as end:
-        if end.code in (None, 0):
-            status.report(state="ending")
-        else:
-            status.report(state="failed", at=time.monotonic())
-        raise
+        if end.code not in (None, 0):
+            _fails(end.code if isinstance(end.code, int) else 1, end)
+            raise
     except BaseException as error:
-        status.report(state="failed", at=time.monotonic())
+        _fails(_code(error), error)
         if isinstance(error, KeyboardInterrupt):
-            sys.exit(128 + signal.SIGINT)
+            sys.exit(_code(error))
         if isinstance(error, RequestError):  # It says itself what is wrong.
             sys.stderr.write(f"error: {error}\n")
-            sys.exit(error.exit_code)
-        error = error.with_traceback(_users_own(error.__traceback__))
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+        else:
+            error = error.with_traceback(_users_own(error.__traceback__))
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(_code(error))
     status.report(state="ending")
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, RequestError) else 1
+
+
+def _fails(code: int, error: BaseException) -> None:
+    status.report(state="failed", at=time.monotonic())
+    logs = status.logs()
+    by_itself = code < 128 and os.getpid() == _PROCESS  # Nobody's signal, and no child that the script has forked.
+    if logs is not None and by_itself and not status.listened():  # Slurm, too, doesn't know who failed first.
+        from toolkit.launch.record import Record
+
+        text = [] if isinstance(error, SystemExit) else traceback.format_exception_only(type(error), error)
+        Record(pathlib.Path(logs)).failed_first(_name(), code=code, lines="".join(text).splitlines())
+
+
+def _name() -> str:
+    """This task's, or its rank under Slurm where the environment describes no cluster."""
+    with contextlib.suppress(Exception):
+        found = discover(os.environ)
+        if found is not None:
+            return str(found.task)
+    return f"task {os.environ.get('SLURM_PROCID', '')}"
 
 
 def _run(command: list[str]) -> None:

@@ -82,6 +82,18 @@ class Record:
         with contextlib.suppress(OSError), (self._directory / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
+    def failed_first(self, task: object, *, code: int, lines: Sequence[str]) -> None:
+        """Writes failure.json unless another task has: for tasks that nobody but themselves can tell apart.
+
+        Args:
+            task: The task.
+            code: The exit code that it ends with.
+            lines: The last ones that it writes.
+        """
+        with contextlib.suppress(OSError):
+            (self._directory / FAILURE).touch(exist_ok=False)
+            self.task_failed(task, code=code, words=f"ended with exit code {code}", lines=lines)
+
     def task_failed(self, task: object, *, code: int | None, words: str, lines: Sequence[str]) -> None:
         """Writes failure.json: the task whose failure was the cause, and its last lines.
 

@@ -24,6 +24,7 @@ __all__ = [
     "failed",
     "heartbeat_timeout",
     "job_id",
+    "listened",
     "logs",
     "report",
     "restarted",
@@ -82,6 +83,11 @@ def restarted() -> bool:
 def start_timeout() -> float:
     """Returns the seconds that tasks wait for one another: what the launcher set, or 300."""
     return float(os.environ.get(START_TIMEOUT, "300"))
+
+
+def listened() -> bool:
+    """Returns whether a launcher of ours has started this process, which is told what it reports."""
+    return bool(os.environ.get(SOCKET))
 
 
 def failed() -> bool:

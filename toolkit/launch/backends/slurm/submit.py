@@ -1,5 +1,6 @@
 """The batch script, sbatch, the job's state, its logs, and its end."""
 
+import json
 import os
 import pathlib
 import re
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterator
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch.backends.slurm.spec import SlurmSpec
+from toolkit.launch.record import FAILURE
 from toolkit.support import files, redaction, signals
 
 __all__ = ["script", "submit"]
 
-_SECONDS = 1.0  # Between two questions to Slurm.
+_SECONDS = 1.0  # Between two looks at the logs.
+_QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's, unless the job has said something.
 _DONE = (
     "COMPLETED",
     "FAILED",
@@ -27,6 +30,7 @@ _DONE = (
     "OUT_OF_MEMORY",
     "BOOT_FAIL",
     "DEADLINE",
+    "PREEMPTED",
     "FORGOTTEN",
 )
 
@@ -43,7 +47,7 @@ def script(spec: SlurmSpec) -> str:
         "time": spec.time,
         "partition": spec.partition,
         "account": spec.account,
-        "signal": f"TERM@{spec.notice}",
+        "signal": f"B:USR1@{spec.notice}",
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
@@ -86,9 +90,9 @@ def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
     batch.touch(mode=0o600)  # It holds the arguments as they are.
     batch.write_text(script(spec), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
     output = str((spec.logs / "job.log").absolute()).replace("%", "%%")
-    job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
-    show(f"launch: Slurm job {job}, {spec.tasks} tasks on {spec.nodes} nodes; logs in {spec.logs}")
-    with signals.recorded() as received:
+    with signals.recorded() as received:  # Before there is a job: a signal that comes now cancels it, too.
+        job = _asked(["sbatch", "--parsable", f"--output={output}", str(batch)]).strip().partition(";")[0]
+        show(f"launch: Slurm job {job}, {spec.tasks} tasks on {spec.nodes} nodes; logs in {spec.logs}")
         followed = _Logs(spec.logs)
         state = _followed(job, followed, received, show)
         for line in followed.lines():
@@ -96,18 +100,20 @@ def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
     if received:
         raise JobStopped(received[0])
     if state[0] != "COMPLETED":
-        raise TaskFailed(
-            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {spec.logs}",
-            code=state[1] or 1,
-        )
+        ended = f"Slurm job {job} ended as {state[0]}, exit code {state[1]}."
+        raise TaskFailed(f"{ended} {_first(spec.logs)}Its logs are in {spec.logs}", code=state[1] or 1)
     show(f"launch: Slurm job {job} is completed")
 
 
 def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str], None]) -> tuple[str, int]:
     """Shows the logs until the job has ended; returns its state and exit code."""
-    before, cancelled = "", False
+    before, cancelled, asked, code = "", False, 0.0, 0
+    state = "PENDING"
     while True:
-        state, code = _state(job)
+        news = list(logs.lines())
+        if time.monotonic() - asked > _QUESTION or any(line.startswith("job |") for line in news):
+            asked = time.monotonic()
+            state, code = _state(job)
         if state != before:
             show(f"launch: Slurm job {job} is {state}")
             if before and state == "PENDING":
@@ -116,7 +122,7 @@ def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str]
                     ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False
                 )
             before = state
-        for line in logs.lines():
+        for line in news:
             show(line)
         if state in _DONE:
             return state, code
@@ -138,8 +144,19 @@ def _state(job: str) -> tuple[str, int]:
     return found[1], number
 
 
+def _first(logs: pathlib.Path) -> str:
+    """A sentence about the task that failed first, where one has left word of it."""
+    try:
+        found = json.loads((logs / FAILURE).read_text(encoding="utf-8"))
+        last = redaction.masked(str(found["last_lines"][-1]), os.environ) if found["last_lines"] else ""
+        return f"{found['task']} failed first: it {found['words']}{': ' * bool(last)}{last}. "
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def _asked(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # In a session of its own: a Ctrl-C that sbatch got, too, could leave a job behind that nobody knows.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
         raise LaunchError(
