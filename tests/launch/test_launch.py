@@ -211,6 +211,20 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
+def test_killing_the_launcher_of_a_launcher_leaves_no_process(launcher):
+    inner = "import time; print('deep', flush=True); time.sleep(1000)"
+    (launcher.folder / "inner.py").write_text(inner)
+    process = launcher.start(
+        "--workers=1",
+        body="subprocess.run([sys.executable, '-m', 'toolkit', 'launch', '--workers=2', 'inner.py'])",
+    )
+    wait_for(process, b"deep", times=2)
+    process.kill()
+    process.communicate(timeout=10)
+    assert launcher.nothing_left(within=5) is True
+
+
+@pytest.mark.slow
 def test_a_grandchild_does_not_outlive_the_job(launcher):
     code, _, _, seconds = launcher.run(
         "--workers=2", body="subprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint('forked')"

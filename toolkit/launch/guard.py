@@ -4,7 +4,7 @@
 
 It waits for its standard input to end, which it does when the launcher ends in whatever way, kill -9
 included. Then it kills the process groups that its input named, one number a line, and every process
-of this user that has TOOLKIT_PROCESS_TAG=TAG in its environment: tasks, and whatever they started; and it
+of this user that has TAG in its TOOLKIT_PROCESS_TAG: tasks, and whatever they started, launchers too; and it
 removes the directory SCRATCH, unless a line says that the launcher, which still lives, will do so.
 """
 
@@ -19,7 +19,8 @@ import time
 
 __all__ = ["TAG", "Guard"]
 
-TAG = "TOOLKIT_PROCESS_TAG"  # The same in the environment of all that belongs to a job, and of nothing else.
+# In the environment of all that belongs to a job and of nothing else: its tag, behind those of jobs that it is part of.
+TAG = "TOOLKIT_PROCESS_TAG"
 _KEEP = b"keep"
 
 
@@ -63,13 +64,14 @@ class Guard:
 
 def _tagged(tag: str) -> list[int]:
     """Returns the ids of this user's other processes with the tag in the environment that they started with."""
-    wanted = f"{TAG}={tag}".encode()
+    start, wanted = f"{TAG}=".encode(), tag.encode()
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            if wanted in file.read().split(b"\0"):
+            held = [each for each in file.read().split(b"\0") if each.startswith(start)]
+            if held and wanted in held[0].removeprefix(start).split(b","):
                 found.append(int(name))
     return found
 

@@ -118,7 +118,7 @@ def task_specs(
             status.SOCKET: f"{task}@{socket_path}",
             status.JOB_ID: job_id,
             **({status.PARTIAL: "1"} if len(here) < len(cluster.tasks) else {}),
-            guard.TAG: tag,
+            guard.TAG: ",".join(filter(None, (environ.get(guard.TAG), tag))),
             status.START_TIMEOUT: f"{spec.start_timeout:g}",
             status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
         }
