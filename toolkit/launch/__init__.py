@@ -14,6 +14,7 @@ output     a task's output: into its log, and as whole lines to whoever watches
 stacks     where tasks are that make no progress, by their Python stacks
 tasks      which tasks to start here, each with its command and environment
 budget     how often what has failed is started again
+activity   whether a task that says nothing computes
 running    a task that has been started
 failure    which failure is the cause of the others, and the message about it
 record     what a job leaves: logs, what became of the tasks, the first failure

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.launch.activity import Activity
 from toolkit.launch.masking import Masker
 from toolkit.launch.output import Output
 from toolkit.launch.stacks import Location, locate
@@ -61,7 +62,7 @@ class RunningTask:
         self.facts: dict[str, Any] = {"state": "starting"}
         self.served = self.given_up = self.asked_to_end = self.found_stopped = False
         self._stacks = stacks
-        self._cpu = 0.0
+        self._activity = Activity()
         self._patience = float(spec.environment.get(status.HEARTBEAT_TIMEOUT, status.SECONDS_OF_SILENCE))
         self._looked = 0.0
         self._stopped_since: float | None = None
@@ -144,9 +145,7 @@ class RunningTask:
         import psutil
 
         with contextlib.suppress(psutil.Error):
-            used = sum(self._watch().cpu_times()[:2])
-            if used - self._cpu > 1:
-                self._cpu = used
+            if self._activity.computes(sum(self._watch().cpu_times()[:2])):
                 self.progressed = time.monotonic()
 
     def row(self) -> tuple[str, ...]:
