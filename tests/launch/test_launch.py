@@ -2,13 +2,16 @@
 
 import json
 import os
+import pathlib
 import re
 import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 
+import processes
 import pytest
 
 
@@ -51,6 +54,30 @@ def test_a_script_finds_the_modules_beside_it(launcher):
     code, out, _, _ = launcher.run("--workers=1", body="import beside; print(__name__, __file__, beside.VALUE)")
     assert code == 0
     assert f"worker:0 | __main__ {launcher.script} 7" in out
+
+
+def test_what_stands_beside_a_script_is_the_scripts_own(launcher):
+    """As under `python train.py`: a module of a name that Python or this toolkit has, too."""
+    for name in ("json.py", "toolkit/__init__.py", "record.py"):
+        (launcher.folder / name).parent.mkdir(exist_ok=True)
+        (launcher.folder / name).write_text(f"MINE = {name!r}")
+    launcher.script.write_text(
+        "import json, sys, toolkit, record\nprint(json.MINE, toolkit.MINE, record.MINE, sys.path[0])\n"
+    )
+    how = {"cwd": launcher.folder, "capture_output": True, "text": True, "timeout": 60, "check": True}
+    alone = subprocess.run([sys.executable, launcher.script], **how)
+    console = str(pathlib.Path(sys.executable).with_name("toolkit"))
+    done = subprocess.run(
+        [console, "launch", "--workers=1", launcher.script.name],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
+        **how,
+    )
+    assert f"worker:0 | {alone.stdout}" in done.stdout
+
+
+def test_a_folder_that_is_no_package_hides_none(launcher):
+    (launcher.folder / "json").mkdir()
+    assert launcher.run("--workers=1", body="print(json.dumps(1))")[0] == 0
 
 
 def test_dry_run_prints_what_a_shell_can_run(launcher):

@@ -12,6 +12,8 @@ import preloaded
 import processes
 import pytest
 
+from toolkit.launch.tasks import CHILD
+
 MEET = """
 import os
 from toolkit.cluster import require, wait_for_tasks
@@ -68,7 +70,7 @@ def test_while_tasks_wait_for_one_another(tmp_path):
         (["-m", "recipes.cifar_multi_worker", "--run_dir=run"], signal.SIGTERM, "at once; checkpoints .* are kept"),
         (["train.py"], signal.SIGTERM, "while waiting for worker:1"),
         (["train.py"], signal.SIGINT, "while waiting for worker:1"),
-        (["-m", "toolkit.launch.child", "stacks", "0", "train.py"], signal.SIGTERM, "while waiting for worker:1"),
+        ([CHILD, "stacks", "0", "train.py"], signal.SIGTERM, "while waiting for worker:1"),
     ]
     started = []
     try:

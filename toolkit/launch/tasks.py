@@ -1,6 +1,7 @@
 """A task as it will be started: its command and what is added to its environment."""
 
 import dataclasses
+import pathlib
 import shlex
 import socket
 import sys
@@ -15,8 +16,9 @@ from toolkit.launch import guard, ports
 from toolkit.launch.spec import LaunchSpec
 from toolkit.support import redaction, status
 
-__all__ = ["TaskSpec", "own_addresses", "shell_line", "task_specs", "to_start"]
+__all__ = ["CHILD", "TaskSpec", "own_addresses", "shell_line", "task_specs", "to_start"]
 
+CHILD = str(pathlib.Path(__file__).resolve().with_name("child.py"))  # Runs the user's script in every task.
 _STACKS = "{stacks}"  # Replaced by the file for the task's stacks.
 
 
@@ -122,7 +124,7 @@ def task_specs(
             status.START_TIMEOUT: f"{spec.start_timeout:g}",
             status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
         }
-        command = ("-m", "toolkit.launch.child", _STACKS, str(int(spec.as_is)), *spec.command)
+        command = (CHILD, _STACKS, str(int(spec.as_is)), *spec.command)
         specs.append(TaskSpec(task=task, environment=environment, command=command))
     return tuple(specs), said
 

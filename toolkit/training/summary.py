@@ -57,9 +57,8 @@ def provenance() -> dict[str, Any]:
 def _command() -> list[str]:
     """Returns the command line without what the launcher put before the user's."""
     arguments = sys.orig_argv
-    if "toolkit.launch.child" not in arguments:
-        return arguments
-    return [arguments[0], *arguments[arguments.index("toolkit.launch.child") + 3 :]]
+    launched = [number for number, part in enumerate(arguments) if part.endswith("/toolkit/launch/child.py")]
+    return [arguments[0], *arguments[launched[0] + 3 :]] if launched else arguments
 
 
 def last_line(summary: Mapping[str, Any], directory: object) -> str:

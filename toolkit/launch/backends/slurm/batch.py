@@ -22,11 +22,11 @@ import time
 from toolkit.cluster.sources.ranks import TASKS
 from toolkit.errors import RequestError
 from toolkit.launch.record import FAILURE
+from toolkit.launch.tasks import CHILD
 from toolkit.support import files, signals, status
 
 __all__: list[str] = []
 
-_CHILD = ("-m", "toolkit.launch.child", os.devnull)  # As tasks are started locally.
 _ANSWER = 20  # Seconds.
 _TICK = 0.2  # Seconds between two looks at srun.
 _FAILURES = "failures"  # A file in the logs' directory: how often the job failed, over all its starts.
@@ -77,9 +77,8 @@ def _srun(given: argparse.Namespace, job: str, restarts: int, received: list[int
     logs = ["--output", str(given.logs).replace("%", "%%") + "/task-%t.log", "--open-mode=append"]
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     # A task that fails takes the others with it: they would wait for it.
-    srun = subprocess.Popen(
-        ["srun", "--kill-on-bad-exit=1", *logs, sys.executable, *_CHILD, str(int(given.as_is)), *command], env=environ
-    )
+    program = [sys.executable, CHILD, os.devnull, str(int(given.as_is)), *command]
+    srun = subprocess.Popen(["srun", "--kill-on-bad-exit=1", *logs, *program], env=environ)
     told = False
     while srun.poll() is None:
         if signal.SIGUSR1 in received and not told:
