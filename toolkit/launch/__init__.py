@@ -18,6 +18,7 @@ activity   whether a task that says nothing computes
 running    a task that has been started
 failure    which failure is the cause of the others, and the message about it
 record     what a job leaves: logs, what became of the tasks, the first failure
+reports    what tasks report to their launcher
 display    the tasks' lines, and a table on a terminal
 job        starting the tasks, watching them, ending all with the first that fails
 start      from a spec to a job that runs

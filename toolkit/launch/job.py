@@ -1,11 +1,9 @@
 """Starting the tasks, watching them, and ending all of them with the first that fails."""
 
-import contextlib
-import json
+import functools
 import pathlib
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +16,7 @@ from toolkit.launch.guard import Guard
 from toolkit.launch.masking import Masker
 from toolkit.launch.ports import exposed
 from toolkit.launch.record import Record
+from toolkit.launch.reports import Reports
 from toolkit.launch.running import RunningTask
 from toolkit.launch.spec import JobOptions
 from toolkit.launch.tasks import TaskSpec
@@ -40,9 +39,8 @@ class Job:
         tasks: What to start.
         tag: The process tag, in the environment of all that belongs to the job.
         environ: The launcher's environment.
-        reports: The socket that tasks report to.
+        reports: What tasks report, and the directory for what goes with the job.
         logs: Directory for a log file per task.
-        scratch: Directory for what goes with the job.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
         budget: Restarts that are left.
@@ -56,9 +54,8 @@ class Job:
         *,
         tag: str,
         environ: Mapping[str, str],
-        reports: socket.socket,
+        reports: Reports,
         logs: pathlib.Path,
-        scratch: pathlib.Path,
         display: Display,
         received: list[int],
         budget: Budget,
@@ -71,7 +68,7 @@ class Job:
         self.reports = reports
         self.logs = logs
         self.record = Record(logs)
-        self.scratch = scratch
+        self.scratch = pathlib.Path(reports.scratch)
         self.display = display
         self.budget = budget
         self.whole = whole
@@ -99,7 +96,7 @@ class Job:
 
     def _start(self) -> None:
         self._guard = Guard(self.tag, self.scratch)
-        self._selector.register(self.reports, selectors.EVENT_READ)
+        self.reports.watch(self._selector, self._take_report)
         for task in self.tasks:
             self.running.append(self._started(task))
 
@@ -107,7 +104,7 @@ class Job:
         log, stacks_ = self.logs / f"{spec.file_name}.log", self.scratch / f"{spec.file_name}.stacks"
         task = RunningTask(spec, environ=self.environ, log=log, stacks=stacks_, masker=Masker(self._secrets))
         self._guard.add(task.process.pid)
-        self._selector.register(task.output.descriptor, selectors.EVENT_READ, task)
+        self._selector.register(task.output.descriptor, selectors.EVENT_READ, functools.partial(self._read, task))
         self.record.task_event("started", task.task, pid=task.process.pid, attempt=int(self.environ[status.ATTEMPT]))
         return task
 
@@ -187,10 +184,7 @@ class Job:
     def _turn(self, seconds: float = _TICK) -> None:
         """Reads what has come once: output, reports, ends of processes."""
         for key, _ in self._selector.select(seconds):
-            if key.data is None:
-                self._take_reports()
-            else:
-                self._read(key.data)
+            key.data()
         for task in self.running:
             if task.poll():
                 facts = {"pid": task.process.pid, "code": task.code, "dismissed": task.asked_to_end}
@@ -210,13 +204,10 @@ class Job:
                     self._partial[task] = now
         self.display.draw(lambda: [task.row() for task in self.running])
 
-    def _take_reports(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                message = self.reports.recv(1 << 16)
-                with contextlib.suppress(ValueError, TypeError, AttributeError, StopIteration):
-                    facts = json.loads(message)
-                    next(task for task in self.running if str(task.task) == facts["task"]).take_report(facts)
+    def _take_report(self, facts: Mapping[str, Any]) -> None:
+        for task in self.running:
+            if str(task.task) == facts["task"]:
+                task.take_report(facts)
 
     def _read(self, task: RunningTask) -> None:
         lines = task.output.read()

@@ -1,11 +1,7 @@
 """Starting a job as its spec asks, attempt by attempt."""
 
 import os
-import pathlib
 import secrets
-import socket
-import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,22 +34,21 @@ def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: st
     from toolkit.launch.job import Job
     from toolkit.launch.ports import HeldPorts
     from toolkit.launch.record import log_directory
+    from toolkit.launch.reports import Reports
 
     tag = secrets.token_hex(8)
     with (
         signals.recorded() as received,
         ports or HeldPorts() as held,
-        tempfile.TemporaryDirectory(prefix="toolkit-", dir=_short(), ignore_cleanup_errors=True) as scratch,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
+        Reports() as reports,
     ):
         cluster, here = tasks.to_start(spec, held)
         _check_only(spec, here)
-        path = os.path.join(scratch, "status")
-        reports.bind(path)
-        reports.setblocking(False)
         job_id = spec.job_id or new_job_id()
         environ = {**os.environ, **dict(spec.environment)}
-        own, said = tasks.task_specs(spec, cluster, here, tag=tag, socket_path=path, job_id=job_id, environ=environ)
+        own, said = tasks.task_specs(
+            spec, cluster, here, tag=tag, socket_path=reports.path, job_id=job_id, environ=environ
+        )
         logs = log_directory(spec.log_dir, [task.file_name for task in own])
         if display is None:
             display = Display(here, tee=spec.tee, only=spec.only)
@@ -71,7 +66,6 @@ def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: st
                 environ={**environ, status.ATTEMPT: str(number), status.LOGS: str(logs.absolute())},
                 reports=reports,
                 logs=logs,
-                scratch=pathlib.Path(scratch),
                 display=display,
                 received=received,
                 budget=budget,
@@ -112,8 +106,3 @@ def _check_only(spec: LaunchSpec, here: Sequence[Task]) -> None:
                 found=f"the tasks started here are {', '.join(names[:12])}",
                 remedy="Name one of them",
             )
-
-
-def _short() -> str | None:
-    """A Unix socket's path holds about 100 characters; a longer temporary directory is passed over."""
-    return "/tmp" if len(tempfile.gettempdir()) > 60 and sys.platform != "win32" else None

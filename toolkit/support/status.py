@@ -1,11 +1,12 @@
 """What a task reports to the launcher that started it, and what launchers set in the environment of their tasks.
 
-A report is a JSON message to a Unix socket. Where no launcher listens, nothing is sent, and a report costs a dictionary
-look-up.
+A report is a JSON message on a connection to a Unix socket; datagrams were lost where a launcher has sixty tasks. Where
+no launcher listens, nothing is sent, and a report costs a dictionary look-up.
 """
 
 import json
 import os
+import select
 import socket
 from typing import Any
 
@@ -42,7 +43,11 @@ RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether
 
 SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, counts as gone unless it is said.
 
+_PATIENCE = 2.0  # Seconds.
+
 _failed = False
+_state = ""  # As it was reported last.
+_channel: tuple[int, socket.socket] | None = None  # And the process that made it.
 
 
 def job_id() -> str | None:
@@ -98,20 +103,49 @@ def failed() -> bool:
 def report(**facts: Any) -> None:
     """Sends facts such as state="training", step=12 or images_per_second=2400.0.
 
-    A launcher that is busy misses reports; training never waits for it.
+    A launcher that is too busy to read misses steps; for another state than before it is waited for a moment.
 
     Args:
         facts: Values that JSON can hold, a few hundred bytes together.
     """
-    global _failed
+    global _failed, _state
     _failed = _failed or facts.get("state") == "failed"
     task, _, path = os.environ.get(SOCKET, "").partition("@")
     if not path:
         return
     message = json.dumps({"task": task, "pid": os.getpid(), **facts}).encode()
+    news = facts.get("state", _state) != _state
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.setblocking(False)
-            channel.sendto(message, path)
-    except OSError:  # The launcher is gone or busy.
+        channel = _connected(path)
+        if news:
+            select.select([], [channel], [], _PATIENCE)
+        channel.send(message)
+        _state = facts.get("state", _state)
+    except BlockingIOError:
         pass
+    except OSError:  # The launcher is gone.
+        _close()
+
+
+def _connected(path: str) -> socket.socket:
+    """The connection to the launcher; a process that was forked from another makes one of its own."""
+    global _channel
+    if _channel is None or _channel[0] != os.getpid():
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            made.settimeout(_PATIENCE)
+            made.connect(path)
+            made.setblocking(False)
+        except OSError:
+            made.close()
+            raise
+        _close()
+        _channel = os.getpid(), made
+    return _channel[1]
+
+
+def _close() -> None:
+    global _channel
+    if _channel is not None:
+        _channel[1].close()
+    _channel = None
