@@ -112,7 +112,7 @@ def test_a_script_that_raises_runs_as_often_as_it_may(cluster, tmp_path, restart
     launched = Launched(cluster, tmp_path, f"--max_restarts={restarts}", "it.py", str(tmp_path), "1")
     assert launched.end(60 * times) == 1, launched.text
     assert starts(tmp_path) == times
-    assert "task 1 failed first: it ended with exit code 1: ValueError: no such column." in launched.text
+    assert "worker:1 failed first: it ended with exit code 1: ValueError: no such column." in launched.text
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ isolation  a network namespace for the tasks of this machine
 guard      a program of its own that ends what a killed launcher leaves behind
 ports      ports that stay this job's from their choice to its end, and to whom they are open
 patching   TensorFlow's names for its strategies, given to ours in the user's script
+record     what a job leaves: logs, what became of the tasks, the first failure
 child      what runs in each task before the user's script
 masking    secrets of the environment, taken out of a stream of bytes
 output     a task's output: into its log, and as whole lines to whoever watches
@@ -17,7 +18,6 @@ budget     how often what has failed is started again
 activity   whether a task that says nothing computes
 running    a task that has been started
 failure    which failure is the cause of the others, and the message about it
-record     what a job leaves: logs, what became of the tasks, the first failure
 reports    what tasks report to their launcher
 display    the tasks' lines, and a table on a terminal
 job        starting the tasks, watching them, ending all with the first that fails

@@ -107,20 +107,20 @@ def submit(spec: SlurmSpec, *, show: Callable[[str], None]) -> None:
 
 def _followed(job: str, logs: "_Logs", received: list[int], show: Callable[[str], None]) -> tuple[str, int]:
     """Shows the logs until the job has ended; returns its state and exit code."""
-    before, cancelled, asked, code = "", False, 0.0, 0
-    state = "PENDING"
+    state, code, before, asked = "PENDING", 0, "", 0.0
+    ran = cancelled = False
     while True:
         news = list(logs.lines())
         if time.monotonic() - asked > _QUESTION or any(line.startswith("job |") for line in news):
             asked = time.monotonic()
             state, code = _state(job)
+            if ran and state == "PENDING":
+                # Slurm lets a job that is queued again wait for two minutes unless its StartTime is set.
+                command = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+                subprocess.run(command, capture_output=True, check=False)
+            ran = ran or state == "RUNNING"
         if state != before:
             show(f"launch: Slurm job {job} is {state}")
-            if before and state == "PENDING":
-                # Slurm lets a job that is queued again wait for two minutes unless its StartTime is set.
-                subprocess.run(
-                    ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False
-                )
             before = state
         for line in news:
             show(line)
