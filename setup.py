@@ -21,6 +21,8 @@ setuptools.setup(
     package_data={"toolkit": ["py.typed", "observe/report/*.j2"]},
     install_requires=[
         "absl-py>=2.1,<3",
+        # Functions of notebooks, for toolkit.launch.run.
+        "cloudpickle>=3,<4",
         # 3.12 is the last Keras for Python 3.10.
         "keras>=3.12,<4",
         "numpy>=2,<3",
@@ -50,6 +52,10 @@ setuptools.setup(
         "gpu": ["tensorflow[and-cuda]"],
         "test": [
             "hypothesis>=6.100,<7",
+            # A real notebook that launches.
+            "ipykernel>=6,<8",
+            "nbclient>=0.10,<1",
+            "nbformat>=5,<6",
             # Kubernetes's published schemas, for the manifests.
             "jsonschema>=4,<5",
             "kubernetes-validate>=1.31,<2",

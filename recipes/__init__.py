@@ -1,1 +1,8 @@
 """Runnable examples, one page each: `python -m recipes.NAME --help`."""
+
+import sys
+
+if sys.argv[:1] == ["-m"]:  # As Python has it while it looks for the module of `python -m recipes.NAME`.
+    from toolkit.cli.native import quieten
+
+    quieten()

@@ -14,7 +14,7 @@ import preloaded
 import psutil
 
 from toolkit import devices
-from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+from toolkit.launch.agent.ports import ENVIRONMENT, HeldPorts
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -158,6 +158,12 @@ class Job:
 
 SERVED = ("--chief", "--workers=2", "--ps=2")
 FEW = ("--chief", "--workers=1", "--ps=1")  # Each task takes seconds of a core to import TensorFlow.
+
+
+def by_worker(text, workers=2):
+    """A launcher's output with what all workers have printed alike written out for each of them."""
+    names = [f"worker:{number}" for number in range(workers)]
+    return re.sub(r"^all +\|(.*\n?)", lambda line: "".join(f"{name} |{line[1]}" for name in names), text, flags=re.M)
 
 
 def python(folder, *arguments, limit=200, **environment):

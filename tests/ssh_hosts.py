@@ -123,7 +123,7 @@ class ByHosts(Job):
     def __init__(self, hosts, folder, flags, command):
         super().__init__(
             folder,
-            [f"--ssh_config={hosts.config}", "--hosts=a,b", "--env=TF_CPP_MIN_LOG_LEVEL=3", *flags],
+            [f"--ssh_config={hosts.config}", "--on=ssh:a,b", "--env=TF_CPP_MIN_LOG_LEVEL=3", *flags],
             command,
             before=hosts.on_a(),
             environ={

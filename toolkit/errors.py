@@ -124,8 +124,8 @@ class StoppedBySignal(ToolkitError, SystemExit):
 class JobStopped(ToolkitError):
     """The launcher received a signal to stop, and all its tasks have ended."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"Stopped by {_signal.Signals(number).name}; all tasks have ended.")
+    def __init__(self, number: int, *, then: str = "all tasks have ended") -> None:
+        super().__init__(f"Stopped by {_signal.Signals(number).name}; {then}.")
         self.exit_code = 128 + number
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from toolkit.cluster import Cluster, Task, wait_for_tasks
 from toolkit.errors import ClusterError
-from toolkit.launch.ports import HeldPorts
+from toolkit.launch.agent.ports import HeldPorts
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import uuid
 import processes
 import psutil
 
+from toolkit.launch.records.record import log_name
+
 MOMENTS = ("at the start", "in its first checkpoint", "in a step", "between epochs")
 SHORT = ("--data=shapes", "--epochs=3", "--steps_per_epoch=20", "--checkpoint_steps=5", "--global_batch_size=32")
 RECIPES = {
@@ -97,14 +99,14 @@ class Faulty(processes.Job):
         The files are looked at often: a checkpoint is written in some 20 ms.
         """
         starts = len({event["attempt"] for event in self.events("started")}) or 1
-        log = self.folder / "logs" / f"{task.replace(':', '-')}.log"
+        log = self.folder / "logs" / log_name(task, starts)
         progress = None
         deadline = time.monotonic() + self.LIMIT
         while True:
             new = self.checkpoints() - before
             progress = progress or (time.time() if new else None)
             if moment == "at the start":
-                here = log.exists() and log.read_text(errors="replace").count("logical devices") >= starts
+                here = log.exists() and log.read_text(errors="replace").count("logical devices") >= 1
             else:
                 names = {
                     "in its first checkpoint": r"\.writing-",

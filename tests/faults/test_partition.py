@@ -53,7 +53,8 @@ class Pair:
 
     def said(self, number):
         """What a host's task has written."""
-        return (self.folder / f"logs{number}" / f"worker-{number}.log").read_text(errors="replace")
+        logs = sorted((self.folder / f"logs{number}").glob(f"worker-{number}*.log"))
+        return "".join(log.read_text(errors="replace") for log in logs)
 
     def end(self):
         for process in self.running:

@@ -8,6 +8,7 @@ import importlib
 import io
 import pathlib
 import socket
+import subprocess
 
 import pytest
 from absl import flags
@@ -16,10 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import toolkit
-from toolkit import launch
 from toolkit.cli import main, program
 from toolkit.devices.request import DeviceRequest
-from toolkit.launch.backends import slurm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
 
@@ -45,8 +44,7 @@ def nothing_starts(monkeypatch, tmp_path):
         return known(host, port, flags=socket.AI_NUMERICHOST)
 
     known = socket.getaddrinfo
-    for room, name in ((launch, "start"), (slurm, "submit")):
-        monkeypatch.setattr(room, name, started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(socket, "getaddrinfo", numeric)
     monkeypatch.chdir(tmp_path)
     for name in ("it's.py", "-m", "-x.py"):
@@ -114,6 +112,7 @@ def test_any_flags_of_a_recipe(recipe, arguments):
 
 
 LAUNCH = (
+    "on", "env", "isolate", "native_logs", "help",
     "workers", "ps", "chief", "evaluator", "host", "cluster", "task", "log_dir", "tee", "no-tee", "only", "as_is",
     "start_timeout", "heartbeat_timeout", "stall_timeout", "grace", "max_restarts", "restart_window",
 )  # fmt: skip
@@ -126,7 +125,8 @@ SLURM = (
     "notice",
     "partition",
     "account",
-    "job_name",
+    "sbatch",
+    "name",
 )
 WHAT = ([], ["it's.py"], ["-m", "recipes.x", "--seed=1"], ["--", "-x.py"], ["--", "-m"], ["-mx"], ["."], ["-m"])
 PLACES = (
@@ -141,6 +141,7 @@ PLACES = (
     "1-12",
     "a b",
     "slurm",
+    "ssh:a",
 )
 
 
@@ -182,11 +183,12 @@ def test_any_command_line_of_launch(counts, given_, what):
 @example(given_=["--nodes=" + "9" * 5000], what=["it's.py"])
 def test_any_command_line_of_launch_for_slurm(given_, what):
     with answered():
-        run("launch", "--dry_run", "--engine=slurm", *given_, *what)
+        run("launch", "--dry_run", "--on=slurm", *given_, *what)
 
 
 KUBERNETES = (
-    "name", "kind", "workers", "chief", "ps", "evaluator", "image", "namespace", "gpus", "cpu", "memory",
+    "name", "kind", "workers", "chief", "ps", "evaluator", "image", "namespace",
+    "gpus_per_task", "cpus_per_task", "memory", "patch",
     "volume", "env",
     "port", "max_restarts", "user", "python",
 )  # fmt: skip
@@ -216,9 +218,9 @@ ITS = (
 )
 @example(given_=["--workers=999999999"], what=["-m", "x"], named=["--name=a", "--image=i"])
 @example(given_=["--kind=tfjob", "--workers=" + "9" * 30], what=["-m", "x"], named=["--name=a", "--image=i"])
-def test_any_command_line_of_manifest(given_, what, named):
+def test_any_command_line_of_launch_for_kubernetes(given_, what, named):
     with answered():
-        run("manifest", "kubernetes", *named, *given_, *what)
+        run("launch", "--on=kubernetes", *named, *given_, *what)
 
 
 @fuzzed()
@@ -236,7 +238,7 @@ def test_any_command_line_of_tf_config(monkeypatch, action, given_):
 
 @fuzzed()
 @given(
-    command=st.one_of(st.sampled_from(["report", "doctor", "plan", "scaling", "devices", "launch", "manifest"]), texts),
+    command=st.one_of(st.sampled_from(["report", "doctor", "plan", "scaling", "devices", "launch"]), texts),
     given_=command_lines(("out", "cluster", "json", "watch", "replicas", "help"), PLACES),
 )
 @example(command="report", given_=["x" * 300])

@@ -1,6 +1,6 @@
 """Restarts within a window, each after a longer wait."""
 
-from toolkit.launch.budget import Budget
+from toolkit.launch.supervisor.budget import Budget
 
 
 def test_failures_of_long_ago_are_forgiven():

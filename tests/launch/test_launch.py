@@ -199,14 +199,14 @@ def test_tasks_get_the_signal_and_time_to_save(launcher):
     body = """
 def save(*_):
     time.sleep(1)
-    print("saved", flush=True)
+    print("saved", me, flush=True)
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
-print("up", flush=True)
+print("up", me, flush=True)
 time.sleep(1000)
 """
     process = launcher.start("--workers=2", body=body)
-    wait_for(process, b"up", times=2)
+    wait_for(process, b"| up", times=2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 143
@@ -226,11 +226,11 @@ def test_killing_the_launcher_leaves_no_process(launcher):
     body = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
-print("up", flush=True)
+print("up", me, flush=True)
 time.sleep(1000)
 """
     process = launcher.start("--workers=2", body=body)
-    wait_for(process, b"up", times=2)
+    wait_for(process, b"| up", times=2)
     assert len(launcher.left()) > 4
     process.kill()
     process.communicate(timeout=10)
@@ -239,7 +239,7 @@ time.sleep(1000)
 
 @pytest.mark.slow
 def test_killing_the_launcher_of_a_launcher_leaves_no_process(launcher):
-    inner = "import time; print('deep', flush=True); time.sleep(1000)"
+    inner = "import os, time; print('deep', os.getpid(), flush=True); time.sleep(1000)"
     (launcher.folder / "inner.py").write_text(inner)
     process = launcher.start(
         "--workers=1",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolkit.launch.masking import Masker
-from toolkit.launch.output import Output
+from toolkit.launch.agent.masking import Masker
+from toolkit.launch.display.output import Output
 from toolkit.support import redaction
 
 LETTERS = "ab\n"
@@ -48,30 +48,17 @@ def test_without_secrets_everything_goes_through_at_once():
     assert masker.flush() == b""
 
 
-@pytest.fixture
-def output(tmp_path):
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    made = Output(reading, tmp_path / "log", Masker(["12345678"]))
-    yield made, lambda data: os.write(writing, data), tmp_path / "log"
-    os.close(writing)
-    made.close()
-
-
-def test_log_and_lines_are_masked_and_a_tail_waits(output):
-    made, write, log = output
-    write(b"it is 1234")
-    assert made.read() == []
-    assert log.read_bytes() == b"it is "
-    write(b"5678!\nnot 1234")
-    assert made.read() == [b"it is ***!"]
-    assert made.patience is not None
-    assert made.flush(held=False) == [b"not "]
-    assert made.patience is not None
-    assert made.flush() == [b"1234"]
-    assert made.patience is None
-    assert log.read_bytes() == b"it is ***!\nnot 1234"
-    assert list(made.last) == [b"it is ***!", b"not ", b"1234"]
+def test_log_and_lines_are_masked_and_a_tail_waits(tmp_path):
+    masker, output = Masker(["12345678"]), Output(tmp_path / "log")
+    assert output.take(masker.feed(b"it is 1234")) == []
+    assert (tmp_path / "log").read_bytes() == b"it is "
+    assert output.take(masker.feed(b"5678!\nnot 1234")) == [b"it is ***!"]
+    assert masker.holds
+    assert output.take(masker.flush()) == []
+    assert output.flush() == [b"not 1234"]
+    assert (tmp_path / "log").read_bytes() == b"it is ***!\nnot 1234"
+    assert output.last_lines() == ["it is ***!", "not 1234"]
+    output.close()
 
 
 @pytest.mark.slow

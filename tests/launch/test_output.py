@@ -1,5 +1,7 @@
 """What tasks write: whole lines to whoever watches, every byte into the log."""
 
+import time
+
 import pytest
 
 
@@ -19,13 +21,13 @@ def test_output_without_line_ends_is_shown_whole(launcher):
     body = "sys.stdout.write('no end'); sys.stdout.flush(); time.sleep(2); sys.stdout.write('the rest')"
     code, out, _, _ = launcher.run("--workers=1", body=body)
     assert code == 0
-    assert out.splitlines()[1:] == ["worker:0 | no end", "worker:0 | the rest"]
+    assert out.splitlines()[1:-1] == ["worker:0 | no end", "worker:0 | the rest"]
 
 
 def test_a_progress_bar_is_one_line(launcher):
     body = "for n in range(50): sys.stdout.write(f'{n}/50 \\b\\b\\r'); sys.stdout.flush()\nprint('50/50')"
     _, out, _, _ = launcher.run("--workers=1", body=body)
-    assert out.splitlines()[1:] == ["worker:0 | 50/50"]
+    assert out.splitlines()[1:-1] == ["worker:0 | 50/50"]
 
 
 @pytest.mark.slow
@@ -55,3 +57,70 @@ def test_a_full_disk_costs_the_log_and_not_the_job(launcher):
     assert code == 0, err
     assert "worker:0 | ran on" in out
     assert "can't be written any more" in out + err
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_paused_stops_neither_tasks_nor_launcher(launcher):
+    """Ctrl-S, or `| less`: whoever reads stops reading."""
+    body = "for _ in range(200): print('x' * 100_000, flush=True)\ntime.sleep(1)\nopen(f'done{me}', 'w').close()"
+    process = launcher.start("--workers=2", "--heartbeat_timeout=5", body=body)
+    deadline = time.monotonic() + 40
+    record = None
+    while record is None or record.read_text().count('"event": "ended"') < 2:
+        assert time.monotonic() < deadline
+        record = record or next(launcher.folder.glob("runs/*/events.jsonl"), None)
+        time.sleep(0.1)
+    assert {path.name for path in launcher.folder.glob("done*")} == {"done0", "done1"}
+    assert process.poll() is None, "it still has lines to show"
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"lines are left out here; the logs have them" in out
+    assert (launcher.logs() / "worker-1.log").stat().st_size == 200 * 100_001
+    assert out.rstrip().splitlines()[-1].startswith(b"launch: done in")
+
+
+NATIVE = '''
+lines = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795370327.416749   17060 port.cc:153] oneDNN custom operations are on.
+2026-11-22 17:24:28.607656: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized
+To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild TensorFlow
+W0000 00:00:1795370327.416749   17060 gpu_device.cc:2344] Cannot dlopen some GPU libraries.
+E0000 00:00:1795370331.375137   17060 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error
+I0000 00:00:1795370331.800610   17239 eager_service_impl.cc:355] SessionOptions: goo.gle/debugstr
+device_count {
+  key: "CPU"
+  value: 1
+}
+allow_soft_placement: true
+experimental {
+  collective_group_leader: "/job:ps/replica:0/task:0"
+}
+
+loss: 0.5 {
+I0000 00:00:1795370331.800610   17239 coordination_service.cc:355] The tasks are
+/job:worker/replica:0/task:1
+E0000 00:00:1795370331.375137   17060 collective_ops.cc:52] connection reset"""
+print(lines, flush=True)
+'''
+
+
+def test_notes_of_tensorflows_are_in_the_log_only_and_its_errors_are_shown(launcher):
+    _, out, _, _ = launcher.run("--workers=1", body=NATIVE)
+    shown = [line.removeprefix("worker:0 | ") for line in out.splitlines()[1:-1]]
+    error = "E0000 00:00:1795370331.375137   17060 collective_ops.cc:52] connection reset"
+    assert shown == ["loss: 0.5 {", error]
+    assert all(word in (launcher.logs() / "worker-0.log").read_text() for word in ("oneDNN", "device_count", "task:0"))
+    _, out, _, _ = launcher.run("--workers=1", "--native_logs", "--log_dir=again", body=NATIVE)
+    assert "oneDNN" in out
+    assert "device_count" in out
+
+
+def test_what_all_workers_print_alike_is_shown_once(launcher):
+    body = "print('alike')\nprint('mine', me)\nprint('alike again')\nif me: print('only this one')"
+    _, out, _, _ = launcher.run("--workers=3", "--evaluator", body=body)
+    lines = [line for line in out.splitlines() if line.startswith(("all", "worker"))]
+    assert lines[0] == "all         | alike"
+    assert sorted(lines[1:4]) == [f"worker:{n}    | mine {n}" for n in range(3)]
+    assert lines[4] == "all         | alike again"
+    assert sorted(lines[5:]) == [f"worker:{n}    | only this one" for n in (1, 2)]
+    assert "evaluator:0 | alike" in out

@@ -21,8 +21,6 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "nothing says so"),
-        (["--workers=0"], "nothing says so"),
         (["--workers=-1"], "no number of tasks"),
         (["--workers=two"], "two"),
         (["--ps=2"], "nobody would train"),

@@ -8,25 +8,38 @@ import time
 
 import pytest
 
-from toolkit.launch.reports import Reports
+from toolkit.launch.agent.reports import Reports
 from toolkit.support import status
+
+
+class Read:
+    """Reports, and what has been taken of them."""
+
+    def __init__(self):
+        self.taken = []
+        self.selector = selectors.DefaultSelector()
+        self.reports = Reports(self.selector, self.taken.append)
+        self.path = self.reports.path
+
+    def read(self, seconds=0.2):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for key, _ in self.selector.select(0.05):
+                key.data()
+        return self.taken
+
+    def close(self):
+        self.reports.close()
+        self.selector.close()
 
 
 @pytest.fixture
 def reports(monkeypatch):
-    with Reports() as made:
-        monkeypatch.setenv(status.SOCKET, f"worker:1@{made.path}")
-        yield made
-        status._close()
-
-
-def read(reports, taken, seconds=0.2):
-    with selectors.DefaultSelector() as selector:
-        reports.watch(selector, taken.append)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for key, _ in selector.select(0.05):
-                key.data()
+    made = Read()
+    monkeypatch.setenv(status.SOCKET, f"worker:1@{made.path}")
+    yield made
+    status._close()
+    made.close()
 
 
 def test_what_sixty_tasks_said_while_the_launcher_was_busy_is_there(reports):
@@ -38,8 +51,7 @@ def test_what_sixty_tasks_said_while_the_launcher_was_busy_is_there(reports):
         for state in ("running", "connected", "serving"):
             channel.send(json.dumps({"task": f"worker:{number}", "state": state}).encode())
         channels.append(channel)
-    taken = []
-    read(reports, taken)
+    taken = reports.read()
     assert len(taken) == 180
     assert [one["state"] for one in taken if one["task"] == "worker:59"] == ["running", "connected", "serving"]
     for channel in channels:
@@ -50,8 +62,8 @@ def test_steps_may_be_missed_but_another_state_may_not(reports):
     status.report(state="training", step=0)
     for step in range(20_000):  # More than any buffer holds.
         status.report(state="training", step=step)
-    taken = []
-    reader = threading.Thread(target=lambda: (time.sleep(0.3), read(reports, taken, 1.0)))
+    taken = reports.taken
+    reader = threading.Thread(target=lambda: (time.sleep(0.3), reports.read(1.0)))
     reader.start()
     status.report(state="evaluating")
     reader.join()
@@ -64,8 +76,7 @@ def test_what_is_no_report_is_passed_over(reports):
         channel.connect(reports.path)
         for message in (b"{", b"[1]", b'{"task": 3}'):
             channel.send(message)
-        taken = []
-        read(reports, taken)
+        taken = reports.read()
     assert taken == [[1], {"task": 3}]
 
 

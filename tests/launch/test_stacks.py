@@ -2,7 +2,7 @@
 
 import sysconfig
 
-from toolkit.launch.stacks import locate
+from toolkit.launch.supervisor.stacks import locate
 
 LIBRARY = sysconfig.get_path("purelib")
 STUCK = f"""Thread 0x00007f (most recent call first):

@@ -5,8 +5,7 @@ import pytest
 from toolkit import devices
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
-from toolkit.launch import tasks
-from toolkit.launch.spec import LaunchSpec
+from toolkit.launch.agent import tasks
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"], "evaluator": ["h:5"]})
 
@@ -20,10 +19,14 @@ def cards(count):
     )
 
 
+def made(cluster, environ):
+    given = {"command": ("-m", "train"), "settings": {}, "as_is": False, "partial": False, "tag": "t"}
+    return tasks.task_specs(cluster, cluster.tasks, environ=environ, socket_path="/s", **given)
+
+
 def environments(monkeypatch, *, gpus, cores=8, cluster=CLUSTER, **environ):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(gpus), cores=cores))
-    spec = LaunchSpec(command=("-m", "train"), jobs=(("worker", 1),))
-    specs, _ = tasks.task_specs(spec, cluster, cluster.tasks, tag="t", socket_path="/s", job_id="j", environ=environ)
+    specs, _ = made(cluster, environ)
     return {str(one.task): one.environment for one in specs}
 
 
@@ -60,11 +63,9 @@ def test_the_users_numbers_are_not_given_another_meaning(monkeypatch):
 
 def test_gpus_that_are_left_over_are_said(monkeypatch):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(8), cores=8))
-    spec = LaunchSpec(command=("-m", "train"), jobs=(("worker", 1),))
-    given = {"tag": "t", "socket_path": "/s", "job_id": "j", "environ": {}}
-    _, said = tasks.task_specs(spec, TOGETHER, TOGETHER.tasks, **given)
+    _, said = made(TOGETHER, {})
     assert said == "note: each of 3 tasks gets 2 of 8 GPUs; left over: 6, 7"
-    _, said = tasks.task_specs(spec, CLUSTER, CLUSTER.tasks, **given)
+    _, said = made(CLUSTER, {})
     assert said == ""
 
 
@@ -95,3 +96,13 @@ def test_threads_are_divided(monkeypatch):
 def test_web_proxies_are_kept_out_of_the_way(monkeypatch):
     dealt = environments(monkeypatch, gpus=0, http_proxy="http://proxy:1", no_proxy="intranet")
     assert {task["no_grpc_proxy"] for task in dealt.values()} == {"intranet,h"}
+
+
+def test_what_torchrun_sets_is_there_too(monkeypatch):
+    dealt = environments(monkeypatch, gpus=0, cluster=TOGETHER)
+    ranks = [[dealt[t].get(n) for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for t in ("chief:0", "worker:1")]
+    assert ranks == [["0", "0", "3"], ["2", "2", "3"]]
+    assert "RANK" not in dealt["evaluator:0"]
+    served = environments(monkeypatch, gpus=0)
+    assert [served["worker:1"][name] for name in ("RANK", "WORLD_SIZE")] == ["1", "2"]
+    assert "RANK" not in served["chief:0"]

@@ -36,7 +36,7 @@ def seen(done):
     """What each worker printed behind SEEN."""
     assert done.returncode == 0, done.stdout[-2500:] + done.stderr
     found = {}
-    for line in done.stdout.splitlines():
+    for line in processes.by_worker(done.stdout).splitlines():
         name, _, text = line.partition(" | SEEN ")
         if text:
             found[name] = json.loads(text)

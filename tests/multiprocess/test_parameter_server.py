@@ -96,7 +96,8 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     run.until(r"batch 60\n")
     run.kill("worker:1")
     run.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
-    run.until(r"(?s)restart 1 of 1.*worker:1 +\| .*serv", limit=100)
+    log = tmp_path / "logs" / "worker-1.log"
+    run.until(lambda: log.read_text(errors="replace").count("Started server with target") == 2, limit=100)
     (tmp_path / "go").touch()  # The last epoch begins when it is back.
     assert run.wait(limit=150) == 0, run.text[-3000:]
     seen = result(tmp_path)
@@ -241,7 +242,7 @@ def test_an_evaluator_follows_the_checkpoints_to_the_last(tmp_path):
 
 def test_tasks_with_different_flags_say_so(tmp_path):
     """Started by hand, one of them with another seed."""
-    from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+    from toolkit.launch.agent.ports import ENVIRONMENT, HeldPorts
 
     with HeldPorts() as held:
         names = ("chief:0", "worker:0", "ps:0")

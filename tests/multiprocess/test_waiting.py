@@ -12,7 +12,7 @@ import preloaded
 import processes
 import pytest
 
-from toolkit.launch.tasks import CHILD
+from toolkit.launch.agent.tasks import CHILD
 
 MEET = """
 import os

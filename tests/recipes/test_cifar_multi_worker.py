@@ -14,7 +14,7 @@ import preloaded
 import processes
 import pytest
 
-from toolkit.launch.ports import ENVIRONMENT, HeldPorts
+from toolkit.launch.agent.ports import ENVIRONMENT, HeldPorts
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_both_workers_end_with_the_same_weights_and_metrics(undisturbed):
-    out, run = undisturbed
+    out, run = processes.by_worker(undisturbed[0]), undisturbed[1]
     hashes = re.findall(r"worker:(\d) \| Done: .*weights (\w+)", out)
     assert sorted(number for number, _ in hashes) == ["0", "1"]
     assert hashes[0][1] == hashes[1][1]
@@ -91,7 +91,7 @@ def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_pat
     assert process.returncode == 143
     code, out, err = finish(launched(tmp_path, *FLAGS, "--run_dir=run", "--resume"))
     assert code == 0, out[-3000:] + err
-    assert len(re.findall(r"worker:\d \| Resumed after step", out)) == 2
+    assert len(re.findall(r"worker:\d \| Resumed after step", processes.by_worker(out))) == 2
     assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
     assert summary(tmp_path / "run")["resumed_from_step"] > 0
 

@@ -85,7 +85,7 @@ def test_a_dry_run_shows_none(secret, engine, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        _run(["launch", "--dry_run", f"--engine={engine}", "--workers=2", "train.py", f"--url=http://x:{secret}@y"])
+        _run(["launch", "--dry_run", f"--on={engine}", "--workers=2", "train.py", f"--url=http://x:{secret}@y"])
     assert "hunter2" not in out.getvalue()
     assert "--url=http://x:***@y" in out.getvalue()
 
@@ -122,7 +122,7 @@ def test_a_page_shows_none_of_what_an_earlier_run_has_written(secret, tmp_path):
 
 
 def test_a_manifest_with_a_secret_is_remarked_on(capsys):
-    _run(["manifest", "kubernetes", "--name=a", "--workers=2", "--image=i", "--env=MY_TOKEN=x", "-m", "recipes.x"])
+    _run(["launch", "--on=kubernetes", "--name=a", "--workers=2", "--image=i", "--env=MY_TOKEN=x", "-m", "recipes.x"])
     assert "MY_TOKEN can be read by whoever can read the manifest" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 tables     tables and charts of one style
 plan_table  a plan as tables and as a chart, and what was measured of it
 log        the toolkit's messages on the console
+native     TensorFlow's notes, kept off the terminal of a recipe
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
@@ -10,11 +11,13 @@ recipe     what every recipe does with its flags before its strategy and after t
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
-launch_flags  the flags of `toolkit launch`
 launch     `toolkit launch`: its command line
+jobs       `toolkit jobs`
+logs       `toolkit logs`
+attach     `toolkit attach`
+stop       `toolkit stop`
 report     `toolkit report`
 scaling    `toolkit scaling`
-manifest   `toolkit manifest`
 plan       `toolkit plan`: its command line
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands

@@ -50,5 +50,10 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
 
 
 def _complain(text: str, *, stopped: bool) -> None:
-    sys.stdout.flush()
-    print(redaction.masked(text if stopped else f"error: {text}", os.environ), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+        print(redaction.masked(text if stopped else f"error: {text}", os.environ), file=sys.stderr, flush=True)
+    except OSError:  # The terminal is closed. Python would try to write the rest once more at exit.
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(null, descriptor)

@@ -112,6 +112,7 @@ def devices_only() -> None:
         "intra_op_threads", 0, "Threads inside one operation; 0 for TensorFlow's choice.", lower_bound=0
     )
     flags.DEFINE_boolean("soft_placement", True, "Let an operation without a kernel for its device run elsewhere.")
+    flags.DEFINE_boolean("native_logs", False, "Show TensorFlow's own start-up notes, too.")
     flags.DEFINE_boolean("log_placement", False, "Log where each operation runs.")
 
 

@@ -1,35 +1,58 @@
 """Start a script in several processes, watch them, and end them together.
 
-    toolkit launch --workers=2 train.py --epochs=5
-    toolkit launch --workers=2 -m recipes.cifar_multi_worker
-    toolkit launch --cluster=tf_configs/two_hosts.json --task=worker:1 train.py
-    toolkit launch --hosts=a,b:2 -m recipes.cifar_multi_worker
-    toolkit launch --engine=slurm --nodes=2 --time=60 -m recipes.cifar_multi_worker
+    toolkit launch train.py
+    toolkit launch --workers=2 -m recipes.cifar_multi_worker --epochs=5
+    toolkit launch --on=ssh:a,b:2 train.py
+    toolkit launch --on=slurm --nodes=2 --time=60 train.py
+    toolkit launch --on=kubernetes --workers=2 --image=IMAGE train.py
 
-Every task gets its TF_CONFIG, its share of GPUs and threads, and a log file; all their lines are
-shown here, and the first task that fails is named. The flags of launch come before the script.
+Every task gets its TF_CONFIG, its share of GPUs and threads, and a log file; all
+their lines are shown here, and the first task that fails is named. The flags of
+launch come before the script.
 """
 
 import argparse
-import dataclasses
 import os
-import pathlib
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+import textwrap
+from typing import Any
 
 from toolkit.cli import log
-from toolkit.cli.launch_flags import add_arguments, counted, refuse_unused
-from toolkit.errors import LaunchError, TaskFailed
-from toolkit.support import redaction
+from toolkit.launch import JobSpec, dry_run, options, start
 
-if TYPE_CHECKING:
-    from toolkit.launch import LaunchSpec
+__all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
 
-__all__ = ["add_arguments", "run"]
+# Flags that may be given without their value, and what that means.
+OPTIONAL_VALUES = {"--isolate": "yes", "--help": "first", "-h": "first"}
+_PAGES = {
+    "first": ("how many tasks", "where", "what is shown", "how they run"),
+    "more": ("more",),
+    "ssh": ("ssh",),
+    "slurm": ("slurm",),
+    "kubernetes": ("kubernetes",),
+}
+_WIDTH, _INDENT = 79, 28
 
 
-def run(arguments: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line: a flag for each attribute of a JobSpec, and what is to be started."""
+    for option in options():
+        settings: dict[str, Any] = {"default": option.default, "dest": option.name}
+        if option.kind == "switch":
+            settings["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+        elif option.kind == "several":
+            settings |= {"action": "append", "default": []}
+        else:
+            settings["type"] = option.kind
+        parser.add_argument(f"--{option.name}", **settings)
+    parser.add_argument("--dry_run", action="store_true")
+    parser.add_argument("--detach", action="store_true")
+    parser.add_argument("-h", "--help", metavar="PAGE")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER)
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+
+
+def run(given: argparse.Namespace) -> None:
     """Launches.
 
     Raises:
@@ -37,105 +60,28 @@ def run(arguments: argparse.Namespace) -> None:
         TaskFailed: A task failed.
         JobStopped: The launcher received a signal to stop.
     """
-    refuse_unused(arguments)
-    if arguments.engine == "slurm":
-        _slurm(arguments)
-    elif arguments.engine != "local":
-        raise LaunchError(
-            asked=f"--engine={arguments.engine}",
-            found="there is no such engine",
-            remedy="Choose local or slurm, or name machines with --hosts",
-        )
-    elif arguments.hosts is not None:
-        _ssh(arguments)
-    else:
-        _local(arguments)
+    if given.help is not None:
+        print(_help(given.help))
+        return
+    spec = _spec(given)
+    if given.dry_run or spec.place == "kubernetes":
+        print(dry_run(spec).rstrip("\n"))
+        if spec.place == "kubernetes":
+            from toolkit.launch.backends import kubernetes
 
-
-def _local(given: argparse.Namespace) -> None:
-    from toolkit import launch
-
-    spec = launch.LaunchSpec(cluster_file=given.cluster, tasks=tuple(given.task), host=given.host, **_options(given))
-    if given.dry_run:
-        print("\n".join(launch.dry_run(spec)))
+            print("\n".join(kubernetes.notes(spec)), file=sys.stderr)
         return
     log.show()
-    isolated, where = _isolate(given, spec)
-    try:
-        launch.start(spec, where=where)
-    except TaskFailed as error:
-        if not isolated or not launch.wanted_out(str(error)):
-            raise
-        hint = "The tasks had no way out of this machine: launch with --isolate=never if that is what they miss."
-        raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
+    if said := start(spec, detach=given.detach):
+        print(said)
 
 
-def _isolate(given: argparse.Namespace, spec: "LaunchSpec") -> tuple[bool, str]:
-    """Where the tasks reach one another by loopback, nobody else needs to; returns whether nobody can, and a clause."""
-    from toolkit import launch
-    from toolkit.cluster.addresses import is_loopback
-
-    inside = bool(spec.jobs) and is_loopback(spec.host)
-    if given.isolate == "always" and not inside:
-        raise LaunchError(
-            asked="--isolate=always gives the tasks a network of their own",
-            found="they are to be reached from other machines",
-            remedy="Leave it out, and close their ports to all but the hosts of the job",
-        )
-    if not inside and given.isolate in launch.MODES:
-        return False, ""
-    return launch.enter(given.isolate, command=spec.command)
-
-
-def _ssh(given: argparse.Namespace) -> None:
-    from toolkit.launch.backends import ssh
-
-    spec = ssh.SshSpec(
-        hosts=ssh.parse(given.hosts),
-        directory=given.copy_to or given.directory or os.getcwd(),
-        copy_from=os.getcwd() if given.copy_to else None,
-        python=given.python or sys.executable,
-        path=os.environ.get("PYTHONPATH"),
-        ssh_config=given.ssh_config,
-        min_workers=given.min_workers,
-        **_options(given),
-    )
-    if given.dry_run:
-        print("\n".join(ssh.dry_run(spec)))
-        return
-    log.show()
-    ssh.start(spec)
-
-
-def _slurm(given: argparse.Namespace) -> None:
-    from toolkit.launch.backends import slurm
-
-    slurms = ("nodes", "tasks_per_node", "gpus_per_task", "cpus_per_task", "time", "notice", "partition", "account")
-    every = ("max_restarts", "start_timeout", "heartbeat_timeout", "as_is")
-    spec = slurm.SlurmSpec(
-        name=given.job_name,
-        jobs=counted(given),
-        logs=pathlib.Path(given.log_dir or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}"),
-        command=_command(given),
-        **{name: getattr(given, name) for name in (*slurms, *every)},
-    )
-    if given.dry_run:
-        shown = tuple(redaction.masked(part, os.environ) for part in spec.command)
-        print(slurm.script(dataclasses.replace(spec, command=shown)), end="")
-        return
-    slurm.submit(spec, show=lambda line: print(line, flush=True))
-
-
-def _options(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `toolkit.launch.JobOptions`."""
-    same = ("log_dir", "tee", "as_is", "open_network", "start_timeout", "heartbeat_timeout", "stall_timeout", "grace")
-    return {
-        "command": _command(given),
-        "jobs": counted(given),
-        "environment": tuple(_variable(text) for text in given.env),
-        "only": tuple(name for names in given.only for name in names.split(",")),
-        **{name: getattr(given, name) for name in (*same, "max_restarts", "restart_window")},
-    }
+def _spec(given: argparse.Namespace) -> JobSpec:
+    values = {option.name: getattr(given, option.name) for option in options()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values["only"] = tuple(name for names in given.only for name in names.split(","))
+    values["env"] = tuple(_variable(text) for text in given.env)
+    return JobSpec(command=_command(given), **values)
 
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
@@ -145,10 +91,39 @@ def _command(given: argparse.Namespace) -> tuple[str, ...]:
     return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 
-def _variable(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign and name not in os.environ:
-        raise LaunchError(
-            asked=f"--env={name[:60]}", found="it has no value here", remedy="Write --env=NAME=VALUE, or leave it out"
-        )
-    return name, value if sign else os.environ[name]
+def _variable(text: str) -> str:
+    """Returns NAME=VALUE; of NAME alone, with its value here."""
+    return text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}"
+
+
+def _help(page: str) -> str:
+    pages = list(_PAGES) if page == "all" else [page if page in _PAGES else "first"]
+    rows = ["usage: toolkit launch [flags] (SCRIPT | -m MODULE) [arguments]", ""]
+    if "first" in pages:
+        rows += [(__doc__ or "").partition("\n\nEvery task")[0].strip(), ""]
+    for group in (group for name in pages for group in _PAGES[name]):
+        rows.append(f"{group}:" if group not in _PAGES else f"{group}:" if group == "more" else f"with --on={group}:")
+        for option in options():
+            if option.group == group:
+                rows += _row(option)
+        if group == "where":
+            rows += _entry("--detach", "go on without this terminal; see toolkit jobs")
+        if group == "what is shown":
+            rows += _entry("--dry_run", "print what would be done; start nothing")
+        rows.append("")
+    if pages == ["first"]:
+        rows.append("--help=more: times and the like. --help=ssh, =slurm, =kubernetes, =all.")
+    return "\n".join(rows).rstrip()
+
+
+def _row(option: Any) -> list[str]:
+    name = f"--[no-]{option.name}" if option.kind == "switch" and option.default else f"--{option.name}"
+    value = f"[={option.metavar}]" if f"--{option.name}" in OPTIONAL_VALUES else f"={option.metavar}"
+    return _entry(name + ("" if option.kind == "switch" else value), option.text)
+
+
+def _entry(flag: str, text: str) -> list[str]:
+    head = f"  {flag:<{_INDENT - 2}}"
+    body = textwrap.wrap(text, _WIDTH - _INDENT)
+    first = [head + body[0]] if len(flag) < _INDENT - 2 else [f"  {flag}", " " * _INDENT + body[0]]
+    return [*first, *(" " * _INDENT + line for line in body[1:])]

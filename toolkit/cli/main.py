@@ -21,7 +21,10 @@ _COMMANDS = {
     "devices": "show GPUs, who uses them, and what TensorFlow would call them",
     "doctor": "look for what keeps TensorFlow from training here, and say what mends it",
     "launch": "start a script in several processes, watch them, end them together",
-    "manifest": "write what Kubernetes is to start, as YAML",
+    "jobs": "list the jobs that you have launched, and how they are",
+    "logs": "show what the tasks of a job have written",
+    "attach": "watch a job that runs",
+    "stop": "end a job, with a checkpoint",
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
     "scaling": "run a recipe at several sizes, and say how it scales and what bounds it",
@@ -53,7 +56,10 @@ def _run(arguments: list[str]) -> object:
     if name not in _COMMANDS:
         raise unknown("command", name, list(_COMMANDS), lists="toolkit")
     module = importlib.import_module(f"toolkit.cli.{name.replace('-', '_')}")
-    parser = Parser(prog=f"toolkit {name}", description=module.__doc__)
+    optional = getattr(module, "OPTIONAL_VALUES", {})  # A command with --help=PAGE makes its own help.
+    parser = Parser(
+        prog=f"toolkit {name}", description=module.__doc__, optional_values=optional, add_help="--help" not in optional
+    )
     module.add_arguments(parser)
     return module.run(_parsed(parser, rest))
 

@@ -3,7 +3,8 @@
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from toolkit.errors import RequestError
@@ -14,13 +15,20 @@ __all__ = ["Parser", "unknown"]
 class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` that takes no abbreviations and raises `RequestError`."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, *, optional_values: Mapping[str, str] | None = None, **settings) -> None:
+        """Takes what `argparse.ArgumentParser` takes.
+
+        Args:
+            optional_values: Flags that may be given without their value, and what that means.
+            settings: As `argparse` has them.
+        """
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
+        self._optional_values = optional_values or {}
 
     def parse_known_args(self, args=None, namespace=None):
         """Refuses what is left over here, where the options are known that it may have been meant for."""
-        parsed, stray = super().parse_known_args(args, namespace)
+        parsed, stray = super().parse_known_args(self._spelled(args), namespace)
         if not stray:
             self._check_values(parsed)
             return parsed, stray
@@ -32,6 +40,29 @@ class Parser(argparse.ArgumentParser):
                 remedy=f"`{self.prog} --help` says what it takes",
             )
         raise unknown("option", name, sorted(self._option_string_actions), lists=self.prog)
+
+    def _spelled(self, args: Sequence[str] | None) -> list[str]:
+        """Writes flags as they are defined: words may be joined by - or _, and some values may be left out.
+
+        What follows the first argument that is no flag, such as a script, is left alone.
+        """
+        found = list(sys.argv[1:] if args is None else args)
+        for number, argument in enumerate(found):
+            name, equals, value = argument.partition("=")
+            known = self._option_string_actions
+            if not argument.startswith("-") or argument in ("--", "-m"):
+                if number == 0 or not self._takes_next(found[number - 1]):
+                    break
+                continue
+            other = "--" + name[2:].replace("-", "_")
+            name = name if name in known or not name.startswith("--") else other if other in known else name
+            missing = not equals and name in self._optional_values
+            found[number] = f"{name}={self._optional_values[name]}" if missing else f"{name}{equals}{value}"
+        return found
+
+    def _takes_next(self, argument: str) -> bool:
+        action = self._option_string_actions.get(argument)
+        return action is not None and action.nargs is None
 
     def _check_values(self, parsed: argparse.Namespace) -> None:
         """Refuses --name=--, of which argparse makes a list without anything in it in some Pythons."""

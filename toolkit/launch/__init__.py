@@ -1,53 +1,26 @@
 """Starting and watching tasks; the launcher never imports TensorFlow.
 
-Come here for what becomes of a job: how its tasks are started, shown, ended and started again, and what is written of
-it. Where it runs (Slurm, hosts by ssh, Kubernetes) is a folder of `backends`.
+A star: a job is described once, one supervisor decides what happens to it, agents do it on each machine, all by events
+of one form, and a place is how agents are reached.
 
-spec       what a launch is to do, checked
-isolation  a network namespace for the tasks of this machine
-guard      a program of its own that ends what a killed launcher leaves behind
-ports      ports that stay this job's from their choice to its end, and to whom they are open
-patching   TensorFlow's names for its strategies, given to ours in the user's script
-record     what a job leaves: logs, what became of the tasks, the first failure
-child      what runs in each task before the user's script
-masking    secrets of the environment, taken out of a stream of bytes
-output     a task's output: into its log, and as whole lines to whoever watches
-stacks     where tasks are that make no progress, by their Python stacks
-tasks      which tasks to start here, each with its command and environment
-budget     how often what has failed is started again
-activity   whether a task that says nothing computes
-running    a task that has been started
-failure    which failure is the cause of the others, and the message about it
-reports    what tasks report to their launcher
-display    the tasks' lines, and a table on a terminal
-job        starting the tasks, watching them, ending all with the first that fails
-start      from a spec to a job that runs
-backends   the places where a job can run: Slurm, hosts by ssh, Kubernetes
+events      what happens in a job, in one form: in memory, between machines, and on disk
+job         a job, described once
+agent       what starts, signals and watches the tasks of one machine
+task        what runs inside a task's process, around the user's script
+records     what a job leaves on disk, and where its user finds it again
+display     what a person sees of a job
+supervisor  who decides: attempts, restarts, failures, hangs, signals
+backends    where a job can run: this machine, hosts by ssh or at a rendezvous, Slurm, Kubernetes
+here        supervising a job in this process
+watch       watching a job that something else supervises, and stopping it
+detached    a job in a session of its own
+start       from a spec to a job at its place, or to what would be done there
+call        a function in the place of a script, its results brought back
 """
 
-from toolkit.launch.budget import Budget, attempts
-from toolkit.launch.display import Display
-from toolkit.launch.isolation import MODES, enter, wanted_out
-from toolkit.launch.record import Record, log_directory
-from toolkit.launch.spec import JobOptions, LaunchSpec, check_command, check_passable, check_times, counted, new_job_id
+from toolkit.launch.call import run
+from toolkit.launch.job.options import PLACES
+from toolkit.launch.job.spec import JobSpec, options
 from toolkit.launch.start import dry_run, start
 
-__all__ = [
-    "MODES",
-    "Budget",
-    "Display",
-    "JobOptions",
-    "LaunchSpec",
-    "Record",
-    "attempts",
-    "check_command",
-    "check_passable",
-    "check_times",
-    "counted",
-    "dry_run",
-    "enter",
-    "log_directory",
-    "new_job_id",
-    "start",
-    "wanted_out",
-]
+__all__ = ["PLACES", "JobSpec", "dry_run", "options", "run", "start"]

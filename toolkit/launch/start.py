@@ -1,108 +1,101 @@
-"""Starting a job as its spec asks, attempt by attempt."""
+"""From a spec to a job at its place, or to what would be done there."""
 
 import os
-import secrets
-from collections.abc import Sequence
-from typing import Any
+import shlex
+from collections.abc import Mapping
 
-from toolkit.cluster import Task
-from toolkit.errors import LaunchError
-from toolkit.launch.spec import LaunchSpec, new_job_id
-from toolkit.support import signals, status
+from toolkit.launch.job import checks
+from toolkit.launch.job.spec import JobSpec
+from toolkit.support import redaction
 
 __all__ = ["dry_run", "start"]
 
 
-def start(spec: LaunchSpec, *, display: Any = None, ports: Any = None, where: str = "") -> None:
-    """Starts the tasks, shows what they do, and returns when all are done.
+def start(spec: JobSpec, *, detach: bool = False) -> str:
+    """Runs a job where its spec says, and returns when all its tasks are done.
 
     Args:
-        spec: What to do.
-        display: Shows what the tasks do, as `display.Display`; None for this program's standard output.
-        ports: A HeldPorts with those that are this job's already; None for none.
-        where: A clause for the first message: "in a network of their own".
+        spec: What is asked.
+        detach: Return when it is started; it goes on by itself, also without the terminal.
+
+    Returns:
+        What to say of a detached job; "" of one that is done.
 
     Raises:
         RequestError: What was asked can't be done; nothing was started.
-        TaskFailed: A task failed, or no task made progress.
-        JobStopped: The launcher received a signal to stop.
+        TaskFailed: A task failed, a host is gone, or no task made progress.
+        JobStopped: This program received a signal to stop.
     """
     # Imported here: every task's start-up imports this package, and needs none of these.
-    from toolkit.launch import tasks
-    from toolkit.launch.budget import Budget, attempts
-    from toolkit.launch.display import Display
-    from toolkit.launch.job import Job
-    from toolkit.launch.ports import HeldPorts
-    from toolkit.launch.record import log_directory
-    from toolkit.launch.reports import Reports
+    from toolkit.launch.here import new_job_id, run_here
 
-    tag = secrets.token_hex(8)
-    with (
-        signals.recorded() as received,
-        ports or HeldPorts() as held,
-        Reports() as reports,
-    ):
-        cluster, here = tasks.to_start(spec, held)
-        _check_only(spec, here)
-        job_id = spec.job_id or new_job_id()
-        environ = {**os.environ, **dict(spec.environment)}
-        own, said = tasks.task_specs(
-            spec, cluster, here, tag=tag, socket_path=reports.path, job_id=job_id, environ=environ
-        )
-        logs = log_directory(spec.log_dir, [task.file_name for task in own])
-        if display is None:
-            display = Display(here, tee=spec.tee, only=spec.only)
-            others = f", {len(cluster.tasks) - len(here)} elsewhere" if len(here) < len(cluster.tasks) else ""
-            display.say(f"launch: {len(here)} tasks here{others}{' ' * bool(where)}{where}; logs in {logs}")
-        if said:
-            display.say(said)
-        budget = Budget(spec.max_restarts, window=spec.restart_window)
+    if spec.place == "slurm":
+        from toolkit.launch.backends import slurm
 
-        def attempt(number: int) -> bool:
-            Job(
-                spec,
-                own,
-                tag=tag,
-                environ={**environ, status.ATTEMPT: str(number), status.LOGS: str(logs.absolute())},
-                reports=reports,
-                logs=logs,
-                display=display,
-                received=received,
-                budget=budget,
-                whole=len(here) == len(cluster.tasks),
-            ).run()
-            return True
+        checks.script(spec.command)
+        return slurm.submit(spec, new_job_id(), follow=not detach)
+    if detach:
+        from toolkit.launch import detached
 
-        try:
-            attempts(attempt, first=spec.attempt, budget=budget, say=display.say, received=received)
-        finally:
-            display.close()
+        job_id, logs = detached.start(spec)
+        afterwards = f"See it with `toolkit attach {job_id}`, end it with `toolkit stop {job_id}`."
+        return f"launch: job {job_id} runs; logs in {logs}\n{afterwards}"
+    run_here(spec, job_id=new_job_id())
+    return ""
 
 
-def dry_run(spec: LaunchSpec) -> list[str]:
-    """Returns a line for a shell for each task, with its environment and command but for secrets; starts nothing.
+def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns what a job would be, without secrets; starts nothing, and calls nobody.
+
+    On this machine a line for a shell for each task, for ssh a line for each host, for Slurm the batch script, for
+    Kubernetes the manifest.
 
     Raises:
         RequestError: What was asked can't be done.
     """
-    from toolkit.launch import tasks
-    from toolkit.launch.ports import HeldPorts
+    if spec.place == "kubernetes":
+        from toolkit.launch.backends import kubernetes
 
-    with HeldPorts() as held:
-        cluster, here = tasks.to_start(spec, held)
-        _check_only(spec, here)
-        own, said = tasks.task_specs(
-            spec, cluster, here, tag="dry-run", socket_path="/dev/null", job_id="dry-run", environ=os.environ
+        return kubernetes.manifest_text(spec)
+    if spec.place == "slurm":
+        from toolkit.launch.backends import slurm
+
+        checks.script(spec.command)
+        return slurm.script(spec)
+    known = {**environ, **spec.environment}
+    if spec.place == "ssh":
+        from toolkit.launch.backends.ssh import SshPlace
+
+        by_ssh = SshPlace(spec, mark="")
+        _, tasks = by_ssh.cluster()
+        checks.only(spec.only, list(map(str, tasks)))
+        added = [f"{name}={value}" for name, value in spec.environment.items()]
+        shown = shlex.join(redaction.masked_command((*added, by_ssh.python, *spec.command), known))
+        return "\n".join(
+            f"# {host.name}, {by_ssh.addresses[host]}, in {by_ssh.directory}: "
+            f"{', '.join(str(task) for task, home in tasks.items() if home == host)}: {shown}"
+            for host in by_ssh.hosts
         )
-        return [*([f"# {said}"] if said else []), *(tasks.shell_line(task, os.environ) for task in own)]
+    return "\n".join(_lines_here(spec, environ))
 
 
-def _check_only(spec: LaunchSpec, here: Sequence[Task]) -> None:
-    names = [str(task) for task in here]
-    for name in spec.only:
-        if name not in names:
-            raise LaunchError(
-                asked=f"--only={name} shows that task's lines",
-                found=f"the tasks started here are {', '.join(names[:12])}",
-                remedy="Name one of them",
-            )
+def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
+    from toolkit.launch.agent import tasks
+    from toolkit.launch.backends.local import LocalPlace
+
+    checks.script(spec.command)
+    place = LocalPlace(spec)
+    cluster, homes = place.planned()
+    checks.only(spec.only, list(map(str, homes)))
+    made, said = tasks.task_specs(
+        cluster,
+        list(homes),
+        command=spec.command,
+        environ={**environ, **spec.environment},
+        settings={},
+        as_is=spec.as_is,
+        partial=len(homes) < len(cluster.tasks),
+        tag="dry-run",
+        socket_path="/dev/null",
+    )
+    return [*([f"# {said}"] if said else []), *(tasks.shell_line(t, environ, spec.environment) for t in made)]

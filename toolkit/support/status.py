@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "ATTEMPT",
+    "CALL",
     "HEARTBEAT_TIMEOUT",
     "JOB_ID",
     "LOGS",
@@ -30,6 +31,7 @@ __all__ = [
     "report",
     "restarted",
     "start_timeout",
+    "task_name",
 ]
 
 SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
@@ -39,6 +41,7 @@ LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
+CALL = "TOOLKIT_CALL"  # The file of a function that takes the place of a script.
 RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether it is again.
 
 SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, counts as gone unless it is said.
@@ -88,6 +91,11 @@ def restarted() -> bool:
 def start_timeout() -> float:
     """Returns the seconds that tasks wait for one another: what the launcher set, or 300."""
     return float(os.environ.get(START_TIMEOUT, "300"))
+
+
+def task_name() -> str:
+    """Returns the name of this task, such as "worker:1"; "" without a launcher."""
+    return os.environ.get(SOCKET, "").partition("@")[0]
 
 
 def listened() -> bool:

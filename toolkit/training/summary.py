@@ -57,7 +57,7 @@ def provenance() -> dict[str, Any]:
 def _command() -> list[str]:
     """Returns the command line without what the launcher put before the user's."""
     arguments = sys.orig_argv
-    launched = [number for number, part in enumerate(arguments) if part.endswith("/toolkit/launch/child.py")]
+    launched = [number for number, part in enumerate(arguments) if part.endswith("/toolkit/launch/task/child.py")]
     return [arguments[0], *arguments[launched[0] + 3 :]] if launched else arguments
 
 

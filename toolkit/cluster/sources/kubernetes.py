@@ -1,4 +1,4 @@
-"""The membership of a pod, from what `toolkit manifest kubernetes` has put into its environment.
+"""The membership of a pod, from what `toolkit launch --on=kubernetes` has put into its environment.
 
 TOOLKIT_CLUSTER holds the whole cluster as JSON, and TOOLKIT_TASK the pod's job. Kubernetes itself numbers the pods of
 an Indexed Job in JOB_COMPLETION_INDEX, and a headless service makes their names known
@@ -39,7 +39,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
         raise ClusterError(
             asked=f"{CLUSTER} describes {len(tasks)} tasks{f' of job {job}' if job else ''}",
             found=f"this pod's {_INDEX} is {index}",
-            remedy="Let completions and parallelism be the number of tasks; `toolkit manifest` writes it so",
+            remedy="Let completions and parallelism be the number of tasks, as `toolkit launch --on=kubernetes` does",
         )
     if len(cluster.tasks) < 2:
         return None
@@ -55,5 +55,5 @@ def _text(cluster: str) -> str:
         raise ClusterError(
             asked=f"{CLUSTER} describes a cluster as JSON",
             found=f"it is no JSON: {cluster[:60]!r}",
-            remedy="Leave it as `toolkit manifest` writes it",
+            remedy="Leave it as `toolkit launch --on=kubernetes` writes it",
         ) from None

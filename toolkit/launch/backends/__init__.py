@@ -1,8 +1,13 @@
-"""The places where a job can run, one folder for each; none imports another.
+"""The places where a job can run, a file or two for each; none imports another's.
 
-Come here to change what happens under one of them only; what all share is in `toolkit.launch`.
+Come here to change what happens at one of them only; what all share is in `toolkit.launch`.
 
+remote      an agent at the end of a program that reaches its host: ssh, or srun
+local       this machine
+ssh         hosts that ssh reaches
+slurm       a batch script, submitted and followed
+allocation  what it runs in its allocation: the supervisor, and an agent on each node
+rendezvous  hosts that find one another at an address: the first that comes
+joining     and the others
 kubernetes  manifests: Indexed Job, JobSet, TFJob
-slurm       a batch script, its submission, restarts from the last checkpoint
-ssh         one job on several hosts: an agent on each, watched from here
 """

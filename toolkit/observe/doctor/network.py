@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from toolkit.cluster import check, split
 from toolkit.errors import ClusterError
-from toolkit.launch.ports import HeldPorts
-from toolkit.launch.tasks import own_addresses
+from toolkit.launch.agent.ports import HeldPorts
+from toolkit.launch.agent.tasks import own_addresses
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
 __all__ = ["look"]

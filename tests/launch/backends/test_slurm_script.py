@@ -1,0 +1,68 @@
+"""What `toolkit launch --on=slurm --dry_run` prints, without a Slurm."""
+
+import pathlib
+import shlex
+
+import pytest
+
+from toolkit.cli.main import main
+from toolkit.launch import JobSpec
+from toolkit.launch.backends import slurm
+
+
+def printed(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "--on=slurm", *arguments])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_the_script_is_printed(capsys, tmp_path):
+    counts = ("--nodes=2", "--chief", "--workers=2", "--ps=1", "--gpus_per_task=1", "--cpus_per_task=4")
+    more = ("--time=1-12", "--sbatch=qos=long", "--sbatch=exclusive", f"--log_dir={tmp_path / 'a b'}")
+    code, out, _ = printed(capsys, "--dry_run", *counts, *more, "-m", "recipes.x", "--run_dir=it's\n$(x)")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "#!/bin/sh"
+    for option in (
+        *("nodes=2", "ntasks-per-node=1", "gpus-per-node=2", "cpus-per-task=8", "time=1-12"),
+        *("signal=B:USR1@120", "qos=long", "exclusive", "requeue"),
+    ):
+        assert f"#SBATCH --{option}" in lines
+    assert all(line.startswith("#") for line in lines[:-1])
+    command = shlex.split(lines[-1])
+    assert command[0] == "exec"
+    assert command[-1] == str(tmp_path / "a b")
+
+
+@pytest.mark.parametrize(("nodes", "tasks", "rooms"), [(1, 3, [3]), (2, 3, [2, 1]), (3, 7, [3, 2, 2])])
+def test_tasks_are_spread_evenly(nodes, tasks, rooms):
+    assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, workers=tasks)) == rooms
+    assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, tasks_per_node=2)) == [2] * nodes
+
+
+def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = printed(capsys, f"--log_dir={tmp_path}", "train.py")
+    assert code == 2
+    assert "there is no sbatch on this machine" in err
+
+
+def test_a_script_that_is_not_there_is_said_before_it_is_submitted(capsys):
+    code, _, err = printed(capsys, "no such.py")
+    assert code == 2
+    assert "launch starts the script no such.py, but there is no such file" in err
+
+
+def test_a_log_directory_that_slurm_would_read_otherwise_is_refused(capsys, monkeypatch, tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = printed(capsys, "--log_dir=a\\b", "train.py")
+    assert code == 2
+    assert "Slurm reads a backslash" in err
+    assert not pathlib.Path("a\\b").exists()

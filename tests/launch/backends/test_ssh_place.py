@@ -1,0 +1,103 @@
+"""What hosts are given by ssh: nothing here calls a host."""
+
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.cli.main import main
+from toolkit.cluster import Task
+from toolkit.launch import JobSpec, events
+from toolkit.launch.backends.ssh import SshPlace
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.supervisor import agents, layout
+
+
+def printed(capsys, *flags):
+    with pytest.raises(SystemExit) as end:
+        main(["launch", *flags])
+    return end.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--on=ssh:a,b", "--workers=3"], "the jobs have 3 tasks together, but --on=ssh names room for 2"),
+        (["--on=ssh:a", "--cluster=x"], "--cluster, but it means nothing with --on=ssh"),
+        (["--on=ssh:a", "--nodes=3"], "--nodes, but it means nothing with --on=ssh"),
+        (["--on=ssh:a,b", "--only=worker:9"], "--only=worker:9 shows that task's lines, but the tasks started here"),
+        (["--min_workers=1", "--workers=2"], "--min_workers, but it means nothing on this machine"),
+        (["--on=ssh:8.8.8.8,8.8.4.4"], "that is a public address"),
+        (["--on=ssh:localhost,10.0.0.1"], "localhost means another machine there"),
+    ],
+)
+def test_what_cannot_be_is_said(capsys, flags, said):
+    code, output = printed(capsys, "--dry_run", *flags, "train.py")
+    assert code == 2
+    assert said in output.err
+
+
+def test_a_dry_run_says_who_does_what(capsys, monkeypatch):
+    monkeypatch.setenv("MY_API_TOKEN", "hunter2hunter2")
+    flags = ["--on=ssh:10.0.0.1:2,10.0.0.2:2", "--chief", "--workers=2", "--ps=1", "--directory=/it's here"]
+    more = ["--python=/p", "--env=MY_API_TOKEN", "--env=A=b"]
+    command = ["-m", "mine", "--flag=a b", "--url=x@hunter2hunter2", "--api_token=secret"]
+    code, output = printed(capsys, "--dry_run", *flags, *more, *command)
+    assert code == 0
+    shown = "'MY_API_TOKEN=***' A=b /p -m mine '--flag=a b' '--url=x@***' '--api_token=***'"
+    assert output.out.splitlines() == [
+        f"# 10.0.0.1, 10.0.0.1, in /it's here: chief:0, worker:0: {shown}",
+        f"# 10.0.0.2, 10.0.0.2, in /it's here: worker:1, ps:0: {shown}",
+    ]
+
+
+def test_workers_are_numbered_anew_where_hosts_are_gone():
+    a, _, c = hosts = (Host("a", 2), Host("b"), Host("c"))
+    addresses = {host: f"10.0.0.{number}" for number, host in enumerate(hosts)}
+    cluster, tasks = layout.assign((), hosts, addresses, {a: [7, 8], c: [9]})
+    assert cluster.as_dict() == {"worker": ["10.0.0.0:7", "10.0.0.0:8", "10.0.0.2:9"]}
+    assert tasks == {Task("worker", 0): a, Task("worker", 1): a, Task("worker", 2): c}
+
+
+@pytest.mark.parametrize(
+    ("least", "shared", "ready", "enough"),
+    [
+        (0, True, "a", False),
+        (1, True, "b", True),
+        (2, True, "b", True),  # b has room for two.
+        (2, True, "a", False),
+        (1, False, "b", False),  # The run directory is on a.
+        (1, False, "a", True),
+    ],
+)
+def test_a_job_goes_on_with_enough_workers_and_with_its_run_directory(least, shared, ready, enough):
+    spec = JobSpec(command=("train.py",), on="ssh:a,b:2", min_workers=least)
+    made = agents.Agents(spec, types.SimpleNamespace(hosts=spec.hosts), [])
+    made._shared = shared
+    assert made._enough([host for host in spec.hosts if host.name == ready]) == enough
+
+
+def test_ssh_asks_nothing_and_reads_the_configuration_that_is_named(tmp_path):
+    (tmp_path / "my config").write_text("")
+    spec = JobSpec(command=("train.py",), on="ssh:10.0.0.1", ssh_config=str(tmp_path / "my config"))
+    command = SshPlace(spec, mark="").command()
+    assert command[:3] == ["ssh", "-F", str(tmp_path / "my config")]
+    assert "BatchMode=yes" in command
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(0, 60), max_size=4))
+def test_events_come_whole_whatever_else_is_on_the_line(noise, cuts):
+    sent = events.line(events.event("note", text="a\nb"))
+    stream = b"".join(part.replace(b"\n", b"") + b"\n" + sent for part in noise)
+    reader, found, last = events.Reader(), [], 0
+    for cut in sorted({*cuts, len(stream)}):
+        found += reader.events(stream[last:cut])
+        last = cut
+    assert len([each for each in found if each.get("text") == "a\nb"]) == len(noise)
+
+
+@given(st.binary())
+def test_bytes_that_are_no_text_come_through(data):
+    (found,) = events.Reader().events(events.line(events.event("output", text=events.text(data))))
+    assert events.data(found["text"]) == data

@@ -1,0 +1,177 @@
+"""What a job may be: every bad value is refused with one sentence, at every place where it means something."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit import launch
+from toolkit.cli.launch import OPTIONAL_VALUES, _spec, add_arguments
+from toolkit.cli.parser import Parser
+from toolkit.errors import LaunchError
+from toolkit.launch.job.hosts import Host, parse_hosts
+
+PLACES = {
+    "local": {},
+    "ssh": {"on": "ssh:a,b:2"},
+    "slurm": {"on": "slurm"},
+    "kubernetes": {"on": "kubernetes", "image": "i", "workers": 2},
+}
+BAD = [
+    ({"command": ()}, "launch starts a script or a module, but none is named"),
+    ({"command": ("-m",)}, "none is named"),
+    ({"command": ("a\0b",)}, "it holds a NUL"),
+    ({"workers": -1}, "-1 tasks of job worker, but that is no number of tasks"),
+    ({"workers": 10**6}, "1000000 tasks of job worker, but that is no number of tasks"),
+    ({"workers": None, "ps": 2}, "there is no chief or worker, so nobody would train"),
+    ({"workers": None, "evaluator": True}, "nobody would train"),
+    ({"workers": 2, "ps": 1}, "1 parameter servers, but there is no chief"),
+    ({"max_restarts": -1}, "--max_restarts=-1, but that is less than 0. Give 0 or more"),
+    ({"env": ("1A=x",)}, "--env='1A', but that is no name of a variable"),
+    ({"env": ("NO_SUCH_VARIABLE",)}, "--env=NO_SUCH_VARIABLE, but it has no value here"),
+    ({"env": ("A=\0",)}, "it holds a NUL"),
+    ({"only": ("worker",)}, "worker"),
+    ({"log_dir": "a\0"}, "it holds a NUL"),
+    ({"start_timeout": -1.0}, "--start_timeout=-1.0, but that is no length of time"),
+    ({"start_timeout": float("nan")}, "that is no length of time"),
+    ({"stall_timeout": float("nan")}, "that is no length of time"),
+    ({"grace": -1.0}, "that is no length of time"),
+    ({"restart_window": -1.0}, "that is no length of time"),
+    ({"heartbeat_timeout": 0.0}, "--heartbeat_timeout=0, but workers call one another"),
+    ({"isolate": "always"}, "--isolate=always, but there is no such choice. Choose no, yes, fully"),
+    ({"task": ("worker:0",)}, "--task=worker:0 starts one task of a cluster, but no --cluster"),
+    ({"cluster": "x.json", "workers": 1}, "both counts and --cluster are given"),
+    ({"min_workers": -1}, "--min_workers=-1, but that is less than 0"),
+    ({"min_workers": 4}, "--min_workers=4, but the hosts have room for 3 tasks"),
+    ({"min_workers": 1, "chief": True, "workers": 2}, "other tasks beside them"),
+    ({"nodes": 0}, "--nodes=0, but that is less than 1"),
+    ({"tasks_per_node": 0}, "--tasks_per_node=0, but that is less than 1"),
+    ({"gpus_per_task": -1}, "--gpus_per_task=-1, but that is less than 0"),
+    ({"cpus_per_task": "much"}, "--cpus_per_task=much, but that is no number of cores"),
+    ({"notice": 0}, "--notice=0, but that is less than 1"),
+    ({"time": "soon"}, "--time='soon', but that is no length of time of Slurm's"),
+    ({"time": "2"}, "--time=2 with 120 s of notice, but tasks would be asked to end as soon as they begin"),
+    ({"partition": "a b"}, "--partition='a b', but names have letters"),
+    ({"name": "x\n#SBATCH --exclusive"}, "but names have letters"),
+    ({"sbatch": ("-q",)}, "--sbatch='-q', but that is no long option of sbatch"),
+    ({"sbatch": ("qos=a\n#SBATCH --exclusive",)}, "that is no long option of sbatch"),
+    ({"sbatch": ("nodes=3",)}, "--sbatch=nodes=3, but the launcher sets that one itself"),
+    ({"nodes": 2, "tasks_per_node": 2, "workers": 3}, "but the jobs have 3 tasks together"),
+    ({"nodes": 4, "workers": 2}, "there are 2 tasks to run there"),
+    ({"rendezvous": "nowhere"}, "--rendezvous=nowhere, but that is no address. Write HOST:PORT"),
+    ({"rendezvous": "a:1", "cluster": "x.json"}, "--cluster describes the hosts already"),
+    ({"rendezvous": "a:1", "isolate": "yes"}, "they are to be reached from other machines"),
+    ({"host": "192.0.2.7", "isolate": "fully"}, "they are to be reached from other machines"),
+    ({"cluster": "x.json", "isolate": "yes"}, "they are to be reached from other machines"),
+    ({"kind": "pod"}, "--kind=pod, but there is no such choice. Choose job, jobset, tfjob"),
+    ({"port": 80}, "--port=80, but that is none that it can be. Give from 1024 to 65535"),
+    ({"user": 0}, "--user=0, but that is less than 1"),
+]
+MEANS = {option.name: option.places for option in launch.options()}
+
+
+def made(place, **changes):
+    return launch.JobSpec(**{"command": ("train.py",), **PLACES[place], **changes})
+
+
+def cases():
+    for number, (changes, said) in enumerate(BAD):
+        for place in PLACES:
+            if all(place in MEANS.get(name, launch.PLACES) for name in changes):
+                names = "-".join(changes)
+                yield pytest.param(place, changes, said, id=f"{number}-{names}-{place}")
+
+
+@pytest.mark.parametrize(("place", "changes", "said"), list(cases()))
+def test_a_bad_value_is_refused_with_the_same_sentence_everywhere(place, changes, said):
+    if place == "ssh" and "workers" in changes:
+        changes = {**changes, "on": f"ssh:a:{min(9999, max(1, changes['workers'] or 1)) + changes.get('chief', 0)}"}
+    with pytest.raises(LaunchError) as refused:
+        made(place, **changes)
+    assert said in str(refused.value)
+
+
+def test_every_option_is_tried_with_a_bad_value_or_can_have_none():
+    free = {"chief", "evaluator", "ps", "tee", "native_logs", "as_is", "open_network", "on"}
+    texts = {"directory", "copy_to", "python", "ssh_config", "account", "image", "namespace", "memory"}
+    tried = {name for changes, _ in BAD for name in changes}
+    assert {option.name for option in launch.options()} - tried == (free | texts | {"volume", "patch"}) - tried
+
+
+@pytest.mark.parametrize("option", launch.options(), ids=lambda option: option.name)
+def test_what_means_nothing_at_a_place_is_refused_there(option):
+    for place in set(PLACES) - set(option.places):
+        odd = {"switch": not option.default, "several": ("x",), int: 7, float: 7.0, str: "x"}[option.kind]
+        with pytest.raises(LaunchError, match=f"--{option.name}, but it means nothing"):
+            made(place, **{option.name: odd})
+
+
+@pytest.mark.parametrize("on", ["", "pbs", "local:a", "slurm:a", "Slurm"])
+def test_a_place_that_is_none(on):
+    with pytest.raises(LaunchError, match="--on="):
+        made("local", on=on)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("a", [("a", 1)]),
+        ("a,b:2", [("a", 1), ("b", 2)]),
+        ("me@node-1.example:8", [("me@node-1.example", 8)]),
+        ("10.0.0.1:2,[fd00::1]:3", [("10.0.0.1", 2), ("fd00::1", 3)]),
+    ],
+)
+def test_hosts_are_names_with_numbers_of_tasks(text, meant):
+    assert [(host.name, host.tasks) for host in parse_hosts(text)] == meant
+    assert made("ssh", on=f"ssh:{text}").hosts == tuple(Host(*each) for each in meant)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,", "-oProxyCommand=x", "a b", "a;b", "$(x)", "a:0", "a:-1", "a:x", "a,a", "me@-x", "a\nb", "é", "a:99999"],
+)
+def test_what_is_no_host_is_refused(text):
+    with pytest.raises(LaunchError, match="--on=ssh:"):
+        made("ssh", on=f"ssh:{text}")
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_hosts_or_refused(text):
+    try:
+        hosts = parse_hosts(text)
+    except LaunchError:
+        return
+    assert all(host.name and not host.name.startswith("-") and host.tasks > 0 for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("60", 3600), ("2:30", 150), ("1:02:03", 3723), ("2-3", 183600), ("1-0:30", 88200), ("1-2:03:04", 93784)],
+)
+def test_a_time_is_as_long_as_slurm_has_it(time, seconds):
+    made("slurm", time=time, notice=seconds - 1)
+    with pytest.raises(LaunchError, match="again and again"):
+        made("slurm", time=time, notice=seconds)
+
+
+@given(
+    texts=st.lists(st.text(st.characters(exclude_characters="\0"), max_size=20), max_size=3),
+    workers=st.sampled_from([None, 2]),
+    tee=st.booleans(),
+    module=st.booleans(),
+)
+def test_the_same_is_asked_for_by_its_arguments(texts, workers, tee, module):
+    command = ("-m", "mine", *texts) if module else ("train.py", *texts)
+    env = tuple(f"A{number}={text}" for number, text in enumerate(texts))
+    spec = launch.JobSpec(command=command, env=env, workers=workers, tee=tee, grace=3.0, isolate="yes")
+    parser = Parser(prog="toolkit launch", optional_values=OPTIONAL_VALUES, add_help=False)
+    add_arguments(parser)
+    assert _spec(parser.parse_args(spec.arguments[1:])) == spec
+
+
+def test_a_spec_comes_back_from_its_text():
+    spec = made("slurm", env=("A=\udcff é",), sbatch=("qos=long",), only=("worker:0",), nodes=2, time="1-12")
+    assert launch.JobSpec.from_json(spec.to_json()) == spec
+    assert set(json.loads(spec.to_json())) == {field.name for field in dataclasses.fields(launch.JobSpec)}

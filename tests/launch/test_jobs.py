@@ -1,0 +1,188 @@
+"""Jobs that outlive their terminal: started, listed, watched from another one, stopped, and said to be dead."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from toolkit.launch.records import jobs
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", os.environ["RANK"], flush=True), sys.exit(143)))
+print("begun", os.environ["RANK"], flush=True)
+if sys.argv[1:] == ["raise"]:
+    raise ValueError("no such column")
+while not os.path.exists("finish"):
+    time.sleep(0.05)
+print("finished", os.environ["RANK"])
+"""
+
+
+class User:
+    """Somebody at several terminals."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "train.py").write_text(SCRIPT)
+        self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")}
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "toolkit", *arguments],
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments, limit=60):
+        process = self.start(*arguments)
+        try:
+            return process.communicate(timeout=limit)[0], process.returncode
+        finally:
+            process.kill()
+            process.wait()
+
+    def detach(self, *more):
+        """The id of a job that was started."""
+        said, code = self.run("launch", "--detach", "--workers=2", "--grace=3", "train.py", *more)
+        assert code == 0, said
+        return re.search(r"launch: job (\S+) runs; logs in", said)[1]
+
+    def entry(self, job):
+        return json.loads((self.folder / "state" / "toolkit" / "jobs" / f"{job}.json").read_text())
+
+    def until(self, *command, shows, limit=30):
+        deadline = time.monotonic() + limit
+        while shows not in (said := self.run(*command)[0]):
+            assert time.monotonic() < deadline, said
+        return said
+
+
+@pytest.fixture
+def user(tmp_path):
+    made = User(tmp_path)
+    yield made
+    for file in (tmp_path / "state").glob("toolkit/jobs/*.json"):
+        try:
+            supervisor = psutil.Process(json.loads(file.read_text())["pid"])
+            left = [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+        for process in left:
+            process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_without_its_terminal_and_is_watched_from_another(user):
+    job = user.detach()
+    assert re.search(rf"{job} +running .*train.py", user.run("jobs")[0])
+    user.until("logs", job, shows="begun 1")
+    watching = user.start("attach")  # The newest.
+    following = user.start("logs", job[:12], "-f", "--task=worker:1")
+    time.sleep(1)
+    (user.folder / "finish").touch()
+    said = watching.communicate(timeout=30)[0]
+    assert (watching.returncode, following.wait(30)) == (0, 0)
+    assert "begun 0" in said
+    assert "worker:1 | finished 1" in said
+    assert re.search(r"^launch: done in \d+ s; logs in ", said, re.MULTILINE)
+    lines = following.communicate()[0]
+    assert "worker:1 | begun 1" in lines
+    assert "worker:0" not in lines
+    assert re.search(rf"{job} +done ", user.run("jobs")[0])
+
+
+@pytest.mark.slow
+def test_a_job_is_stopped_with_its_checkpoint(user):
+    job = user.detach()
+    user.until("logs", job, shows="begun 1")
+    assert user.run("stop", job) == (f"Job {job}: stopped\n", 0)
+    assert "saved 1" in user.run("logs")[0]
+    said, code = user.run("attach", job)
+    assert (code, "Stopped by SIGTERM; all tasks have ended." in said) == (143, True)
+    assert re.search(rf"{job} +stopped ", user.run("jobs")[0])
+
+
+@pytest.mark.slow
+def test_who_leaves_leaves_it_running(user):
+    job = user.detach()
+    watching = user.start("attach", job)
+    time.sleep(1.5)
+    watching.send_signal(signal.SIGINT)
+    said = watching.communicate(timeout=20)[0]
+    assert watching.returncode == 130
+    assert f"Stopped by SIGINT; job {job} runs on, and `toolkit stop {job}` ends it." in said
+    assert psutil.pid_exists(user.entry(job)["pid"])
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_says_so_to_whoever_asks(user):
+    said, code = user.run("launch", "--detach", "--workers=1", "train.py", "raise")
+    job = re.search(r"job (\S+) runs", said)[1] if code == 0 else user.run("jobs")[0].split()[3]
+    said, code = user.run("attach", job)
+    assert code == 1
+    assert "worker:0 failed first: it ended with exit code 1" in said
+    assert "ValueError: no such column" in said
+    assert re.search(rf"{job} +exit code 1 ", user.run("jobs")[0])
+
+
+@pytest.mark.slow
+def test_what_cannot_be_started_is_said_at_once(user):
+    said, code = user.run("launch", "--detach", "--workers=2", "nope.py")
+    assert code == 2
+    assert "error: launch starts the script nope.py, but there is no such file" in said
+    said, code = user.run("launch", "--detach", "--workers=2", "--only=worker:7", "train.py")
+    assert (code, "the tasks started here are worker:0, worker:1" in said) == (2, True)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_leaves_no_task_and_a_job_that_is_dead(user):
+    job = user.detach()
+    user.until("logs", job, shows="begun 1")
+    watching = user.start("attach", job)
+    time.sleep(1)
+    supervisor = psutil.Process(user.entry(job)["pid"])
+    tasks = supervisor.children(recursive=True)
+    supervisor.kill()
+    gone, alive = psutil.wait_procs(tasks, timeout=15)
+    assert alive == []
+    assert len(gone) >= 2
+    said = watching.communicate(timeout=20)[0]
+    assert (watching.returncode, f"Job {job} is dead: its launcher on" in said) == (1, True)
+    assert re.search(rf"{job} +dead ", user.run("jobs")[0])
+    assert user.run("stop", job) == (f"Job {job}: dead\n", 0)
+
+
+@pytest.mark.slow
+def test_after_a_reboot_it_is_dead_whoever_has_its_number(user, monkeypatch):
+    job = user.detach()
+    monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
+    assert jobs.find(job).state() == "running"
+    monkeypatch.setattr(jobs, "_boot", lambda: "another")
+    assert jobs.find(job).state() == "dead"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
+    file = user.folder / "state" / "toolkit" / "jobs" / f"{job}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "started": 1.0}))
+    assert jobs.find(job).state() == "dead"
+
+
+def test_a_job_that_is_none_is_said(user):
+    for command in ("logs", "attach", "stop"):
+        said, code = user.run(command, "20260101")
+        assert (code, "the job 20260101, but there is none that is known here" in said) == (2, True)
+    assert user.run("jobs") == ("No job has been launched here.\n", 0)

@@ -1,0 +1,200 @@
+"""The same command on every host: they find one another at an address, without ssh."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import two_hosts
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+import json, os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["TOOLKIT_ATTEMPT"], flush=True)
+if sys.argv[1:] == ["raise"] and os.environ["RANK"] == "1":
+    raise ValueError("no such column")
+if sys.argv[1:] == ["wait"]:
+    while not os.path.exists("finish"):
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    started = []
+
+    def launcher(address, *flags, nodes=2, command=("train.py",)):
+        process = subprocess.Popen(
+            [*(sys.executable, "-m", "toolkit", "launch", f"--nodes={nodes}", f"--rendezvous={address}"), *flags,
+             *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield launcher
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ends(*processes):
+    """What each has printed, those that supervise first; and their exit codes."""
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    order = sorted(range(len(texts)), key=lambda number: "which has the logs" in texts[number])
+    return [texts[number] for number in order], [process.returncode for process in processes]
+
+
+@pytest.mark.slow
+def test_two_find_one_another_and_each_starts_its_tasks(start, address):
+    (first, second), codes = ends(start(address, "--workers=3"), start(address, "--workers=3"))
+    assert codes == [0, 0]
+    assert "launch: 3 tasks on 2 hosts; logs in runs/" in first
+    assert sorted(re.findall(r"rank (\d) of 3", first)) == ["0", "1", "2"]
+    assert re.search(rf"launch: 1 tasks here, of the job at {address}, which has the logs", second)
+    assert re.findall(r"rank (\d) of 3", second) == ["2"]
+    assert "launch: done" in second
+
+
+@pytest.mark.slow
+def test_a_failure_on_one_is_said_on_both(start, address):
+    command = ("train.py", "raise")
+    texts, codes = ends(start(address, command=command), start(address, command=command))
+    assert codes == [1, 1]
+    for text in texts:
+        assert "worker:1 failed first: it ended with exit code 1" in text
+        assert "ValueError: no such column" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"nodes": 3}, "it came with --nodes=3 where it has 2. Give every host the same number"),
+        ({"command": ("train.py", "wait")}, "it came with another command, of another job"),
+    ],
+)
+def test_who_does_not_belong_is_told_and_does_no_harm(start, address, other, said):
+    first = start(address, "--start_timeout=20")
+    while not listening(address):
+        assert first.poll() is None
+    (text,), (code,) = ends(start(address, "--start_timeout=20", **other))
+    assert code == 2
+    assert said in text
+    texts, codes = ends(first, start(address))
+    assert codes == [0, 0], texts
+
+
+def listening(address):
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.slow
+def test_a_host_that_never_comes_is_said_in_time(start, address):
+    (text,), (code,) = ends(start(address, "--start_timeout=2"))
+    assert code == 2
+    assert f"2 hosts are to meet at {address}, but 1 came within 2 s" in text
+
+
+@pytest.mark.slow
+def test_an_address_where_nobody_or_somebody_else_listens(start):
+    (text,), (code,) = ends(start("192.0.2.7:29400", "--start_timeout=2"))
+    assert (code, "nobody listened there for 2 s" in text) == (2, True), text
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        process = start(taken, "--start_timeout=5")
+        connection, _ = server.accept()
+        connection.recv(10)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\n")
+        (text,), (code,) = ends(process)
+        connection.close()
+    assert (code, "what answers there is no launcher of this toolkit" in text) == (2, True), text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--nodes=2"], "nothing says where the hosts find one another"),
+        (["--nodes=2", "--rendezvous=nowhere"], "--rendezvous=nowhere, but that is no address"),
+        (["--nodes=2", "--rendezvous=no.such.host.invalid:1234"], "has no address here"),
+        (["--nodes=2", "--rendezvous=a:1", "--cluster=x.json"], "--cluster describes the hosts already"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, flags, said):
+    (tmp_path / "train.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", "launch", *flags, "train.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_either_ends_both(start, address, number):
+    for which in (0, 1):
+        both = [start(address, "--grace=3", command=("train.py", "wait")) for _ in range(2)]
+        for process in both:
+            while "rank" not in process.stdout.readline():
+                assert process.poll() is None
+        both[which].send_signal(number)
+        _, codes = ends(*both)
+        assert set(codes) == {128 + number}
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_a_host_that_is_killed_comes_back(start, address, tmp_path):
+    flags = ("--max_restarts=1", "--heartbeat_timeout=5", "--grace=2", "--workers=2")
+    both = [start(address, *flags, command=("train.py", "wait")) for _ in range(2)]
+    heads = [process.stdout.readline() for process in both]
+    member = both[[("which has the logs" in head) for head in heads].index(True)]
+    chief = both[1 - both.index(member)]
+    assert "rank" in member.stdout.readline()
+    member.kill()
+    again = start(address, *flags, command=("train.py", "wait"))
+    while not re.search(r"rank 1 of 2 2", line := again.stdout.readline()):
+        assert line or again.poll() is None
+    (tmp_path / "finish").touch()
+    (first, second), codes = ends(chief, again)
+    assert codes == [0, 0], (first, second)
+    assert "restart 1 of 1" in first
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="two network namespaces are root's to make")
+@pytest.mark.parametrize("recipe", ["cifar_multi_worker", "cifar_parameter_server"])
+def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe):
+    counts = ["--chief", "--workers=2", "--ps=1"] if recipe.endswith("server") else []
+    with two_hosts.made() as names:
+        flags = [*counts, "--nodes=2", f"--rendezvous={two_hosts.ADDRESSES[0]}:29400", "-m", f"recipes.{recipe}"]
+        what = ["--data=shapes", "--epochs=1", "--steps_per_epoch=4", "--run_dir=run"]
+        both = [two_hosts.start(name, tmp_path, "toolkit", "launch", *flags, *what) for name in names]
+        texts = two_hosts.finish(both, 150)
+    assert [process.returncode for process in both] == [0, 0], texts
+    assert len(set(re.findall(r"Done: .* weights (\w+)", texts[0]))) == 1
+    assert "launch: done" in texts[1]

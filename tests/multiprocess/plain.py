@@ -1,0 +1,29 @@
+"""A plain script, as Keras's guides have it: nothing of this toolkit's in it."""
+
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05)
+        if sys.argv[1] == "hang" and batch == 20 and os.environ["RANK"] == "1":
+            stuck()
+
+
+def stuck():
+    time.sleep(1000)
+
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((800, 4)), np.ones((800, 1)), batch_size=20, epochs=1, verbose=0, callbacks=[Slow()])
+model.evaluate(np.ones((80, 4)), np.ones((80, 1)), verbose=0)
+print("evaluated")

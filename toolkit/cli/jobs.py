@@ -1,0 +1,36 @@
+"""List the jobs that you have launched, here, by ssh and under Slurm, the newest last.
+
+A job that runs can be watched with `toolkit attach ID` and ended with `toolkit stop ID`; of one that is dead, its
+machine or its launcher is gone.
+"""
+
+import argparse
+import time
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Takes nothing."""
+
+
+def run(_: argparse.Namespace) -> None:
+    """Prints a table."""
+    import rich
+    from rich import box
+    from rich.table import Table
+
+    from toolkit.launch.records import jobs
+
+    known = jobs.every()
+    if not known:
+        print("No job has been launched here.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("job", "state", "started"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("command", overflow="fold")
+    for job in known:
+        state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
+        table.add_row(job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job))
+    rich.get_console().print(table, markup=False)

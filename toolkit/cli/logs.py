@@ -1,0 +1,49 @@
+"""Show what the tasks of a job have written: the last attempt's, unless another is asked for.
+
+    toolkit logs                        of the job that was started last
+    toolkit logs ID -f --task=worker:1
+
+ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the logs.
+"""
+
+import argparse
+
+from toolkit.errors import LaunchError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line."""
+    parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("--task", action="append", default=[], metavar="TASK", help="this task's only; may be repeated")
+    parser.add_argument("--attempt", type=int, metavar="N", help="which attempt's [the last one's]")
+    parser.add_argument("--native_logs", action="store_true", help="TensorFlow's own notes, too")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Prints them.
+
+    Raises:
+        LaunchError: There is no such job, task or attempt.
+    """
+    from toolkit.launch.display.display import Display
+    from toolkit.launch.records import jobs
+    from toolkit.launch.watch import show, watch
+
+    job = jobs.find(given.job)
+    starts = {e["number"]: e["tasks"] for e in job.record.so_far() if e["event"] == "attempt"}
+    number = max(starts, default=0) if given.attempt is None else given.attempt
+    if number not in starts:
+        found = f"there were {len(starts)}" if starts else "none has been started"
+        raise LaunchError(asked=f"attempt {number} of job {job.id}", found=found, remedy="See `toolkit jobs`")
+    for task in given.task:
+        if task not in starts[number]:
+            asked, found = f"--task={task}", f"the tasks are {', '.join(starts[number][:12])}"
+            raise LaunchError(asked=asked, found=found, remedy="Name one of them")
+    if given.follow:
+        watch(job, only=given.task, native_logs=given.native_logs, lines=None)
+        return
+    with Display(only=given.task, native_logs=given.native_logs) as display:
+        show(job.record, display, starts[number], number)

@@ -1,0 +1,286 @@
+"""Starts, signals and watches the tasks of this machine, as its supervisor asks; tells what happens.
+
+In the supervisor's own process it is an object; on other machines it is a program, see `agent_program`.
+"""
+
+import base64
+import contextlib
+import functools
+import os
+import pathlib
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from toolkit import __version__
+from toolkit.cluster import Cluster, Task
+from toolkit.errors import RequestError
+from toolkit.launch import events
+from toolkit.launch.agent import sharing, tasks
+from toolkit.launch.agent.guard import Guard
+from toolkit.launch.agent.masking import Masker
+from toolkit.launch.agent.ports import HeldPorts, open_ports
+from toolkit.launch.agent.process import TaskProcess
+from toolkit.launch.agent.reports import Reports
+from toolkit.launch.events import Event, event
+from toolkit.launch.job import checks
+from toolkit.support import redaction, status
+
+__all__ = ["Agent"]
+
+_ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "look", "finish", "beat")
+_AT_ONCE = 50  # Processes looked at in a second: more are looked at less often.
+_HELD = 1.0  # Seconds that the beginning of a secret is held back.
+_ANSWER = 3.0  # Seconds in which stacks are waited for.
+
+
+class Agent:
+    """The tasks of this machine.
+
+    What it is asked for is a method's name without its underscore: see `toolkit.launch.events`.
+
+    Args:
+        environ: What the tasks' environment is added to.
+
+    Attributes:
+        gone: False: this end of a connection, or none, is always there.
+        silence: 0.0, in the same way.
+    """
+
+    gone = False
+    silence = 0.0
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._environment: dict[str, str] = {}
+        self._held = HeldPorts()
+        self._selector = selectors.DefaultSelector()
+        self._reports = Reports(self._selector, self._take_report)
+        self._tag = secrets.token_hex(8)
+        self._guard: Guard | None = None
+        self._processes: dict[str, TaskProcess] = {}
+        self._replaced: list[TaskProcess] = []
+        self._specs: dict[str, tasks.TaskSpec] = {}
+        self._events: list[Event] = []
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._states: dict[str, str] = {}
+        self._wrote: dict[str, float] = {}
+        self._looked = self._asked_for_stacks = 0.0
+        self._looked_at_ports = False
+        self._mark, self._call = "", cast("pathlib.Path | None", None)
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when something has happened."""
+        return self._selector.fileno()
+
+    def send(self, kind: str, **facts: Any) -> None:
+        """Does what is asked for; what can't be done is an event."""
+        if kind not in _ASKED:  # A later version's.
+            return
+        try:
+            getattr(self, f"_{kind}")(**facts)
+        except RequestError as error:
+            self._tell("refused", asked=error.asked, found=error.found, remedy=error.remedy)
+
+    def read(self) -> list[Event]:
+        """Returns what has happened."""
+        for key, _ in self._selector.select(0):
+            key.data()
+        now = time.monotonic()
+        for name, process in self._processes.items():
+            if process.masker.holds and now - self._wrote[name] > _HELD:
+                self._tell("output", task=name, text=events.text(process.masker.flush()))
+            if process.poll():
+                self._tell_result(process)
+                self._tell("ended", task=name, pid=process.pid, code=process.code)
+        if now - self._looked > max(events.BEAT, len(self._processes) / _AT_ONCE):
+            self._look()
+        if now - self._asked_for_stacks < _ANSWER:
+            for name, process in self._processes.items():
+                if found := process.new_stacks():
+                    self._tell("stacks", task=name, text=found)
+        happened, self._events = self._events, []
+        return happened
+
+    def last_line(self) -> str:
+        """Nothing is written at the end of no connection."""
+        return ""
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        self._finish()
+        if self._guard is not None:
+            self._guard.close()
+        self._reports.close()
+        self._held.close()
+        self._selector.close()
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        self._events.append(event(kind, **facts))
+
+    def _tell_result(self, process: TaskProcess) -> None:
+        """Tells what a function has left in the place of a script."""
+        if self._call is not None:
+            left = self._call.with_name(f"{self._call.name}.{process.spec.file_name}")
+            with contextlib.suppress(FileNotFoundError):
+                self._tell("result", task=str(process.task), data=base64.b64encode(left.read_bytes()).decode())
+                left.unlink()
+
+    def _prepare(
+        self,
+        number: int,
+        command: Sequence[str],
+        given: Mapping[str, int] | None = None,
+        mark: str = "",
+        first: bool = False,
+        **_: Any,
+    ) -> None:
+        """Holds ports for so many tasks, or those that are given."""
+        checks.script(command, where=f" on {socket.gethostname()}" if mark else "")
+        for task, port in (given or {}).items():
+            self._held.given(port, task=task)
+        ports = [] if given else [self._held.free() for _ in range(number)]
+        self._mark = mark
+        here = {"version": __version__, "host": socket.gethostname(), "ports": ports}
+        self._tell("ready", **here, shared=bool(mark) and sharing.shared(mark, make=first))
+
+    def _start(
+        self,
+        cluster: Mapping[str, Any],
+        here: Sequence[str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        options: Mapping[str, Any],
+        job_id: str,
+        attempt: int,
+        logs: str,
+        call: str = "",
+        **_: Any,
+    ) -> None:
+        """Starts tasks; those of an earlier attempt have ended."""
+        sharing.forget(self._mark)
+        self._clear()
+        if self._guard is None:
+            self._guard = Guard(self._tag, pathlib.Path(self._reports.scratch))
+        own = {status.ATTEMPT: str(attempt), status.LOGS: logs}
+        self._call = pathlib.Path(self._reports.scratch, "call.pkl") if call else None
+        if self._call is not None:
+            self._call.write_bytes(base64.b64decode(call))
+            own[status.CALL] = str(self._call)
+        self._environment = {**self._environ, **environment, **own}
+        made, said = tasks.task_specs(
+            Cluster(cluster),
+            [Task.parse(name) for name in here],
+            command=command,
+            environ=self._environment,
+            settings={
+                status.JOB_ID: job_id,
+                status.START_TIMEOUT: f"{options['start_timeout']:g}",
+                status.HEARTBEAT_TIMEOUT: f"{options['heartbeat_timeout']:g}",
+            },
+            as_is=options["as_is"],
+            partial=options["partial"],
+            tag=self._tag,
+            socket_path=self._reports.path,
+        )
+        if said:
+            self._tell("note", text=said)
+        self._specs = {str(spec.task): spec for spec in made}
+        for name in self._specs:
+            self._again(name)
+
+    def _again(self, task: str, **_: Any) -> None:
+        """Starts one task, perhaps in the place of one that has ended."""
+        spec = self._specs[task]
+        if task in self._processes:
+            self._replaced.append(self._processes.pop(task))
+        stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
+        masker = Masker(redaction.values(self._environment))
+        process = TaskProcess(spec, environ=self._environment, stacks=stacks, masker=masker)
+        assert self._guard is not None
+        self._guard.add(process.pid)
+        self._processes[task] = process
+        self._wrote[task] = time.monotonic()
+        self._states.pop(task, None)
+        self._selector.register(process.descriptor, selectors.EVENT_READ, functools.partial(self._output, process))
+        self._tell("started", task=task, pid=process.pid)
+
+    def _signal(self, number: int, task: str | None = None, **_: Any) -> None:
+        for process in self._chosen(task):
+            process.signal(number)
+
+    def _kill(self, task: str | None = None, **_: Any) -> None:
+        for process in self._chosen(task):
+            process.kill()
+
+    def _stacks(self, **_: Any) -> None:
+        """Has tasks write their Python stacks; they answer even if TensorFlow holds the interpreter lock."""
+        self._asked_for_stacks = time.monotonic()
+        for name in self._states:  # Before it is ready the signal would end it.
+            self._processes[name].signal(signal.SIGUSR1)
+
+    def _look(self, **_: Any) -> None:
+        """Tells how each process is, and the steps that have been reported since the last time."""
+        self._looked = time.monotonic()
+        for name, facts in self._latest.items():
+            self._tell("report", task=name, facts=facts, ago=0.0)
+        self._latest = {}
+        for name, process in self._processes.items():
+            if process.code is None:
+                self._tell("sample", task=name, **process.sample())
+
+    def _finish(self, **_: Any) -> None:
+        """Ends whatever still runs of the tasks, and whatever they have left behind."""
+        for process in self._processes.values():
+            process.kill()
+        if self._guard is not None:
+            self._guard.sweep()
+
+    def _beat(self, **_: Any) -> None:
+        """The supervisor lives."""
+
+    def _clear(self) -> None:
+        self._finish()
+        for process in (*self._processes.values(), *self._replaced):
+            if not process.ended:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(process.descriptor)
+            process.close()
+        self._reports.hang_up()
+        self._processes, self._replaced, self._states, self._latest = {}, [], {}, {}
+
+    def _chosen(self, task: str | None) -> list[TaskProcess]:
+        return [process for name, process in self._processes.items() if task in (None, name)]
+
+    def _output(self, process: TaskProcess) -> None:
+        name = str(process.task)
+        written = process.read()
+        self._wrote[name] = time.monotonic()
+        if written:
+            self._tell("output", task=name, text=events.text(written))
+        if process.ended:
+            self._selector.unregister(process.descriptor)
+            if self._processes.get(name) is process:
+                self._tell("output", task=name, text="")
+
+    def _take_report(self, facts: Mapping[str, Any]) -> None:
+        name = facts["task"]
+        if name not in self._processes or facts.get("pid") != self._processes[name].pid:
+            return  # Of a child of the task's own.
+        news = facts.get("state", "") != self._states.get(name, "")
+        self._states[name] = facts.get("state", self._states.get(name, ""))
+        if not news:  # A step: the last one counts, once a second.
+            self._latest[name] = {**self._latest.get(name, {}), **facts}
+            return
+        facts = {**self._latest.pop(name, {}), **facts}
+        ago = max(0.0, time.monotonic() - float(facts["at"])) if "at" in facts else 0.0
+        self._tell("report", task=name, facts=facts, ago=ago)
+        if not self._looked_at_ports and ("strategy" in facts or facts.get("state") == "serving"):
+            self._looked_at_ports = True
+            found = open_ports({n: p.pid for n, p in self._processes.items() if p.code is None})
+            if found is not None:
+                self._tell("open", ports=found[0], addresses=found[1])

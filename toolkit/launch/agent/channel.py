@@ -1,0 +1,75 @@
+"""Events to and fro over a pair of pipes or a socket, without ever waiting."""
+
+import os
+import time
+
+from toolkit.launch.events import Event, Reader, line
+
+__all__ = ["Channel"]
+
+_BACKLOG = 64 << 20  # Bytes that wait for a connection which takes none; output beyond is lost.
+
+
+class Channel:
+    """Two descriptors, which stay their owner's.
+
+    Args:
+        reading: What the other end's events come from.
+        writing: Where events go; perhaps the same.
+
+    Attributes:
+        ended: Whether the other end has closed it, and all that came is read.
+        strange: The last lines that were no events, such as a shell's greeting.
+    """
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+        for descriptor in {reading, writing}:
+            os.set_blocking(descriptor, False)
+        self._reader = Reader()
+        self._rest = b""
+        self._heard = time.monotonic()
+        self.ended = False
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last event."""
+        return time.monotonic() - self._heard
+
+    @property
+    def strange(self) -> list[str]:
+        """The last lines that were no events."""
+        return self._reader.strange
+
+    def fileno(self) -> int:
+        """The descriptor that events come from."""
+        return self._reading
+
+    def send(self, *events: Event) -> None:
+        """Sends as much as the other end takes, and keeps the rest; to one that is gone, nothing."""
+        for event in events:
+            if len(self._rest) < _BACKLOG or event["event"] != "output":
+                self._rest += line(event)
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._writing, self._rest[: 1 << 16]) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # Noticed as the end of what comes.
+            self._rest = b""
+
+    def read(self) -> list[Event]:
+        """Returns the events that have come."""
+        data = b""
+        try:
+            while piece := os.read(self._reading, 1 << 18):
+                data += piece
+            self.ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+        found = self._reader.events(data)
+        if found:
+            self._heard = time.monotonic()
+        return found

@@ -1,0 +1,151 @@
+"""A task's process on this machine, and its process group."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.launch.agent.activity import Activity
+from toolkit.launch.agent.masking import Masker
+from toolkit.launch.agent.tasks import TaskSpec
+
+__all__ = ["TaskProcess", "dying"]
+
+_EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h, in proc(5)'s "flags".
+
+
+class TaskProcess:
+    """One process, started with this object.
+
+    Args:
+        spec: What to start.
+        environ: The environment that its own is added to.
+        stacks: A file for its stacks, removed with the job.
+        masker: Masks secrets in what it writes.
+
+    Attributes:
+        descriptor: The reading end of what it writes, non-blocking.
+        masker: The same.
+        code: Exit code as Popen has it, None while it runs.
+        ended: Whether all that it writes has come.
+    """
+
+    def __init__(self, spec: TaskSpec, *, environ: Mapping[str, str], stacks: pathlib.Path, masker: Masker) -> None:
+        self.spec = spec
+        self.task = spec.task
+        self.masker = masker
+        self.code: int | None = None
+        self.ended = False
+        self._stacks = stacks
+        self._stacks_read = 0
+        self._activity = Activity()
+        self._watched: Any = None
+        self.descriptor, writing = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        try:
+            self._process = subprocess.Popen(
+                spec.arguments(str(stacks)),
+                env={**environ, **spec.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,  # Its own process group, ended as a whole; the terminal's Ctrl-C is passed on.
+            )
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        finally:
+            os.close(writing)
+        self.pid = self._process.pid
+
+    def poll(self) -> bool:
+        """Looks whether it has ended; returns True the first time that it has."""
+        if self.code is not None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        # What the task leaves in its group, while the group's number is still its own.
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self.code = self._process.returncode
+        return True
+
+    def read(self) -> bytes:
+        """Returns what it has written, without secrets."""
+        try:
+            written = os.read(self.descriptor, 1 << 18)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            written = b""
+        if not written:
+            self.ended = True
+            return self.masker.flush()
+        return self.masker.feed(written)
+
+    def sample(self) -> dict[str, Any]:
+        """Returns what is to be seen of it: CPU in percent of a core, memory in bytes, and how it is.
+
+        `computes`: whether it has since the last time; `stopped`: SIGSTOP or a debugger holds it; `dying`: see below.
+        """
+        import psutil
+
+        try:
+            # Made once: the share of the CPU is that since the last time.
+            self._watched = self._watched or psutil.Process(self.pid)
+            with self._watched.oneshot():
+                stopped = self._watched.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+                used = sum(self._watched.cpu_times()[:2])
+                return {
+                    "cpu": self._watched.cpu_percent(),
+                    "memory": self._watched.memory_info().rss,
+                    "computes": self._activity.computes(used),
+                    "stopped": stopped,
+                    "dying": dying(self.pid),
+                }
+        except psutil.Error:
+            return {"cpu": 0.0, "memory": 0, "computes": False, "stopped": False, "dying": dying(self.pid)}
+
+    def signal(self, number: int) -> None:
+        """Signals the task itself, which knows what to do with processes of its own."""
+        if self.code is None:
+            # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends the whole process group; of a task that has ended, nothing is left."""
+        if self.code is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def new_stacks(self) -> str:
+        """Returns the Python stacks that it has written since the last time, "" for none."""
+        try:
+            with open(self._stacks, encoding="utf-8", errors="replace") as file:
+                file.seek(self._stacks_read)
+                text = file.read()
+                self._stacks_read = file.tell()
+        except OSError:
+            return ""
+        return text
+
+    def close(self) -> None:
+        """Ends it, and waits for its end."""
+        self.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+
+def dying(pid: int) -> bool:
+    """Returns whether a process is ending, or has a SIGKILL pending; a large one takes seconds to. Linux only."""
+    try:
+        flags = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        pending = re.findall(r"^S\w+Pnd:\t(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except (OSError, IndexError, ValueError):
+        return False
+    return bool(flags & _EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)

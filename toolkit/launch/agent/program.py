@@ -1,0 +1,112 @@
+"""An agent as a program, at the end of ssh or srun; and what any agent does at the end of a connection.
+
+    python -m toolkit.launch.agent.program
+
+What it is asked for comes as lines of JSON on standard input, so no shell ever sees a name, a path or a value, and what
+happens goes to standard output. The end of its input, or silence there, means that the supervisor or the connection is
+gone: the tasks get time for a checkpoint, and are ended.
+"""
+
+import os
+import pathlib
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from toolkit.errors import RequestError
+from toolkit.launch.agent.agent import Agent
+from toolkit.launch.agent.channel import Channel
+from toolkit.launch.events import Event, event
+from toolkit.support import signals
+
+__all__ = ["serve"]
+
+_TICK = 0.05
+_FIRST = 60.0  # Seconds in which the first thing that is asked for must come.
+
+
+def serve(
+    agent: Agent,
+    channel: Channel,
+    received: Sequence[int],
+    *,
+    prepare: Event,
+    seen: Callable[[Event], object] = lambda _: None,
+    own: dict | None = None,
+) -> Event | None:
+    """Does what is asked for until nobody asks any more; the tasks then get time to end.
+
+    Args:
+        agent: Does it.
+        channel: The connection to the supervisor.
+        received: Signals to this process are appended to it.
+        prepare: What was asked for first; it says how long silence and grace may be.
+        seen: Is given each event, too.
+        own: What takes the place of such facts in all that is asked for.
+
+    Returns:
+        The supervisor's last word; None where it, or the connection, is gone without one.
+    """
+    ends, told, asked = float("inf"), 0, [prepare]
+    alive: set[str] = set()
+    over: Event | None = None
+    while True:
+        for message in asked:
+            if message["event"] == "over":
+                over = message
+            else:
+                facts = {key: value for key, value in {**message, **(own or {})}.items() if key != "event"}
+                agent.send(message["event"], **facts)
+        found = agent.read()
+        for each in found:
+            if each["event"] == "started":
+                alive.add(each["task"])
+            elif each["event"] == "ended":
+                alive.discard(each["task"])
+            seen(each)
+        found += [event("signal", number=int(number)) for number in received[told:]]
+        told = len(received)
+        channel.send(*found)
+        now = time.monotonic()
+        if now > ends or ((over or ends < float("inf")) and not alive):
+            return over
+        waits = [agent.fileno(), *([channel.fileno()] if ends == float("inf") else [])]
+        select.select(waits, [], [], _TICK)
+        asked = channel.read()
+        if ends == float("inf") and (channel.ended or channel.silence > prepare["silence"]):
+            agent.send("signal", number=int(signal.SIGTERM))
+            ends = now + prepare["grace"]
+
+
+def _main() -> int:
+    writing = os.dup(1)
+    os.dup2(2, 1)  # What else writes to standard output would be no event.
+    channel = Channel(0, writing)
+    asked: list[Event] = []
+    while not asked and not channel.ended and channel.silence < _FIRST:
+        select.select([channel], [], [], 1.0)
+        asked = channel.read()
+    if not asked or asked[0]["event"] != "prepare":
+        sys.stderr.write("error: toolkit.launch.agent.program is started by toolkit launch, not by hand\n")
+        return RequestError.exit_code
+    prepare = asked[0]
+    try:
+        directory = pathlib.Path(prepare["directory"]).expanduser()
+        os.chdir(directory if directory.is_absolute() else pathlib.Path.home() / directory)
+    except OSError as error:
+        why = f"{prepare['directory']} there: {(error.strerror or '').lower()}"
+        channel.send(event("refused", asked="", found=why, remedy=""))
+        return RequestError.exit_code
+    with signals.recorded() as received:
+        agent = Agent()
+        try:
+            serve(agent, channel, received, prepare=prepare)
+        finally:
+            agent.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,168 @@
+"""A task as it will be started: its command and what is added to its environment."""
+
+import dataclasses
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from toolkit import cluster as _cluster
+from toolkit import devices
+from toolkit.cluster import Cluster, Task
+from toolkit.errors import LaunchError
+from toolkit.launch.agent import guard, ports
+from toolkit.support import redaction, status
+
+__all__ = ["CHILD", "TaskSpec", "own_addresses", "shell_line", "task_specs", "visible_gpus"]
+
+CHILD = str(pathlib.Path(__file__).resolve().parents[1] / "task" / "child.py")  # Runs the user's script in every task.
+_STACKS = "{stacks}"  # Replaced by the file for the task's stacks.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """One task to start here.
+
+    Attributes:
+        task: The task.
+        environment: What is added to the launcher's own.
+        command: Arguments after the Python interpreter; "{stacks}" is replaced by a file for its stacks.
+    """
+
+    task: Task
+    environment: Mapping[str, str]
+    command: tuple[str, ...]
+
+    @property
+    def file_name(self) -> str:
+        """What its files are called, without their ends: "worker-0"."""
+        return str(self.task).replace(":", "-")
+
+    def arguments(self, stacks: str) -> list[str]:
+        """Returns the whole command line."""
+        return [sys.executable, *(stacks if argument == _STACKS else argument for argument in self.command)]
+
+
+def task_specs(
+    cluster: Cluster,
+    here: Sequence[Task],
+    *,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    settings: Mapping[str, str],
+    as_is: bool,
+    partial: bool,
+    tag: str,
+    socket_path: str,
+) -> tuple[tuple[TaskSpec, ...], str]:
+    """Returns how to start each task, and what the user should know of how GPUs are dealt, "" for nothing.
+
+    Args:
+        cluster: All tasks.
+        here: The tasks to start on this machine.
+        command: A script or -m MODULE, with its arguments.
+        environ: The environment that theirs is added to: what the user has set there stays.
+        settings: Variables that all of them get.
+        as_is: Whether TensorFlow's own strategies are left to scripts that make one.
+        partial: Whether other launchers start the other tasks of the cluster.
+        tag: The process tag, in the environment of all processes of the job.
+        socket_path: The socket that tasks report to.
+
+    Raises:
+        LaunchError: There are fewer GPUs than tasks that train.
+    """
+    inventory = devices.inventory.take()
+    # Beside parameter servers a chief schedules work, and does none.
+    served = any(task.job == "ps" for task in cluster.tasks)
+    trains = ("worker",) if served else ("chief", "worker")
+    training, every = [task for task in here if task.job in trains], [t for t in cluster.tasks if t.job in trains]
+    threads = str(max(1, inventory.cores // len(here)))
+    gpus, said = _gpus(here, training, environ)
+    specs = []
+    for task in here:
+        environment = {
+            "TF_CONFIG": cluster.tf_config(task),
+            "PYTHONUNBUFFERED": "1",
+            **(_ranks(task, every, training) if task in training else {}),
+            **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
+            **gpus.get(task, {}),
+            **_cluster.without_proxies(cluster, environ),
+            **ports.ENVIRONMENT,
+            status.SOCKET: f"{task}@{socket_path}",
+            **settings,
+            **({status.PARTIAL: "1"} if partial else {}),
+            guard.TAG: ",".join(filter(None, (environ.get(guard.TAG), tag))),
+        }
+        specs.append(TaskSpec(task=task, environment=environment, command=(CHILD, _STACKS, str(int(as_is)), *command)))
+    return tuple(specs), said
+
+
+def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str, str]:
+    """What torchrun sets, and people's scripts read: numbers among the tasks that train."""
+    numbers = {"RANK": every.index(task), "LOCAL_RANK": here.index(task)}
+    return {**{name: str(n) for name, n in numbers.items()}, "WORLD_SIZE": str(len(every))}
+
+
+def shell_line(task: TaskSpec, environ: Mapping[str, str], added: Mapping[str, str]) -> str:
+    """Returns the task's start as a line for a shell, without secrets.
+
+    Args:
+        task: What to start.
+        environ: The environment whose secrets are masked.
+        added: What the user adds to it.
+    """
+    known = {**environ, **added}
+    pairs = redaction.masked_command(
+        [f"{name}={value}" for name, value in {**added, **task.environment}.items()], known
+    )
+    named = [name + "=" + shlex.quote(value) for name, _, value in (pair.partition("=") for pair in pairs)]
+    return f"env {' '.join(named)} {shlex.join(redaction.masked_command(task.arguments('/dev/null'), known))}"
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Returns this machine's GPUs, or those that the user has left visible, as CUDA_VISIBLE_DEVICES names them."""
+    every = [str(gpu.index) for gpu in devices.inventory.take().gpus]
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if not every or listed is None:
+        return every
+    names = [name for name in listed.split(",") if name.strip()]
+    return [] if names == ["-1"] else names
+
+
+def _gpus(
+    here: Sequence[Task], training: Sequence[Task], environ: Mapping[str, str]
+) -> tuple[dict[Task, dict[str, str]], str]:
+    """Deals this machine's GPUs, or those that the user left visible, to the tasks that train, as many to each.
+
+    Returns:
+        The variables of each task, and a sentence about GPUs that are left over, "" where there are none.
+    """
+    if not devices.inventory.take().gpus:
+        return {}, ""
+    # Numbers of the user's own mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
+    own = "CUDA_VISIBLE_DEVICES" in environ
+    order = {} if own else {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
+    every = visible_gpus(environ)
+    dealt = {task: {**order, "CUDA_VISIBLE_DEVICES": "-1"} for task in here}
+    if not every or not training:
+        return dealt, ""
+    if len(every) < len(training):
+        raise LaunchError(
+            asked=f"{len(training)} tasks of this machine are to train",
+            found=f"there are {len(every)} GPUs to deal out",
+            remedy="Start as many tasks as there are GPUs or fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU",
+        )
+    share = len(every) // len(training)
+    for number, task in enumerate(training):
+        dealt[task]["CUDA_VISIBLE_DEVICES"] = ",".join(every[number * share : (number + 1) * share])
+    spare = every[share * len(training) :]
+    said = f"note: each of {len(training)} tasks gets {share} of {len(every)} GPUs; left over: {', '.join(spare)}"
+    return dealt, said if spare else ""
+
+
+def own_addresses() -> set[str]:
+    """Returns the addresses of this machine's interfaces, and of loopback."""
+    import psutil
+
+    found = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}
+    return found | {"127.0.0.1", "::1"}

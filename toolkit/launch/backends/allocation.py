@@ -1,0 +1,143 @@
+"""What runs in a Slurm allocation: the supervisor, in the batch script, with an agent on each node by srun.
+
+    python -m toolkit.launch.backends.allocation LOGS
+
+Restarts stay inside the allocation. The job is queued again when its time is nearly up, of which Slurm tells the batch
+script by SIGUSR1, and when a node no longer answers; it then goes on in the same directory, from the last checkpoint.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from toolkit.cluster import Cluster, Task
+from toolkit.cluster.sources.hostlist import expand
+from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.launch.backends.remote import RemoteAgent
+from toolkit.launch.backends.slurm import rooms
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records.record import Record
+from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.attempt import HostLost
+from toolkit.launch.supervisor.layout import assign
+from toolkit.launch.supervisor.supervise import supervise
+from toolkit.support import signals
+
+__all__: list[str] = []
+
+_ANSWER = 20  # Seconds that a node gets to run a program.
+
+
+class SlurmPlace:
+    """The nodes of the allocation that this process is in.
+
+    Args:
+        spec: What was asked.
+
+    Attributes:
+        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+    """
+
+    where = ""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        nodes = expand(os.environ["SLURM_JOB_NODELIST"])
+        self.hosts = tuple(Host(node, room) for node, room in zip(nodes, rooms(spec), strict=True))
+        self.addresses = {host: host.name for host in self.hosts}
+        self.remedy = f"This interpreter with this toolkit must be on {{host}}, too: {sys.executable}"
+
+    def call(self, host: Host) -> AgentLike:
+        """Returns a new agent on this node."""
+        # A step has all of the job on its node, whatever else runs there, but for what --exact would leave out.
+        where = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none", "--mpi=none"]
+        return RemoteAgent(
+            ["srun", *where, "--unbuffered", sys.executable, "-m", "toolkit.launch.agent.program"],
+            directory=os.getcwd(),
+            command=list(self._spec.command),
+            number=host.tasks,
+            mark=f"slurm-{os.environ['SLURM_JOB_ID']}",
+            first=host == self.hosts[0],
+            silence=max(5.0, self._spec.heartbeat_timeout),
+            grace=self._spec.grace,
+        )
+
+    def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster of the nodes, and each task's node."""
+        return assign(self._spec.counts, self.hosts, self.addresses, ports)
+
+    def close(self, ended: ToolkitError | None) -> None:
+        """Holds nothing."""
+
+
+def _nodes_answer() -> bool:
+    """Whether a program can be run on every node of the job.
+
+    Slurm itself takes minutes to miss another node than this one: until then its failure looks like a task's.
+    """
+    nodes = os.environ.get("SLURM_NNODES", "1")
+    command = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _main() -> int:
+    """Supervises the job in its allocation; returns its exit code."""
+    logs, number = pathlib.Path(sys.argv[1]), os.environ["SLURM_JOB_ID"]
+    record = Record(logs)
+    spec: JobSpec = record.job()["spec"]
+    # Who is told to end has the whole notice for a checkpoint.
+    spec = dataclasses.replace(spec, grace=math.ceil(max(spec.grace, spec.notice)))
+    notice: list[int] = []
+    with signals.recorded((signal.SIGTERM, signal.SIGINT)) as received:
+
+        def nearly_up(*_: object) -> None:
+            notice.append(1)
+            received.append(signal.SIGTERM)
+
+        with signals.handle((signal.SIGUSR1,), nearly_up):
+            why = ""
+            try:
+                supervise(
+                    spec,
+                    lambda: SlurmPlace(spec),
+                    job_id=f"slurm-{number}",  # Run directories keep their name over restarts.
+                    received=received,
+                    logs=logs,
+                    retries=lambda error: not isinstance(error, HostLost) or _nodes_answer(),
+                    goes_on=lambda error: isinstance(error, HostLost) or bool(notice),
+                )
+                return 0
+            except JobStopped as error:
+                code, why = error.exit_code, "its time was nearly up" if notice else ""
+            except HostLost as error:
+                code, why = error.exit_code, "a node doesn't answer"
+            except (TaskFailed, LaunchError) as error:
+                code = error.exit_code
+                sys.stderr.write(f"error: {error}\n")
+        if why:
+            _requeue(number, record, why)
+        return code
+
+
+def _requeue(job: str, record: Record, why: str) -> None:
+    record.add("note", text=f"launch: queueing the job again: {why}")
+    record.add("requeue")
+    done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+    if done.returncode:
+        record.add("note", text=f"launch: that isn't possible: {done.stderr.strip()}")
+        record.add("end", code=1, text=f"Slurm job {job} couldn't go on: {why}.", stopped=False)
+    else:
+        signal.pause()  # Slurm ends this process.
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

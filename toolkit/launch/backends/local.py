@@ -1,0 +1,106 @@
+"""This machine: its tasks are counted, or those of a cluster that a file describes."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from toolkit import cluster as _cluster
+from toolkit.cluster import Cluster, Task
+from toolkit.cluster.addresses import join
+from toolkit.errors import LaunchError, ToolkitError
+from toolkit.launch.agent import isolation
+from toolkit.launch.agent.agent import Agent
+from toolkit.launch.agent.ports import HeldPorts
+from toolkit.launch.agent.tasks import own_addresses, visible_gpus
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.layout import assign
+
+__all__ = ["LocalPlace"]
+
+
+class LocalPlace:
+    """This machine, as one host.
+
+    Args:
+        spec: What was asked.
+
+    Attributes:
+        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+
+    Raises:
+        ClusterError: The cluster's file can't be used.
+        LaunchError: No task of the cluster belongs to this machine, or the address isn't its own.
+    """
+
+    remedy = ""
+    where = ""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._counts = spec.counts
+        self._described: Cluster | None = None
+        self._here: tuple[Task, ...] = ()
+        if spec.cluster is None:
+            if not _is_here(join(spec.host, 1), own_addresses()):
+                raise LaunchError(
+                    asked=f"--host={spec.host} is where this machine's tasks reach one another",
+                    found="that is no address of this machine",
+                    remedy="Leave it out for loopback, or name one of the machine's own addresses",
+                )
+            self._counts = spec.counts or (("worker", len(visible_gpus(os.environ)) or 1),)
+            number = sum(count for _, count in self._counts)
+        else:
+            self._described = _cluster.load(spec.cluster)
+            self._here = _of_this_machine(self._described, spec)
+            number = len(self._here)
+        self.hosts: tuple[Host, ...] = (Host("this machine", number),)
+        self.addresses = {self.hosts[0]: spec.host}
+
+    def call(self, host: Host) -> AgentLike:
+        """Returns an agent in this process."""
+        self.where = isolation.enter(self._spec)  # Before the agent opens a socket.
+        agent = Agent()
+        given = {str(task): _cluster.split(self._described.address(task))[1] for task in self._here if self._described}
+        agent.send("prepare", number=host.tasks, command=self._spec.command, given=given)
+        return agent
+
+    def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster, and the tasks of it to start here."""
+        if self._described is not None:
+            return self._described, dict.fromkeys(self._here, self.hosts[0])
+        return assign(self._counts, self.hosts, self.addresses, ports)
+
+    def planned(self) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster and the tasks to start here, with ports that are free now."""
+        with HeldPorts() as held:
+            return self.cluster({host: [held.free() for _ in range(host.tasks)] for host in self.hosts})
+
+    def close(self, ended: ToolkitError | None) -> None:
+        """Holds nothing."""
+
+
+def _of_this_machine(found: Cluster, spec: JobSpec) -> tuple[Task, ...]:
+    if not spec.open_network:
+        _cluster.refuse_public(found)
+    if spec.task:
+        return tuple(Task.parse(name) for name in spec.task)
+    own = own_addresses()
+    here = tuple(task for task in found.tasks if _is_here(found.address(task), own))
+    if not here:
+        raise LaunchError(
+            asked=f"launch starts this machine's tasks of {spec.cluster}",
+            found="none of the addresses in it is this machine's",
+            remedy="Name the task to start here: --task=worker:0",
+        )
+    return here
+
+
+def _is_here(address: str, own: set[str]) -> bool:
+    host = _cluster.split(address)[0]
+    try:
+        answers = socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):  # A label of more than 63 letters is no name.
+        return False
+    return any(answer[4][0] in own for answer in answers)

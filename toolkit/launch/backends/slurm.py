@@ -1,0 +1,180 @@
+"""Jobs under Slurm: a batch script, submitted and followed. What it runs in its allocation is `allocation`."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch.display.display import Display
+from toolkit.launch.display.follow import Follower
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records import controller, jobs
+from toolkit.launch.records.record import Record, log_directory
+from toolkit.launch.supervisor.layout import spread
+from toolkit.support import redaction, signals
+
+__all__ = ["follow_job", "rooms", "script", "submit"]
+
+_SECONDS = 0.5  # Between two looks at the logs.
+_QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's.
+_CLEANED = 15.0  # Seconds after which Slurm has done with what a job that is queued again has left.
+_LATE = 10.0  # Seconds that the job's files may take to be seen here.
+
+
+def rooms(spec: JobSpec) -> list[int]:
+    """Returns how many tasks run on each node: evenly, the first nodes one more."""
+    tasks = sum(number for _, number in spec.counts) or spec.nodes * (spec.tasks_per_node or 1)
+    return spread(tasks, spec.nodes)
+
+
+def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
+    """Returns the text of the batch script.
+
+    Args:
+        spec: What is asked.
+        logs: The directory of its logs; None where the script is to be shown only.
+    """
+    room = max(rooms(spec))
+    cores = room * int(spec.cpus_per_task or 1)
+    settings = {
+        "job-name": spec.name,
+        "nodes": spec.nodes,
+        "ntasks-per-node": 1,  # An agent, which has the node's share of the job for all its tasks.
+        "cpus-per-task": cores if cores > 1 else None,
+        "gpus-per-node": room * spec.gpus_per_task or None,
+        "time": spec.time,
+        "partition": spec.partition,
+        "account": spec.account,
+        "signal": f"B:USR1@{spec.notice}",
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
+    lines += [f"#SBATCH --{text}" for text in spec.sbatch]
+    shown = pathlib.Path(spec.log_dir or "LOGS") if logs is None else logs
+    command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
+    tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
+    # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
+    about = [f"# On each node, by srun: its share of {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}"]
+    return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
+
+
+def submit(spec: JobSpec, job_id: str, *, follow: bool, logs: pathlib.Path | None = None) -> str:
+    """Submits the job, shows what it does, and returns when it is completed.
+
+    SIGINT or SIGTERM to this process cancels the job; it goes on where the terminal is lost.
+
+    Args:
+        spec: What is asked.
+        job_id: The job's id.
+        follow: Whether to show it; otherwise this returns at once.
+        logs: The directory of its logs, where job.json is written already; None for a new one.
+
+    Returns:
+        What to say of a job that isn't followed.
+
+    Raises:
+        LaunchError: Slurm isn't there, or doesn't take the job.
+        TaskFailed: The job failed.
+        JobStopped: This process received a signal.
+    """
+    if shutil.which("sbatch") is None:
+        raise LaunchError(
+            asked="--on=slurm submits a job",
+            found="there is no sbatch on this machine",
+            remedy="Run it on a login node",
+        )
+    if "\\" in os.path.abspath(spec.log_dir or ""):
+        raise LaunchError(
+            asked=f"--log_dir={spec.log_dir!r}",
+            found="Slurm reads a backslash in a log's name in its own way",
+            remedy="Name a directory without one",
+        )
+    begun = logs is not None
+    logs = logs or log_directory(spec.log_dir)
+    record = Record(logs)
+    record.new()
+    if not begun:
+        record.start_job(spec, job_id)
+    batch = logs / "job.sh"
+    batch.write_text(script(spec, logs), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
+    output = str((logs / "job.log").absolute()).replace("%", "%%")
+    with signals.recorded() as received:  # Before there is a job: a signal that comes now cancels it, too.
+        job = _submitted(["sbatch", "--parsable", f"--output={output}", str(batch)])
+        jobs.add(job_id, logs, slurm=job)
+        head = f"launch: Slurm job {job}, {sum(rooms(spec))} tasks on {spec.nodes} nodes; logs in {logs}"
+        if not follow:
+            return head
+        with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs) as display:
+            display.say(head)
+            follow_job(job, Follower(record, display), display, received)
+    return ""
+
+
+def follow_job(
+    job: str, follower: Follower, display: Display, received: Sequence[int], *, cancels: bool = True
+) -> None:
+    """Shows what a job does until its end.
+
+    Args:
+        job: Its number.
+        follower: Reads what it leaves.
+        display: Shows it.
+        received: Signals to this process are appended to it.
+        cancels: Whether a signal cancels the job.
+
+    Raises:
+        TaskFailed: The job failed.
+        JobStopped: This process received a signal.
+    """
+    state, shown, asked, queued, cancelled, over = ("PENDING", 0), "", 0.0, 0.0, False, 0.0
+    while follower.end is None:
+        found = follower.look()
+        if any(event["event"] == "requeue" for event in found):
+            queued, asked = time.monotonic(), 0.0
+        if time.monotonic() - asked > _QUESTION:
+            asked, state = time.monotonic(), controller.job_state(job)
+            # Slurm lets a job that is queued again wait for two minutes; before it has cleaned up, it can't start.
+            if state[0] == "PENDING" and follower.attempt and time.monotonic() - queued > _CLEANED:
+                controller.start_now(job)
+        if state[0] != shown:
+            shown = state[0]
+            display.say(f"launch: Slurm job {job} is {shown}")
+        if received and (not cancels or received[0] == signal.SIGHUP):
+            raise JobStopped(received[0], then=f"Slurm job {job} runs on")
+        if received and not cancelled:
+            cancelled = True
+            display.say(f"launch: {signal.Signals(received[0]).name}: cancelling Slurm job {job}")
+            controller.cancel(job)
+        if state[0] not in controller.ALIVE:  # Its last events may come later than the word of it.
+            over = over or time.monotonic()
+            if time.monotonic() - over > (0.0 if state[0] == "CANCELLED" else _LATE):
+                break
+        time.sleep(_SECONDS)
+    follower.look()
+    if received:
+        raise JobStopped(received[0])
+    if follower.end is None:
+        raise TaskFailed(
+            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {follower.directory}",
+            code=state[1] or 1,
+        )
+    follower.conclude()
+
+
+def _submitted(command: list[str]) -> str:
+    # In a session of its own: a Ctrl-C that sbatch got, too, could leave a job behind that nobody knows.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
+        raise LaunchError(
+            asked="--on=slurm submits a job",
+            found=f"sbatch refused it: {lines[-1].removeprefix('sbatch: error: ')}",
+            remedy="See what it says; --dry_run prints the script",
+        )
+    return done.stdout.strip().partition(";")[0]

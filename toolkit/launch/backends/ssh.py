@@ -1,0 +1,146 @@
+"""Hosts that ssh reaches as the user has configured it; rsync copies the working directory."""
+
+import concurrent.futures
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from toolkit.cluster import Cluster, Task
+from toolkit.errors import LaunchError, ToolkitError
+from toolkit.launch.backends.remote import RemoteAgent
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.layout import assign, check_addresses
+
+__all__ = ["SshPlace"]
+
+_CONNECT = 10  # Seconds for a connection to be made.
+_ALIVE = 5  # Seconds between ssh's own signs of life.
+_LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")
+
+
+class SshPlace:
+    """The hosts of a job by ssh.
+
+    Args:
+        spec: What was asked.
+        mark: The job's own; a file of that name in the directory shows which hosts share it.
+
+    Attributes:
+        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+
+    Raises:
+        LaunchError: There is no ssh, it can't read its configuration, or the hosts' addresses don't go together.
+        ClusterError: A host has a public address.
+    """
+
+    where = ""
+
+    def __init__(self, spec: JobSpec, *, mark: str) -> None:
+        self._spec = spec
+        self._mark = mark
+        self.hosts = spec.hosts
+        self.python = spec.python or sys.executable
+        shown = shlex.quote(self.python).replace("{", "{{").replace("}", "}}")
+        self.remedy = f"This must work without a question: ssh {{host}} {shown} -c 'import toolkit'; " + (
+            "and the directory must be there, or --copy_to name one"
+        )
+        self.directory = spec.copy_to or spec.directory or os.getcwd()
+        self.addresses = {host: self._address_of(host) for host in self.hosts}
+        check_addresses(self.addresses, open_network=spec.open_network)
+
+    def call(self, host: Host) -> AgentLike:
+        """Returns a new agent on this host."""
+        path = os.environ.get("PYTHONPATH")
+        # All of it is quoted for the shell that sshd starts; everything of the user's follows as JSON.
+        start = ["env", f"PYTHONPATH={path}"] if path else []
+        remote = "exec " + shlex.join([*start, self.python, "-m", "toolkit.launch.agent.program"])
+        return RemoteAgent(
+            [*self.command(), "--", host.name, remote],
+            directory=self.directory,
+            command=list(self._spec.command),
+            number=host.tasks,
+            mark=self._mark,
+            first=host == self.hosts[0],
+            silence=max(5.0, self._spec.heartbeat_timeout),
+            grace=self._spec.grace,
+        )
+
+    def cluster(self, ports: Mapping[Host, Sequence[int]] | None = None) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster of the hosts that are there; without ports, of all."""
+        return assign(self._spec.counts, self.hosts, self.addresses, ports)
+
+    def close(self, ended: ToolkitError | None) -> None:
+        """Holds nothing."""
+
+    def copy(self) -> None:
+        """Copies this directory to every host, all at once, if that was asked for; removes nothing there.
+
+        Raises:
+            LaunchError: There is no rsync here or there, or it failed.
+        """
+        if self._spec.copy_to is not None:
+            with concurrent.futures.ThreadPoolExecutor(max_workers=8) as several:
+                list(several.map(self._copy, self.hosts))
+
+    def command(self) -> list[str]:
+        """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
+        own = ["-F", self._spec.ssh_config] if self._spec.ssh_config else []
+        options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
+        # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
+        fixed = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes"]
+        return ["ssh", *own, *(word for option in (*fixed, *options) for word in ("-o", option))]
+
+    def _address_of(self, host: Host) -> str:
+        """Returns the name or address at which ssh reaches a host: other hosts are to use it, too."""
+        try:
+            done = _finished(
+                [*self.command(), "-G", "--", host.name],
+                asked="--on=ssh starts tasks by ssh",
+                remedy="Install it: sudo apt-get install openssh-client",
+            )
+        except subprocess.TimeoutExpired:
+            return host.name.rpartition("@")[2]
+        if done.returncode:
+            raise LaunchError(
+                asked=f"ssh is to reach {host.name}",
+                found=f"it says: {_errors(done)[-1]}",
+                remedy="Mend ssh's configuration",
+            )
+        found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
+        return found[1] if found else host.name.rpartition("@")[2]
+
+    def _copy(self, host: Host) -> None:
+        target = f"{host.name}:{self.directory.rstrip('/')}/"
+        left_out = [f"--exclude={pattern}" for pattern in _LEFT_OUT]
+        # --protect-args: no shell there reads the names.
+        command = ["rsync", "--archive", "--protect-args", "--mkpath", *left_out, "-e", shlex.join(self.command())]
+        done = _finished(
+            [*command, "--", f"{os.getcwd()}/", target],
+            asked="--copy_to copies this directory to the hosts",
+            remedy="Install it here and there: sudo apt-get install rsync",
+            timeout=None,
+        )
+        if done.returncode:
+            raise LaunchError(
+                asked=f"this directory is to be copied to {self.directory} on {host.name}",
+                found=f"rsync says: {_errors(done)[0][:300]}",
+                remedy="Mend that, or copy it by other means and leave --copy_to out",
+            )
+
+
+def _finished(
+    command: list[str], *, asked: str, remedy: str, timeout: float | None = _CONNECT
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except FileNotFoundError:
+        raise LaunchError(asked=asked, found=f"there is no {command[0]} on this machine", remedy=remedy) from None
+
+
+def _errors(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

@@ -1,0 +1,217 @@
+"""What the launcher shows: the tasks' lines, its own messages, and on a terminal a table that moves.
+
+A thread writes: a terminal that is paused, or a reader that is slow, stops nobody but the thread.
+"""
+
+import collections
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolkit.cluster import Task
+from toolkit.launch.display.lines import Chatter, Merger
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Display"]
+
+_SECONDS = 0.5  # Between two states of the table.
+_TICK = 0.1
+_WAITING = 8 << 20  # Bytes of lines that wait for a terminal; more are left out, and counted.
+_LEFT_OUT = b"launch: %d lines are left out here; the logs have them"
+_PATIENCE = 60.0  # Seconds that the last lines may take.
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_MOST_ROWS = 12
+
+
+class Display:
+    """Writes to standard output; a terminal that is closed, or a reader that is gone, is no reason to stop.
+
+    Args:
+        tee: Show the tasks' lines.
+        only: Names of the tasks whose lines are shown; () for all.
+        native_logs: Show TensorFlow's notes, too.
+    """
+
+    def __init__(self, *, tee: bool = True, only: Sequence[str] = (), native_logs: bool = False) -> None:
+        import rich
+
+        self._console = rich.get_console()
+        self._tee, self._only, self._native = tee, only, native_logs
+        self._width = 0
+        self._colours: dict[str, str] = {}
+        self._chatter: dict[Task, Chatter] = {}
+        self._merger = Merger([])
+        self._items: collections.deque[tuple[Task | None, Sequence[Any]]] = collections.deque()
+        self._waiting = 0
+        self._left_out: list[int] | None = None  # How many lines, where that is to be said.
+        self._rows: Sequence[Sequence[str]] = ()
+        self._drawn = 0.0
+        self._live: Any = None
+        self._news = threading.Condition()
+        self._closing = False
+        self._gone = sys.stdout is None  # Closed by whoever started this.
+        if self._console.is_terminal and not self._console.is_jupyter:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def expect(self, tasks: Sequence[Task]) -> None:
+        """Names the tasks whose lines may come from now on."""
+        with self._news:
+            self._width = max(len("all"), *(len(str(task)) for task in tasks))
+            self._colours = {str(task): _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
+            self._chatter = {task: Chatter() for task in tasks}
+            trains = [task for task in tasks if task.job in ("chief", "worker")]
+            self._merger = Merger([str(task) for task in trains if not self._only or str(task) in self._only])
+
+    def lines(self, task: Task, lines: Sequence[bytes]) -> None:
+        """Shows whole lines that a task has written."""
+        if not self._tee or (self._only and str(task) not in self._only):
+            return
+        if not self._native:
+            lines = self._chatter[task].without(lines)
+        size = sum(map(len, lines))
+        with self._news:
+            if lines and self._waiting + size > _WAITING:
+                if self._left_out is None:
+                    self._left_out = [0]
+                    self._items.append((None, self._left_out))
+                self._left_out[0] += len(lines)
+            elif lines:
+                self._waiting += size
+                self._items.append((task, lines))
+                self._news.notify()
+
+    def say(self, message: str) -> None:
+        """Shows a message of the launcher's own."""
+        with self._news:
+            self._items.append((None, [message.encode(errors="replace")]))
+            self._news.notify()
+
+    def wait(self) -> None:
+        """Returns when so little waits to be shown that nothing is left out: for who reads what there is already."""
+        while self._waiting > _WAITING // 2 and not self._gone:
+            time.sleep(_TICK / 10)
+
+    def draw(self, rows: Callable[[], Sequence[Sequence[str]]]) -> None:
+        """Brings the table up to date, at most twice a second.
+
+        Args:
+            rows: Returns for each task: name, state, pid, step, images a second, CPU, memory.
+        """
+        now = time.monotonic()
+        if self._live is not None and now - self._drawn > _SECONDS:
+            self._drawn, self._rows = now, rows()
+
+    def close(self) -> None:
+        """Shows what is left, and removes the table."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        self._thread.join(_PATIENCE)
+
+    def _write_all(self) -> None:
+        drawn: Sequence[Sequence[str]] = ()
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.start()
+        while True:
+            with self._news:
+                if not self._items and not self._closing:
+                    self._news.wait(_TICK)
+                items, self._items = list(self._items), collections.deque()
+                closing, self._left_out = self._closing, None
+                merger = self._merger
+            for task, lines in items:
+                if task is None:
+                    self._show(merger.flush())
+                    self._show([("", line if isinstance(line, bytes) else _LEFT_OUT % line) for line in lines])
+                else:
+                    self._show(merger.take(str(task), lines))
+            self._show(merger.late() if not closing else merger.flush())
+            with self._news:
+                self._waiting -= sum(len(line) for task, lines in items if task is not None for line in lines)
+            if closing:
+                break
+            if self._live is not None and self._rows is not drawn and not self._gone:
+                drawn = self._rows
+                with self._unless_gone():
+                    self._live.update(_table(drawn), refresh=True)
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.stop()
+
+    def _show(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Shows lines, each with whose it is: a task's name, "all", or "" for the launcher's own."""
+        if not lines:
+            return
+        if self._live is None:
+            heads = {name: f"{name:<{self._width}} | ".encode() if name else b"" for name, _ in lines}
+            self._write(b"".join(heads[name] + line + b"\n" for name, line in lines))
+            return
+        from rich.text import Text
+
+        text = Text()
+        for number, (name, line) in enumerate(lines):
+            text.append("\n" if number else "")
+            if name:
+                text.append(f"{name:<{self._width}} | ", style=self._colours.get(name, "bold"))
+            text.append_text(Text.from_ansi(line.decode(errors="replace")) if name else Text(line.decode()))
+        with self._unless_gone():
+            self._console.print(text, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _unless_gone(self) -> Any:
+        if not self._gone:
+            try:
+                yield
+            except OSError:
+                self._gone = True
+        else:
+            with contextlib.suppress(OSError):
+                yield
+
+    def _write(self, data: bytes) -> None:
+        if sys.stdout is not sys.__stdout__:  # A notebook's, or a test's: it has no file of its own.
+            with self._unless_gone():
+                sys.stdout.write(data.decode(errors="replace"))
+                sys.stdout.flush()
+            return
+        view = memoryview(data)
+        while view and not self._gone:
+            try:
+                view = view[os.write(1, view) :]
+            except BlockingIOError:
+                time.sleep(0.005)
+            except OSError:
+                self._gone = True
+
+
+def _table(rows: Sequence[Sequence[str]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("task")
+    table.add_column("state", no_wrap=True, max_width=24)
+    for heading in ("pid", "step", "images/s", "CPU", "memory"):
+        table.add_column(heading, justify="right")
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*row)
+    if len(rows) > _MOST_ROWS:
+        table.add_row(f"{len(rows) - _MOST_ROWS} more", *[""] * 6)
+    return table

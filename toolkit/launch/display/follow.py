@@ -1,0 +1,104 @@
+"""Showing a job that something else supervises, from what it leaves on disk."""
+
+import pathlib
+from collections.abc import Iterator
+
+from toolkit.cluster import Task
+from toolkit.errors import JobStopped, TaskFailed
+from toolkit.launch.display.display import Display
+from toolkit.launch.events import Event
+from toolkit.launch.records.record import Record, log_name
+
+__all__ = ["Follower"]
+
+
+class Follower:
+    """Reads a job's events and logs as they grow.
+
+    Args:
+        record: The job's.
+        display: Shows what has come.
+
+    Attributes:
+        end: The event of the job's end; None before.
+        directory: That of the logs.
+        attempt: The number of the attempt that was started last; 0 before.
+    """
+
+    def __init__(self, record: Record, display: Display) -> None:
+        self._record = record
+        self.directory = record.directory
+        self._display = display
+        self._logs: dict[str, pathlib.Path] = {}
+        # What another job has left in the same files isn't this one's.
+        self._read = {path: path.stat().st_size for path in record.directory.glob("*.log")}
+        self.end: Event | None = None
+        self.attempt = 0
+
+    def catch_up(self, lines: int | None) -> None:
+        """Passes over what has happened to a job, but for so many last lines of each task; None for all of them."""
+        for event in self._record.so_far():
+            if event["event"] == "attempt":
+                self._expect(event)
+            elif event["event"] == "end":
+                self.end = event
+        for path in self._logs.values():
+            try:
+                text = path.read_bytes()
+            except OSError:
+                continue
+            kept = text.splitlines(keepends=True)[-lines if lines else None :]
+            self._read[path] = len(text) - sum(map(len, kept))
+
+    def look(self) -> list[Event]:
+        """Shows what has come since this was last called, and returns the new events."""
+        found = self._record.new()
+        for event in found:
+            kind = event["event"]
+            if kind == "attempt":
+                self._show_lines()
+                self._expect(event)
+            elif kind in ("note", "restart"):
+                self._show_lines()
+                self._display.say(event["text"])
+            elif kind == "end":
+                self._show_lines()
+                self.end = event
+        self._show_lines()
+        return found
+
+    def conclude(self) -> None:
+        """Says how the job has ended, as its own launcher did.
+
+        Raises:
+            TaskFailed: It has failed.
+            JobStopped: It was stopped.
+        """
+        end = self.end or {"code": 0, "text": "", "stopped": False}
+        if end["stopped"]:
+            raise JobStopped(end["code"] - 128)
+        if end["code"]:
+            raise TaskFailed(end["text"], code=end["code"])
+        self._display.say(end["text"])
+
+    def _expect(self, event: Event) -> None:
+        self.attempt = event["number"]
+        self._display.expect([Task.parse(name) for name in event["tasks"]])
+        names = {name: log_name(name, self.attempt) for name in event["tasks"]}
+        self._logs = {name: self._record.directory / log for name, log in names.items()}
+
+    def _show_lines(self) -> None:
+        for name, path in self._logs.items():
+            if lines := list(self._new_lines(path)):
+                self._display.lines(Task.parse(name), lines)
+
+    def _new_lines(self, path: pathlib.Path) -> Iterator[bytes]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[path] = self._read.get(path, 0) + len(whole)
+        yield from (line for line in whole.split(b"\n") if line.strip())

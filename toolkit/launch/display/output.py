@@ -1,0 +1,93 @@
+"""A task's output: into its log file as it is, and as whole, prefixed lines to whoever watches."""
+
+import collections
+import contextlib
+import logging
+import pathlib
+import time
+
+from toolkit.support import umask
+
+__all__ = ["Output"]
+
+_LOG = logging.getLogger(__name__)
+_LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
+_PARTIAL, _BAR = 1.0, 10.0  # Seconds until a line without an end is shown, and one that is written over.
+_KEPT = 200  # Last lines, for the message about a failure.
+
+
+class Output:
+    """Takes bytes as they come.
+
+    Args:
+        log: The task's log file.
+
+    Attributes:
+        log: The same.
+        ended: Whether nothing more will come.
+    """
+
+    def __init__(self, log: pathlib.Path | str) -> None:
+        self.log = pathlib.Path(log)
+        self.ended = False
+        self._last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
+        with umask.guarded():
+            self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
+        self._rest = b""
+        self._failed = False
+        self._came = 0.0
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Writes to the log, and returns the lines that are whole by now, without their ends."""
+        self.write(data)
+        self._came = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST:
+            self._rest = _visible(self._rest)
+        if len(self._rest) > _LONGEST:
+            lines.append(self._rest)
+            self._rest = b""
+        lines = [piece for line in lines for piece in _pieces(_visible(line)) if piece.strip()]
+        self._last.extend(lines[-_KEPT:])
+        return lines
+
+    def flush(self, *, late: bool = False) -> list[bytes]:
+        """Returns what has come of a line that hasn't ended.
+
+        Args:
+            late: Only if it has been there for a while, a progress bar for longer.
+        """
+        patience = _BAR if b"\r" in self._rest else _PARTIAL
+        if not self._rest.strip() or (late and time.monotonic() - self._came < patience):
+            return []
+        rest, self._rest = self._rest, b""
+        lines = [line for line in map(_visible, rest.split(b"\n")) if line.strip()]
+        self._last.extend(lines)
+        return lines
+
+    def last_lines(self) -> list[str]:
+        """Returns the last lines that have come, as text, each of at most 500 characters."""
+        return [line.decode(errors="replace")[:500] for line in self._last]
+
+    def write(self, data: bytes) -> None:
+        """Appends to the log. A full disk costs the log, not the job."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            if not self._failed:
+                _LOG.error("%s can't be written any more (%s); the job goes on", self.log, error.strerror or error)
+            self._failed = True
+
+    def close(self) -> None:
+        """Closes the log."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _visible(line: bytes) -> bytes:
+    """Returns what a terminal shows of a line: a progress bar goes back and writes over itself."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].replace(b"\b", b"")
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    return [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)] or [line]

@@ -1,0 +1,74 @@
+"""Supervising a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
+
+import pathlib
+import secrets
+import time
+
+from toolkit.errors import JobStopped, TaskFailed, ToolkitError
+from toolkit.launch.agent import isolation
+from toolkit.launch.backends import joining, rendezvous
+from toolkit.launch.backends.local import LocalPlace
+from toolkit.launch.backends.ssh import SshPlace
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records.record import Record
+from toolkit.launch.supervisor.agents import Place
+from toolkit.launch.supervisor.supervise import supervise
+from toolkit.support import signals
+
+__all__ = ["new_job_id", "run_here"]
+
+
+def run_here(spec: JobSpec, *, job_id: str, logs: pathlib.Path | None = None) -> None:
+    """Supervises a job on this machine or on hosts, in this process, to its end.
+
+    Args:
+        spec: What is asked.
+        job_id: Its id.
+        logs: The directory of its logs, where job.json is written already; None for a new one.
+
+    Raises:
+        RequestError: What was asked can't be done; nothing was started.
+        TaskFailed: A task failed, a host is gone, or no task made progress.
+        JobStopped: This program received a signal to stop.
+    """
+
+    def place() -> Place:
+        if listener is not None:
+            return rendezvous.RendezvousPlace(spec, listener, received)
+        if spec.place == "ssh":
+            hosts = SshPlace(spec, mark=secrets.token_hex(8))
+            hosts.copy()
+            return hosts
+        return LocalPlace(spec)
+
+    with signals.recorded() as received:
+        listener = rendezvous.listen(spec) if spec.rendezvous else None
+        if spec.rendezvous and listener is None:
+            _join(spec, received, Record(logs) if logs is not None else None)
+            return
+        try:
+            supervise(spec, place, job_id=job_id, received=received, logs=logs)
+        except TaskFailed as error:
+            if spec.isolate != "fully" or not isolation.wanted_out(str(error)):
+                raise
+            hint = "The tasks had no way out of this machine: launch without --isolate=fully if that is what they miss."
+            raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
+
+
+def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
+    """Joins a job that another host's launcher supervises; a record of its own has its beginning and its end."""
+    if record is None:
+        joining.join(spec, received)
+        return
+    record.add("started", task="")
+    try:
+        joining.join(spec, received, work=record.call())
+    except ToolkitError as error:
+        record.add("end", code=error.exit_code, text=str(error), stopped=isinstance(error, JobStopped))
+        raise
+    record.add("end", code=0, text="launch: done", stopped=False)
+
+
+def new_job_id() -> str:
+    """Returns the time and a few random letters, such as "20260719-140512-3fa9"."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -1,0 +1,10 @@
+"""A job, described once: what runs, how often, where and how, with every check of a value.
+
+Come here for a flag of `toolkit launch`: an attribute of JobSpec is one, and its rule stands in `checks`.
+
+options      an attribute of a job that is a flag, too
+checks       the rules that a job's values follow, each with its sentence
+site_checks  the rules of Slurm and Kubernetes
+hosts        the machines that a job is to run on
+spec         JobSpec: all of it, for every place
+"""

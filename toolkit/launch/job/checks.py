@@ -1,0 +1,274 @@
+"""The rules that a JobSpec's values follow; each raises a LaunchError with its sentence where one doesn't."""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from toolkit.cluster import Task, split
+from toolkit.cluster.addresses import is_loopback
+from toolkit.errors import ClusterError, LaunchError
+
+__all__ = [
+    "address",
+    "at_least",
+    "choice",
+    "command",
+    "counts",
+    "duration",
+    "heartbeat",
+    "only",
+    "passable",
+    "require",
+    "room_here",
+    "script",
+    "task",
+    "tasks",
+    "variable",
+    "within",
+]
+
+_MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def require(holds: bool, asked: str, found: str, remedy: str) -> None:
+    """Raises a LaunchError with this sentence unless something holds."""
+    if not holds:
+        raise LaunchError(asked=asked, found=found, remedy=remedy)
+
+
+def command(words: Sequence[str]) -> None:
+    """Makes sure that a command names a script or a module, and can be passed to a program."""
+    require(
+        bool(words) and tuple(words) != ("-m",),
+        "launch starts a script or a module",
+        "none is named",
+        "Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
+    )
+    passable(words)
+
+
+def passable(texts: Sequence[str]) -> None:
+    """Makes sure that a program can be given these texts."""
+    for text in texts:
+        require(
+            "\0" not in text,
+            f"the argument {text[:60]!r}",
+            "it holds a NUL, and no program can be given one",
+            "Leave the NUL out",
+        )
+
+
+def counts(jobs: Sequence[tuple[str, int]]) -> None:
+    """Makes sure that numbers of tasks are such, that somebody would train, and that parameter servers have a chief.
+
+    Args:
+        jobs: Such as (("chief", 1), ("worker", 2)), none of them 0.
+    """
+    for name, number in jobs:
+        require(
+            0 < number <= _MOST,
+            f"{number} tasks of job {name}",
+            "that is no number of tasks",
+            f"Give 0 to {_MOST:,}",
+        )
+    names = {name for name, _ in jobs}
+    require(
+        not names or bool({"worker", "chief"} & names),
+        "launch " + ", ".join(f"{name}: {number}" for name, number in jobs),
+        "there is no chief or worker, so nobody would train",
+        "Add --workers=2, or --chief",
+    )
+    require(
+        "ps" not in names or "chief" in names,
+        f"{dict(jobs).get('ps', 0)} parameter servers",
+        "there is no chief, which schedules the workers' steps",
+        "Add --chief",
+    )
+
+
+def room_here(number: int) -> None:
+    """Makes sure that one machine can start so many tasks."""
+    require(
+        number <= _MOST_HERE,
+        f"{number:,} tasks on this machine",
+        f"that is more than {_MOST_HERE:,}, and each is a process with a TensorFlow of its own",
+        "Start fewer",
+    )
+
+
+def address(name: str, value: str) -> None:
+    """Makes sure that a value is HOST:PORT."""
+    try:
+        fits = split(value)[1] > 0
+    except (ClusterError, ValueError):
+        fits = False
+    require(fits, f"--{name}={value[:60]}", "that is no address", "Write HOST:PORT, such as 10.0.0.1:29400")
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    """Makes sure that a number isn't less than that."""
+    require(value is None or value >= least, f"--{name}={value}", f"that is less than {least}", f"Give {least} or more")
+
+
+def within(name: str, value: int, least: int, most: int) -> None:
+    """Makes sure that a number is between two others."""
+    require(least <= value <= most, f"--{name}={value}", "that is none that it can be", f"Give from {least} to {most}")
+
+
+def duration(name: str, value: float) -> None:
+    """Makes sure that this is a length of time, in seconds."""
+    require(
+        value >= 0 and not math.isnan(value),
+        f"--{name}={value}",
+        "that is no length of time",
+        "Give seconds, 0 or more",
+    )
+
+
+def heartbeat(value: float) -> None:
+    """Makes sure that a heartbeat can be missing for so many seconds."""
+    require(
+        1 <= value <= 3600,
+        f"--heartbeat_timeout={value:g}",
+        "workers call one another every second or so",
+        "Give from 1 to 3600 seconds",
+    )
+
+
+def choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Makes sure that a value is one of those there are."""
+    listed = ", ".join(filter(None, choices))
+    require(value in choices, f"--{name}={value[:60]}", "there is no such choice", f"Choose {listed}")
+
+
+def variable(pair: str) -> None:
+    """Makes sure that NAME=VALUE names a variable."""
+    name, sign, _ = pair.partition("=")
+    require(
+        bool(_VARIABLE.fullmatch(name)),
+        f"--env={name[:60]!r}",
+        "that is no name of a variable",
+        "Write --env=NAME for its value here, or --env=NAME=VALUE",
+    )
+    require(bool(sign), f"--env={name[:60]}", "it has no value here", "Write --env=NAME=VALUE, or leave it out")
+
+
+def task(name: str) -> None:
+    """Makes sure that a text is a task's name, such as "worker:0"."""
+    try:
+        Task.parse(name)
+    except ClusterError as error:
+        raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
+
+
+def only(names: Sequence[str], here: Sequence[str]) -> None:
+    """Makes sure that the tasks whose lines are to be shown are started.
+
+    Args:
+        names: As they were given.
+        here: The tasks that are started.
+    """
+    for name in names:
+        require(
+            name in here,
+            f"--only={name} shows that task's lines",
+            f"the tasks started here are {', '.join(here[:12])}",
+            "Name one of them",
+        )
+
+
+def tasks(spec: Any) -> None:
+    """Makes sure that the numbers of tasks, hosts and nodes go together."""
+    wanted, room = sum(number for _, number in spec.counts), sum(host.tasks for host in spec.hosts)
+    each = spec.tasks_per_node
+    few, of_ssh = spec.min_workers, spec.place == "ssh"
+    others = any(job != "worker" for job, _ in spec.counts)
+    known = "launch needs to know how many tasks to start"
+    lone = f"--task={''.join(spec.task[:1])} starts one task of a cluster"
+    together, spread = f"the jobs have {wanted} tasks together", f"--nodes={spec.nodes} --tasks_per_node={each}"
+    fewer = f"--min_workers={few} lets a job go on with fewer workers"
+    for holds, asked, found, remedy in (
+        (not (wanted and spec.cluster), known, "both counts and --cluster are given", "Give one of the two"),
+        (
+            not spec.task or spec.cluster,
+            lone,
+            "no --cluster describes one",
+            "Add --cluster=FILE, or leave --task out",
+        ),
+        (
+            not of_ssh or wanted in (0, room),
+            together,
+            f"--on=ssh names room for {room}",
+            "Write how many tasks each host gets: --on=ssh:a:2,b",
+        ),
+        (
+            not (spec.rendezvous and spec.cluster),
+            f"--rendezvous={spec.rendezvous}",
+            "--cluster describes the hosts already",
+            "Leave one of the two out",
+        ),
+        (
+            spec.isolate == "no" or not (spec.rendezvous or spec.cluster or not is_loopback(spec.host)),
+            f"--isolate={spec.isolate} gives the tasks a network of their own",
+            "they are to be reached from other machines",
+            "Leave it out, and close their ports to all but the hosts of the job",
+        ),
+        (few <= room, f"--min_workers={few}", f"the hosts have room for {room} tasks", f"Give from 1 to {room}"),
+        (
+            not few or not others,
+            fewer,
+            "this job has other tasks beside them, which it can't do without",
+            "Use it with workers only; beside parameter servers a worker is started again by itself",
+        ),
+        (
+            not wanted or each is None or wanted == spec.nodes * each,
+            spread,
+            together,
+            "Leave --tasks_per_node out, or count the tasks of all jobs",
+        ),
+        (
+            not wanted or wanted >= spec.nodes,
+            f"--nodes={spec.nodes}",
+            f"there are {wanted} tasks to run there",
+            "Ask for fewer nodes",
+        ),
+        (
+            spec.place != "local" or spec.nodes == 1 or spec.rendezvous,
+            f"--nodes={spec.nodes}",
+            "nothing says where the hosts find one another",
+            "Add --rendezvous=HOST:PORT, on every host the same, or --on=slurm",
+        ),
+    ):
+        require(bool(holds), asked, found, remedy)
+    if spec.place == "local" and spec.nodes == 1:
+        room_here(wanted)
+
+
+def script(words: Sequence[str], *, where: str = "") -> None:
+    """Makes sure that the script of a command is a file here.
+
+    Args:
+        words: The command.
+        where: Which machine this is, as a clause: " on b"; "" for the user's own.
+    """
+    fault = "" if words[0] == "-m" else _no_file(words[0])
+    require(
+        not fault,
+        f"launch starts the script {words[0]}{where}",
+        fault,
+        "Check the path, or start a module with -m MODULE",
+    )
+
+
+def _no_file(path: str) -> str:
+    """Returns why a path is no file to be run; "" where it is one."""
+    try:
+        if os.path.isfile(path):
+            return ""
+        os.stat(path)
+        return "that is a directory" if os.path.isdir(path) else "it is no plain file"
+    except OSError as error:  # Also for a name of 300 letters.
+        return "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "").lower()

@@ -1,0 +1,50 @@
+"""The machines that a job is to run on, as the user names them."""
+
+import dataclasses
+import re
+
+from toolkit.errors import LaunchError
+from toolkit.launch.job.checks import require
+
+__all__ = ["Host", "parse_hosts"]
+
+_HOST = re.compile(
+    r"(?:[\w.+-]+@)?(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(?::(?P<tasks>\d{1,4}))?", re.ASCII
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine that a job's tasks run on.
+
+    Attributes:
+        name: What ssh takes: a name, an alias of the user's configuration, user@name; or a node of Slurm's.
+        tasks: How many tasks run there.
+    """
+
+    name: str
+    tasks: int = 1
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Reads "a,b:2,me@c": a task on a, two on b, one on c.
+
+    Raises:
+        LaunchError: A name is none, or is there twice.
+    """
+    asked = f"--on=ssh:{text[:200]}"
+    hosts: list[Host] = []
+    for entry in text.split(","):
+        found = _HOST.fullmatch(entry)
+        if found is None:
+            raise LaunchError(
+                asked=asked,
+                found=f"{entry[:60]!r} is no host" if entry else "a name in it is empty",
+                remedy="Write names as ssh takes them, and after a colon how many tasks: --on=ssh:a,b:2",
+            )
+        name = entry[: found.start("tasks") - 1] if found["tasks"] else entry
+        require(not found["tasks"] or int(found["tasks"]) > 0, asked, f"{name} gets no task", "Leave it out")
+        name = name.removeprefix("[").removesuffix("]")
+        require(name not in {h.name for h in hosts}, asked, f"{name} is there twice", f"Write {name}:2 for two tasks")
+        hosts.append(Host(name, int(found["tasks"] or 1)))
+    return tuple(hosts)

@@ -1,0 +1,29 @@
+"""What Slurm's controller is asked for about a job that it has."""
+
+import re
+import subprocess
+
+__all__ = ["ALIVE", "cancel", "job_state", "start_now"]
+
+ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "UNKNOWN")
+
+
+def job_state(job: str) -> tuple[str, int]:
+    """Returns a job's state in Slurm's word, and its exit code, 128 + a signal's number where that ended it."""
+    done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
+    found = re.search(r"\bJobState=(\w+)", done.stdout)
+    code = re.search(r"\bExitCode=(\d+):(\d+)", done.stdout)
+    if found is None:  # Slurm forgets a job some minutes after its end; its controller may be away for a while.
+        return ("FORGOTTEN" if "Invalid job id" in done.stderr else "UNKNOWN", 0)
+    number = 0 if code is None else int(code[1]) or (128 + int(code[2]) if int(code[2]) else 0)
+    return found[1], number
+
+
+def cancel(job: str) -> None:
+    """Has Slurm end a job: its tasks get time for a checkpoint."""
+    subprocess.run(["scancel", job], capture_output=True, check=False)
+
+
+def start_now(job: str) -> None:
+    """Has a job that is queued again wait for nothing but room: Slurm would let it wait for two minutes."""
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)

@@ -1,0 +1,171 @@
+"""Jobs that this user has started, on whatever terminal: found again, looked at, stopped.
+
+Each leaves a small file under ~/.local/state/toolkit/jobs ($XDG_STATE_HOME, where that is set) that names the directory
+of its logs and the process that supervises it. A process's number is used again after its end, and after a reboot: so
+the file has its start and the boot's id, too.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import time
+from typing import Any
+
+import psutil
+
+from toolkit.errors import LaunchError
+from toolkit.launch.records import controller
+from toolkit.launch.records.record import Record
+from toolkit.support import files
+
+__all__ = ["Job", "add", "every", "find"]
+
+_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
+_KEPT = 30 * 86400  # Seconds for which a job that has ended is listed.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that was started.
+
+    Attributes:
+        id: Its id.
+        logs: The directory of its logs.
+        host: The machine that its supervisor was started on.
+        pid: The supervisor's process id; 0 where Slurm has it.
+        started: When that process began, in seconds since 1970.
+        boot: The id of the machine's boot.
+        slurm: The number of its Slurm job; "" for none.
+        at: When it was started, in seconds since 1970.
+    """
+
+    id: str
+    logs: str
+    host: str
+    pid: int
+    started: float
+    boot: str
+    slurm: str
+    at: float
+
+    @property
+    def record(self) -> Record:
+        """What it leaves."""
+        return Record(pathlib.Path(self.logs))
+
+    @property
+    def runs(self) -> bool:
+        """Whether its supervisor runs on this machine."""
+        if self.host != socket.gethostname() or self.boot != _boot() or not self.pid:
+            return False
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def state(self) -> str:
+        """Returns how it is, in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""
+        end = next((e for e in reversed(self.record.so_far()) if e["event"] in ("end", "requeue")), None)
+        if end is not None and end["event"] == "end":
+            return "done" if not end["code"] else "stopped" if end["stopped"] else f"exit code {end['code']}"
+        if self.slurm:
+            word = controller.job_state(self.slurm)[0]
+            return word.lower() if word in controller.ALIVE else f"dead ({word.lower()})"
+        if self.host != socket.gethostname():
+            return f"on {self.host}"
+        return "running" if self.runs else "dead"
+
+
+def add(job_id: str, logs: pathlib.Path, *, pid: int = 0, slurm: str = "") -> None:
+    """Keeps a job that is being started; a state directory that can't be written costs its being found, not the job.
+
+    Args:
+        job_id: Its id.
+        logs: The directory of its logs.
+        pid: Its supervisor's process id; 0 where Slurm has it.
+        slurm: The number of its Slurm job.
+    """
+    started = 0.0
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(pid).create_time() if pid else 0.0
+    made = Job(
+        id=job_id,
+        logs=str(logs.absolute()),
+        host=socket.gethostname(),
+        pid=pid,
+        started=started,
+        boot=_boot(),
+        slurm=slurm,
+        at=time.time(),
+    )
+    with contextlib.suppress(OSError):
+        files.make_directory(_directory())
+        files.write_json(_directory() / f"{job_id}.json", dataclasses.asdict(made))
+
+
+def every() -> list[Job]:
+    """Returns the jobs that are known, the newest last; forgets those whose logs are gone, and those of long ago."""
+    found = []
+    for path in _directory().glob("*.json"):
+        try:
+            job = Job(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+        old = time.time() - job.at > _KEPT and not job.runs and not job.slurm
+        if old or not pathlib.Path(job.logs).is_dir():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        else:
+            found.append(job)
+    return sorted(found, key=lambda job: (job.at, job.id))
+
+
+def find(name: str | None) -> Job:
+    """Returns the job of this name.
+
+    Args:
+        name: Its id or the beginning of it, the directory of its logs, or its number in Slurm; None for the newest.
+
+    Raises:
+        LaunchError: There is none, or more than one.
+    """
+    known = every()
+    if name is None:
+        matching = known[-1:]
+    else:
+        same = [job for job in known if name in (job.id, job.slurm) or os.path.abspath(name) == job.logs]
+        matching = same[-1:] or [job for job in known if job.id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    asked = "the newest job" if name is None else f"the job {name}"
+    if matching:
+        ids = ", ".join(job.id for job in matching[:4])
+        raise LaunchError(asked=asked, found=f"{len(matching)} begin so: {ids}", remedy="Write more of its id")
+    raise LaunchError(asked=asked, found="there is none that is known here", remedy="`toolkit jobs` lists them")
+
+
+def command(job: Job) -> str:
+    """Returns what a job runs, as a shell would have it, without secrets; "" where its record is gone."""
+    import shlex
+
+    from toolkit.support import redaction
+
+    try:
+        spec: Any = job.record.job()["spec"]
+    except LaunchError:
+        return ""
+    return shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
+
+
+def _directory() -> pathlib.Path:
+    base = os.environ.get("XDG_STATE_HOME") or pathlib.Path("~/.local/state").expanduser()
+    return pathlib.Path(base, "toolkit", "jobs")
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text().strip()
+    return ""

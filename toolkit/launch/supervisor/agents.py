@@ -1,0 +1,254 @@
+"""The agents that start a job's tasks: called, checked, called again, and the cluster that they make."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from toolkit import __version__
+from toolkit.cluster import Cluster, Task
+from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.launch.events import Event
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+
+__all__ = ["AgentLike", "Agents", "Place"]
+
+_AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
+_PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.
+_CALL = 10.0  # Seconds between two calls to a host that was gone when the job went on.
+
+
+class AgentLike(Protocol):
+    """An agent, in this process or at the end of a connection; `toolkit.launch.events` has what it takes and tells."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection has ended."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds since anything was heard."""
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when something has happened."""
+
+    def send(self, kind: str, **facts: Any) -> None:
+        """Asks for something."""
+
+    def read(self) -> list[Event]:
+        """Returns what has happened."""
+
+    def last_line(self) -> str:
+        """What was written last at its end, for a person."""
+
+    def close(self) -> None:
+        """Ends it, and whatever it has started."""
+
+
+class Place(Protocol):
+    """Where a job's tasks run.
+
+    Attributes:
+        hosts: The machines, the first one's first task the chief.
+        addresses: At which the tasks of each host reach one another.
+        remedy: What must be so for a host's agent to start, a sentence with {host} in it.
+        where: A clause about it for the first message, when its hosts have been called; "" for none.
+    """
+
+    hosts: tuple[Host, ...]
+    addresses: dict[Host, str]
+    remedy: str
+    where: str
+
+    def call(self, host: Host) -> AgentLike:
+        """Returns a new agent of this host, which has been asked to prepare."""
+
+    def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster of the hosts that are there, and the host of each task to start.
+
+        Args:
+            ports: The hosts that are there, each with a port for each of its tasks.
+        """
+
+    def close(self, ended: ToolkitError | None) -> None:
+        """Lets go of what the place holds; the job has ended, with this error or well."""
+
+
+class _Call:
+    """An agent that was called, and what it has answered."""
+
+    def __init__(self, agent: AgentLike) -> None:
+        self.agent = agent
+        self.ready: Event | None = None
+        self.refused: Event | None = None
+
+    def read(self) -> None:
+        for event in self.agent.read():
+            if event["event"] == "ready":
+                self.ready = event
+            elif event["event"] == "refused":
+                self.refused = event
+        if self.agent.gone and self.ready is None and self.refused is None:
+            self.refused = {"asked": "", "found": self.agent.last_line(), "remedy": ""}
+        if self.ready:
+            self.agent.send("beat")
+
+
+class Agents:
+    """The agents of a job, over all its attempts.
+
+    Args:
+        spec: What was asked.
+        place: Where it is to run.
+        received: Signals to the launcher are appended to it.
+
+    Attributes:
+        missing: Hosts that the attempt goes on without.
+    """
+
+    def __init__(self, spec: JobSpec, place: Place, received: Sequence[int]) -> None:
+        self._spec = spec
+        self._place = place
+        self._received = received
+        self._calls: dict[Host, _Call] = {}
+        self._shared = False
+        self._called = 0.0
+        self.missing: list[Host] = []
+
+    def connect(self, *, again: bool) -> dict[Host, AgentLike]:
+        """Returns a ready agent for each host, the first host's first; after a failure those that answer suffice.
+
+        Raises:
+            LaunchError: One isn't to be had.
+            TaskFailed: After a failure, too few answer.
+            JobStopped: A signal has come.
+        """
+        hosts = self._place.hosts
+        for host, call in list(self._calls.items()):
+            if call.agent.gone or call.agent.silence > _PATIENCE:
+                self._calls.pop(host).agent.close()
+        if again:
+            self._connect_again()
+        else:
+            self._connect_all(hosts[:1])
+            self._connect_all(hosts)
+            self._shared = all(call.ready and call.ready["shared"] for call in self._calls.values())
+        self._check_versions()
+        self.missing = [host for host in hosts if host not in self._calls]
+        self._called = time.monotonic()
+        return {host: self._calls[host].agent for host in hosts if host in self._calls}
+
+    def cluster(self) -> tuple[Cluster, dict[Task, Host]]:
+        """Returns the cluster of the hosts that are there, and the host of each task to start."""
+        ports = {h: self._calls[h].ready["ports"] for h in self._place.hosts if h in self._calls}  # type: ignore[index]
+        return self._place.cluster(ports)
+
+    def wait(self, seconds: float) -> None:
+        """Waits, and shows the agents meanwhile that somebody is there.
+
+        Raises:
+            JobStopped: A signal has come.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self._look()
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.05)
+
+    def back(self) -> str:
+        """Calls hosts that are missing, once in a while; returns the name of one that answers, "" for none."""
+        for host in self.missing:
+            call = self._calls.get(host)
+            if call is None:
+                continue
+            call.read()
+            if call.ready is not None:
+                return host.name
+            if call.refused or call.agent.gone:
+                self._calls.pop(host).agent.close()
+        if self.missing and time.monotonic() - self._called > _CALL:
+            self._called = time.monotonic()
+            for host in self.missing:
+                if host not in self._calls:
+                    self._calls[host] = _Call(self._place.call(host))
+        return ""
+
+    def close(self, ended: ToolkitError | None) -> None:
+        """Ends all; the job has ended, with this error or well."""
+        self._place.close(ended)
+        for call in list(self._calls.values()):
+            call.agent.close()
+
+    def _connect_all(self, hosts: Sequence[Host]) -> None:
+        """Calls them, and returns when all are ready; the first one that isn't to be had is an error."""
+        for host in hosts:
+            if host not in self._calls:
+                self._calls[host] = _Call(self._place.call(host))
+        while not all(self._calls[host].ready for host in hosts):
+            self._look()
+            for host in hosts:
+                if refused := self._calls[host].refused:
+                    raise self._refusal(host, refused)
+                if self._calls[host].agent.silence > self._spec.start_timeout:
+                    raise LaunchError(
+                        asked=f"{host.name} is to run {host.tasks} of the tasks",
+                        found=f"it hasn't answered for {self._spec.start_timeout:.0f} s",
+                        remedy="See whether it can be reached and Python starts there",
+                    )
+
+    def _refusal(self, host: Host, refused: Event) -> LaunchError:
+        if refused["asked"]:
+            return LaunchError(asked=refused["asked"], found=refused["found"], remedy=refused["remedy"])
+        return LaunchError(
+            asked=f"{host.name} is to run {host.tasks} of the tasks",
+            found=f"its answer is: {refused['found'].rstrip('.')}",
+            remedy=self._place.remedy.format(host=host.name),
+        )
+
+    def _connect_again(self) -> None:
+        """Calls all hosts until they answer, or until enough do; those that don't are left out."""
+        hosts, started = self._place.hosts, time.monotonic()
+        due = dict.fromkeys(hosts, started)
+        while True:
+            now = time.monotonic()
+            for host in hosts:
+                if host in self._calls and self._calls[host].refused:
+                    self._calls.pop(host).agent.close()
+                    due[host] = now + _AGAIN
+                if host not in self._calls and due[host] <= now:
+                    self._calls[host] = _Call(self._place.call(host))
+            self._look()
+            ready = [host for host in hosts if host in self._calls and self._calls[host].ready]
+            waited = now - started
+            if len(ready) == len(hosts) or (waited > _PATIENCE and self._enough(ready)):
+                break
+            if waited > self._spec.start_timeout:
+                gone = ", ".join(host.name for host in hosts if host not in ready)
+                raise TaskFailed(f"{gone} didn't answer for {waited:.0f} s; the last checkpoint is kept.", code=1)
+        for host in list(self._calls):
+            if host not in ready:
+                self._calls.pop(host).agent.close()
+
+    def _enough(self, ready: Sequence[Host]) -> bool:
+        """Returns whether the job can go on with these: without the first host only where all see its directory."""
+        few = self._spec.min_workers
+        return bool(few) and sum(h.tasks for h in ready) >= few and (self._shared or self._place.hosts[0] in ready)
+
+    def _look(self) -> None:
+        for call in self._calls.values():
+            call.read()
+        if not all(call.ready for call in self._calls.values()):
+            time.sleep(0.02)
+        if self._received:
+            raise JobStopped(self._received[0])
+
+    def _check_versions(self) -> None:
+        for host, call in self._calls.items():
+            theirs = call.ready["version"] if call.ready else ""
+            if theirs != __version__:
+                raise LaunchError(
+                    asked=f"{host.name} is to run {host.tasks} of the tasks",
+                    found=f"it has version {theirs} of this toolkit, and this machine {__version__}",
+                    remedy="Install the same version on every host",
+                )

@@ -1,0 +1,200 @@
+"""One start of a job: its tasks started, watched to their end, and all of them ended with the first that fails."""
+
+import signal
+import time
+from collections.abc import Callable
+
+from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
+from toolkit.launch.events import BEAT
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.supervisor import failure, stacks, state
+from toolkit.launch.supervisor.budget import Budget
+from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.supervisor.state import TaskState
+
+__all__ = ["Attempt", "HostLost"]
+
+_STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
+_KEPT = 20  # Last lines in failure.json.
+_STACKS = "--- Python stacks, asked for by the launcher ---"  # A line of a log, before them.
+
+
+class HostLost(TaskFailed):
+    """A host doesn't answer any more."""
+
+
+class Attempt:
+    """The tasks of a job, from their start to their end.
+
+    Args:
+        spec: What was asked.
+        crew: The tasks, not started yet.
+        received: Signals to the launcher are appended to it, by whoever made it.
+        budget: Restarts that are left.
+        back: Returns the name of a host that is to be taken in again, "" while there is none.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        crew: Crew,
+        *,
+        received: list[int],
+        budget: Budget,
+        back: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.spec = spec
+        self.crew = crew
+        self.tasks = crew.tasks
+        self.budget = budget
+        self.back = back
+        self._received = received
+
+    def run(self) -> bool:
+        """Returns True when the job is done, False when it is to be started again with a host that is back.
+
+        Nothing of it is left when this returns or raises.
+
+        Raises:
+            LaunchError: An agent can't do what was asked for.
+            TaskFailed: A task failed, a host is gone, or nobody made progress.
+            JobStopped: The launcher received a signal to stop.
+        """
+        try:
+            self.crew.start()
+            while not state.is_done(self.tasks):
+                self.crew.turn()
+                self._act()
+                if name := self.back():
+                    self.crew.say(f"launch: {name} is back; the tasks write a checkpoint and start again with it")
+                    self.crew.end(signal.SIGTERM)
+                    return False
+            self._finish()
+            return True
+        finally:
+            self.crew.clear()
+
+    def _act(self) -> None:
+        """Does what follows from what has happened."""
+        if self._received:
+            self._stop_on_signal()
+        if self.crew.refused is not None:
+            self.crew.end(signal.SIGTERM)
+            raise LaunchError(**{key: self.crew.refused[key] for key in ("asked", "found", "remedy")})
+        if self.crew.told is not None:
+            host, number = self.crew.told
+            if self.spec.place == "slurm":  # It has told the tasks themselves, too: the job is cancelled.
+                self.crew.end(number, told=True)
+                raise JobStopped(number)
+            self.crew.end(number)
+            raise TaskFailed(
+                f"{host} was told to stop by {signal.Signals(number).name}, and the job with it.", code=128 + number
+            )
+        self._look_for_lost_hosts()
+        for task in self.tasks:
+            if state.stopped_for(task, self.spec.heartbeat_timeout):
+                self._take_stopped(task)
+        failed = [task for task in self.tasks if not task.alive and task.code != 0 and not task.given_up]
+        fatal = [task for task in failed if not self._do_without(task)]
+        if fatal or any(task.found_stopped for task in self.tasks):
+            self._fail()
+        self._look_for_stall()
+
+    def _finish(self) -> None:
+        """Ends those that never end by themselves; a task that says then what is wrong is the job's failure."""
+        if state.ran_alone(self.tasks):
+            self.crew.say(
+                "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
+                "each ran by itself"
+            )
+        # Who has reported a failure ends with a code that says why. Servers wait for ever; the chief's end is theirs.
+        self.crew.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
+        self.crew.end(signal.SIGTERM)
+        refused = [task for task in self.tasks if task.code == RequestError.exit_code and not task.given_up]
+        if refused:  # Nobody served the chief, which came to its end alone.
+            raise self._failure(refused[0])
+
+    def _do_without(self, task: TaskState) -> bool:
+        """Starts a worker that served its chief again, or gives it up; returns whether the job goes on."""
+        if not (state.serves(task, self.tasks) and (task.code or 0) < 0):
+            return False
+        others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
+        if self.budget.take():
+            self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
+            # TensorFlow takes one back only when all are there: those that were done without start again, too.
+            for lost in (task, *(other for other in others if other.given_up)):
+                self.crew.restart(lost)
+            return True
+        if self.crew.whole and not any(other.alive and other.served for other in others):
+            self.crew.say("No worker is left")
+            return False
+        task.given_up = True
+        self.crew.say(f"{task.task} {task.words()}; the job goes on without it")
+        return True
+
+    def _take_stopped(self, task: TaskState) -> None:
+        """Kills a worker that is stopped and can be done without; of another, notes that the job waits for it."""
+        if not state.serves(task, self.tasks):
+            task.found_stopped = True
+            return
+        self.crew.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
+        self.crew.kill(task)
+        self.crew.read_for(1.0, until=lambda: not task.alive)
+
+    def _look_for_lost_hosts(self) -> None:
+        for host, agent in self.crew.agents.items():
+            why = self.crew.lost(agent)
+            if not why:
+                continue
+            self.crew.end(signal.SIGTERM, within=_STRANDED)
+            names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
+            raise HostLost(f"{host.name} is gone: {why}. Its tasks were {names}.", code=1)
+
+    def _fail(self) -> None:
+        self.crew.read_for(1.0)  # What the others report in the meantime may have come first.
+        # A task fails because a host is gone, and says so before that host has been silent for long enough.
+        quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
+        if quiet:
+            settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
+            self.crew.read_for(self.crew.silence, until=settled)
+            self._look_for_lost_hosts()
+        self.crew.look()
+        for task in self.tasks:
+            task.found_stopped = task.found_stopped or (task.alive and task.stopped_since is not None)
+        dying = [task for task in self.tasks if task.alive and task.dying]
+        self.crew.read_for(10.0, until=lambda: not any(task.alive for task in dying))
+        first = state.cause(self.tasks)
+        if first.alive and not first.found_stopped:
+            self.crew.read_for(self.spec.grace, until=lambda: not state.cause(self.tasks).alive)
+            first = state.cause(self.tasks)
+        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        raise self._failure(first)
+
+    def _failure(self, first: TaskState) -> TaskFailed:
+        lines = first.output.last_lines()[-_KEPT:]
+        self.crew.record.keep_failure(first.task, code=first.code, words=first.words(), lines=lines, host=first.host)
+        return failure.error(first, self.tasks)
+
+    def _look_for_stall(self) -> None:
+        alive = [task for task in self.tasks if task.alive]
+        latest = max((task.progressed for task in self.tasks), default=0.0)
+        if not self.spec.stall_timeout or not alive or time.monotonic() - latest < self.spec.stall_timeout:
+            return
+        self.crew.ask_for_stacks()
+        for task in alive:
+            if task.stacks:
+                task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
+        where = stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
+        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        raise TaskFailed(
+            f"No task made progress for {self.spec.stall_timeout:g} s, so the job was stopped. {where}\n"
+            f"Each task's Python stacks are at the end of its log in {self.crew.record.directory}",
+            code=1,
+        )
+
+    def _stop_on_signal(self) -> None:
+        number = self._received[0]
+        name = signal.Signals(number).name
+        self.crew.say(f"{name}: asking all tasks to end, {self.spec.grace:g} s; once more ends them at once")
+        self.crew.end(number)
+        raise JobStopped(number)

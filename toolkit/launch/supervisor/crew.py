@@ -1,0 +1,250 @@
+"""The tasks of one attempt, together: what happens to them is taken and shown, and they are signalled and ended."""
+
+import base64
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.cluster import Cluster, Task
+from toolkit.launch.agent.ports import few
+from toolkit.launch.display.display import Display
+from toolkit.launch.events import BEAT, Event, data
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records.record import Record, log_name
+from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.state import TaskState
+
+__all__ = ["Crew"]
+
+_TICK = 0.05  # Seconds between two looks at the time.
+_DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
+_LEEWAY = 5.0  # Seconds that the news of an end may take from another host.
+_ANSWER = 2.0  # Seconds that tasks get to tell how they are, and to write their stacks.
+
+
+class Crew:
+    """The tasks, and the agents that start them.
+
+    Args:
+        spec: What was asked.
+        agents: Those that start the tasks, by host.
+        tasks: The host of each task to start.
+        cluster: All tasks.
+        number: The attempt's number, from 1.
+        job_id: The id that the job's files are named by.
+        record: Keeps what happens, and knows the directory of the logs.
+        display: Where lines and messages go.
+        received: Signals to the launcher are appended to it, by whoever made it.
+
+    Attributes:
+        tasks: What is known of each.
+        homes: The agent of each.
+        whole: Whether all tasks of the cluster are started here.
+        refused: What an agent said that couldn't do what it was asked for.
+        silence: Seconds without an event after which a host counts as gone.
+        told: A host whose agent was told to stop, and the signal.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        agents: Mapping[Host, AgentLike],
+        tasks: Mapping[Task, Host],
+        cluster: Cluster,
+        *,
+        number: int,
+        job_id: str,
+        record: Record,
+        display: Display,
+        received: list[int],
+    ) -> None:
+        self.spec = spec
+        self.agents = agents
+        self.cluster = cluster
+        self.number = number
+        self.job_id = job_id
+        self.record = record
+        self.display = display
+        self.whole = len(tasks) == len(cluster.tasks)
+        several = len(agents) > 1
+        self.tasks = [
+            TaskState(
+                task,
+                host=host.name if several else "",
+                log=record.directory / log_name(task, number),
+            )
+            for task, host in tasks.items()
+        ]
+        self.homes = {task: agents[host] for task, host in tasks.items()}
+        self._received = received
+        self.silence = max(5.0, spec.heartbeat_timeout)
+        self.refused: Event | None = None
+        self._said_what_is_open = number > 1
+        self.told: tuple[str, int] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._watched = list(agents.values())
+        for agent in self._watched:
+            self._selector.register(agent, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Starts the tasks."""
+        options = {
+            "as_is": self.spec.as_is,
+            "start_timeout": self.spec.start_timeout,
+            "heartbeat_timeout": self.spec.heartbeat_timeout,
+            "partial": not self.whole,
+        }
+        work = base64.b64encode(self.record.call()).decode()
+        for agent in self.agents.values():
+            agent.send(
+                "start",
+                call=work,
+                cluster=self.cluster.as_dict(),
+                here=[str(task.task) for task in self.tasks_of(agent)],
+                command=list(self.spec.command),
+                environment=self.spec.environment,
+                options=options,
+                job_id=self.job_id,
+                attempt=self.number,
+                logs=str(self.record.directory.absolute()),
+            )
+
+    def say(self, message: str) -> None:
+        """Shows a message, and keeps it."""
+        self.display.say(message)
+        self.record.add("note", text=message)
+
+    def turn(self, seconds: float = _TICK) -> None:
+        """Takes what has happened."""
+        self._selector.select(seconds)
+        for host, agent in self.agents.items():
+            for event in agent.read():
+                self._take(host, event)
+            agent.send("beat")
+            if agent.gone and agent in self._watched:
+                self._watched.remove(agent)
+                self._selector.unregister(agent)
+        for task in self.tasks:
+            self._show(task, task.output.flush(late=True))
+        self.display.draw(lambda: [task.row() for task in self.tasks])
+
+    def _take(self, host: Host, event: Event) -> None:
+        kind = event["event"]
+        if kind == "note":
+            self.say(f"{host.name}: {event['text']}" if len(self.agents) > 1 else event["text"])
+        elif kind == "refused":
+            self.refused = event
+        elif kind == "signal":
+            self.told = host.name, event["number"]
+        elif kind == "open":
+            self._say_what_is_open(host, event)
+        for task in self.tasks:
+            if str(task.task) != event.get("task"):
+                continue
+            task.take(event)
+            if kind == "output":
+                self._show(task, task.output.take(data(event["text"])))
+            elif kind == "result":
+                self.record.keep_result(task.task, base64.b64decode(event["data"]))
+            elif kind == "started":
+                self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
+            elif kind == "ended":
+                facts = {"pid": event["pid"], "code": event["code"], "dismissed": task.asked_to_end}
+                self.record.add("ended", task=task.task, host=task.host, **facts)
+
+    def _show(self, task: TaskState, lines: Sequence[bytes]) -> None:
+        if lines:
+            self.display.lines(task.task, lines)
+
+    def _say_what_is_open(self, host: Host, event: Event) -> None:
+        """Says it once: where it is so on one host, it is so on the others."""
+        if self._said_what_is_open:
+            return
+        self._said_what_is_open = True
+        where = "this machine" if len(self.agents) == 1 else host.name
+        close = "so close them to others"
+        if len(self.agents) > 1:
+            close = f"so a firewall should let in nobody but these hosts ({few([h.name for h in self.agents])})"
+        elif self.spec.place == "local" and self.whole:
+            close = "which --isolate closes"
+        self.say(
+            f"note: {few(event['ports'])}: open to whoever reaches {where} at {few(event['addresses'])}; "
+            f"TensorFlow's servers there take orders from anybody, {close}"
+        )
+
+    def tasks_of(self, agent: AgentLike) -> list[TaskState]:
+        """Returns the tasks that it has started."""
+        return [task for task in self.tasks if self.homes[task.task] is agent]
+
+    def restart(self, task: TaskState) -> None:
+        """Starts a task in the place of one that has ended."""
+        self._show(task, task.output.flush())
+        task.restart()
+        self.homes[task.task].send("again", task=str(task.task))
+
+    def kill(self, task: TaskState) -> None:
+        """Ends a task at once."""
+        self.homes[task.task].send("kill", task=str(task.task))
+
+    def ask_for_stacks(self) -> None:
+        """Has tasks write where they are, and waits for it."""
+        for agent in self.agents.values():
+            agent.send("stacks")
+        self.read_for(_ANSWER)
+
+    def lost(self, agent: AgentLike) -> str:
+        """Returns why an agent counts as gone, "" while it doesn't."""
+        mine = self.tasks_of(agent)
+        if not any(task.alive for task in mine):
+            return ""
+        # ssh, too, gives up after a while.
+        if agent.silence > self.silence or (agent.gone and agent.silence > 3 * BEAT):
+            return f"nothing was heard of it for {agent.silence:.0f} s"
+        return agent.last_line() if agent.gone else ""
+
+    def look(self) -> None:
+        """Has every agent look at its tasks, and waits until it has told how they are."""
+        alive = {task: task.looks for task in self.tasks if task.alive}
+        for agent in self.agents.values():
+            agent.send("look")
+        self.read_for(_ANSWER, until=lambda: all(task.looks > n or not task.alive for task, n in alive.items()))
+
+    def read_for(self, seconds: float, until: Any = None) -> None:
+        """Takes what happens for so long, or until `until` returns true."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not (until and until()):
+            self.turn(min(_TICK, seconds))
+
+    def end(self, number: int, *, within: float = float("inf"), told: bool = False) -> None:
+        """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
+        known = len(self._received)
+        for task in self.tasks:
+            task.asked_to_end = task.alive
+            if task.found_stopped:
+                self.kill(task)
+        for agent in () if told else self.agents.values():  # Who is told twice ends at once, without a checkpoint.
+            agent.send("signal", number=int(number))
+        self.read_for(
+            min(self.spec.grace, within),
+            until=lambda: not self._waited_for() or len(self._received) > known,
+        )
+        for agent in self.agents.values():
+            agent.send("finish")
+        leeway = _LEEWAY if len(self.agents) > 1 else 0.0
+        self.read_for(_DRAIN * 5 + leeway, until=lambda: not self._waited_for())
+        self.read_for(_DRAIN, until=lambda: all(task.output.ended for task in self.tasks))
+
+    def _waited_for(self) -> bool:
+        """Returns whether a task still runs on a host that isn't gone."""
+        return any(task.alive and not self.lost(self.homes[task.task]) for task in self.tasks)
+
+    def clear(self) -> None:
+        """Ends whatever still runs, and closes the logs."""
+        for agent in self.agents.values():
+            agent.send("finish")
+        for task in self.tasks:
+            self._show(task, task.output.flush())
+            task.output.close()
+        self._selector.close()

@@ -1,0 +1,52 @@
+"""The message about the task that failed first."""
+
+import time
+from collections.abc import Iterable
+
+from toolkit.errors import TaskFailed
+from toolkit.launch.supervisor.state import TaskState
+
+__all__ = ["error", "exit_code"]
+
+_TAIL = 20  # Lines of a task's output in a message.
+
+
+def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
+    """Returns the error that says who failed first, what became of the others, and its last lines.
+
+    Args:
+        first: The cause.
+        tasks: All tasks of the job, after their end.
+    """
+    others = [task for task in tasks if task is not first and task.code]
+    # Leaving TensorFlow takes a while: by then the others have noticed.
+    gone = [
+        str(task.task)
+        for task in tasks
+        if task.code == 0 and (task.done_at or task.ended or 0) < (first.failed_at or 0)
+    ]
+    also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
+    also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
+    seconds = (first.ended or time.monotonic()) - first.started
+    where = f"On {first.host}: " if first.host else ""
+    return TaskFailed(
+        f"{where}{first.task} failed first: it {first.words()} after {seconds:.0f} s."
+        f"{also}\nIts last lines, from {first.output.log}:\n" + _tail(first),
+        code=exit_code(first.code),
+    )
+
+
+def _tail(task: TaskState) -> str:
+    lines = task.output.last_lines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
+    if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
+        lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
+    return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+
+
+def exit_code(code: int | None) -> int:
+    """Returns the exit code of a job whose task ended with this one, as Popen has it."""
+    if code is None:
+        return 1
+    return 128 - code if code < 0 else code

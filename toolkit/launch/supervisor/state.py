@@ -1,0 +1,178 @@
+"""What is known of a job's tasks, from their events, and what follows from it; nothing here does anything."""
+
+import pathlib
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.cluster import Task
+from toolkit.launch.display.output import Output
+from toolkit.launch.events import Event
+
+__all__ = ["TaskState", "cause", "has_servers", "is_done", "ran_alone", "serves", "stopped_for"]
+
+
+class TaskState:
+    """One task of an attempt. Times are by the monotonic clock.
+
+    Args:
+        task: The task.
+        host: What its machine is called where there are several; "" for this one.
+        log: Its log file.
+
+    Attributes:
+        code: Exit code as Popen has it, None while it runs.
+        done_at: When its script had come to its end.
+        failed_at: When it reported that it fails, or was seen to have.
+        facts: What it reported last: state, step, images_per_second.
+        progressed: When it last did anything that can be seen.
+        served: Whether it has reported that it serves a chief.
+        given_up: Whether the job goes on without it.
+        asked_to_end: Whether the launcher has asked it to end.
+        found_stopped: Whether the job has failed because something has stopped it.
+        stopped_since: Since when something has held it, None while nothing does.
+        dying: Whether the system is ending it.
+        stacks: What it wrote of its Python stacks when it was last asked.
+    """
+
+    def __init__(self, task: Task, *, host: str, log: pathlib.Path) -> None:
+        self.task = task
+        self.host = host
+        self.output = Output(log)
+        self.restart()
+
+    def restart(self) -> None:
+        """It is started, for the first time or again."""
+        self.pid = 0
+        self.started = self.progressed = time.monotonic()
+        self.ended: float | None = None
+        self.code: int | None = None
+        self.done_at: float | None = None
+        self.failed_at: float | None = None
+        self.stopped_since: float | None = None
+        self.facts: dict[str, Any] = {"state": "starting"}
+        self.served = self.given_up = self.asked_to_end = self.found_stopped = self.dying = False
+        self.looks = 0
+        self.stacks = ""
+        self._cpu, self._memory = 0.0, 0
+        self.output.ended = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as far as is known."""
+        return self.code is None
+
+    def take(self, event: Event) -> None:
+        """Takes what has happened to it."""
+        now = time.monotonic()
+        kind = event["event"]
+        if kind == "started":
+            self.pid = event["pid"]
+        elif kind == "output":
+            self.output.ended = not event["text"]
+            self.progressed = now
+        elif kind == "report":
+            self._take_report(event["facts"], now - event["ago"])
+        elif kind == "sample":
+            self._take_sample(event, now)
+        elif kind == "stacks":
+            self.stacks += event["text"]
+        elif kind == "ended" and event["pid"] == self.pid:
+            self.code, self.ended = event["code"], now
+            if self.code:
+                self.failed_at = min(self.failed_at or now, now)
+            else:
+                self.facts["state"] = "done"
+
+    def _take_report(self, facts: Mapping[str, Any], at: float) -> None:
+        if facts.get("state") == "ending":
+            self.done_at = self.done_at or at
+        if facts.get("state") == "failed":
+            self.failed_at = self.failed_at or at
+        self.facts.update(facts)
+        self.served = self.served or facts.get("state") == "serving"
+        self.progressed = time.monotonic()
+
+    def _take_sample(self, event: Event, now: float) -> None:
+        self.looks += 1
+        self._cpu, self._memory, self.dying = event["cpu"], event["memory"], event["dying"]
+        self.stopped_since = (self.stopped_since or now) if event["stopped"] else None
+        if event["computes"] and self.facts["state"] != "training":  # Who reports steps is judged by them.
+            self.progressed = now
+
+    def words(self) -> str:
+        """Returns how it ended, in words."""
+        if self.found_stopped:
+            return "was stopped by a signal, SIGSTOP or the like"
+        if self.code is None:
+            return "still runs"
+        if self.code < 0:
+            return f"was ended by {_name(-self.code)}"
+        return f"ended with exit code {self.code}"
+
+    def row(self) -> tuple[str, ...]:
+        """Returns what the table shows: task, state, pid, step, images a second, CPU in percent of one core, memory."""
+        rate, step = self.facts.get("images_per_second"), self.facts.get("step")
+        return (
+            str(self.task),
+            str(self.facts["state"]) if self.alive else self.words(),
+            str(self.pid),
+            "" if step is None else str(step),
+            f"{rate:,.0f}" if rate else "",
+            f"{self._cpu:.0f} %" if self.alive else "",
+            f"{self._memory / 2**20:,.0f} MiB" if self.alive else "",
+        )
+
+
+def has_servers(tasks: Sequence[TaskState]) -> bool:
+    """Returns whether a chief trains by parameter servers here."""
+    return {"ps", "chief"} <= {task.task.job for task in tasks}
+
+
+def is_done(tasks: Sequence[TaskState]) -> bool:
+    """Returns whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
+    ends = {"chief"} if has_servers(tasks) else {"chief", "worker", "evaluator"}
+    waited = [task for task in tasks if task.task.job in ends or task.facts.get("follows")]
+    return all(task.code == 0 for task in waited or tasks)
+
+
+def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
+    """Returns whether it is a worker that a chief uses, and can do without."""
+    return has_servers(tasks) and task.task.job == "worker" and task.served
+
+
+def stopped_for(task: TaskState, seconds: float) -> bool:
+    """Returns whether something has held it for longer than that."""
+    return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+
+
+def ran_alone(tasks: Sequence[TaskState]) -> bool:
+    """Returns whether several tasks trained, each by itself: without a strategy, or with one of a single process."""
+    training = [task for task in tasks if task.task.job in ("chief", "worker")]
+    return len(training) > 1 and not any("strategy" in task.facts for task in training)
+
+
+def cause(tasks: Sequence[TaskState]) -> TaskState:
+    """Returns whose failure came first; but a SIGKILL that isn't the launcher's own never follows from another.
+
+    Nor does a task follow that something has stopped: the others waited for it.
+
+    A killed process closes its connections, and its peers fail, before the system lets its end be seen.
+
+    Args:
+        tasks: The job's tasks, one of which has failed, before the launcher has signalled any.
+    """
+    stopped = [task for task in tasks if task.found_stopped]
+    if stopped:
+        return stopped[0]
+    failed = [task for task in tasks if task.failed_at is not None and not task.given_up]
+    killed = [task for task in failed if task.code == -signal.SIGKILL]
+    return min(killed or failed, key=lambda task: task.failed_at or 0.0)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,172 @@
+"""A job from its start to its end: attempts, restarts, and what is said and kept of it."""
+
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+
+from toolkit.errors import JobStopped, RequestError, TaskFailed, ToolkitError
+from toolkit.launch.display.display import Display
+from toolkit.launch.job import checks
+from toolkit.launch.job.hosts import Host
+from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records import jobs
+from toolkit.launch.records.record import Record, log_directory, log_name
+from toolkit.launch.supervisor.agents import AgentLike, Agents, Place
+from toolkit.launch.supervisor.attempt import Attempt
+from toolkit.launch.supervisor.budget import Budget, attempts
+from toolkit.launch.supervisor.crew import Crew
+
+__all__ = ["supervise"]
+
+
+def supervise(
+    spec: JobSpec,
+    place: Callable[[], Place],
+    *,
+    job_id: str,
+    received: list[int],
+    logs: pathlib.Path | None = None,
+    retries: Callable[[TaskFailed], bool] = lambda _: True,
+    goes_on: Callable[[ToolkitError], bool] = lambda _: False,
+) -> None:
+    """Runs a job to its end: starts its tasks, shows what they do, and starts them again as often as it may.
+
+    Args:
+        spec: What is asked.
+        place: Returns where it runs.
+        job_id: Its id.
+        received: Signals to the launcher are appended to it, by whoever made it.
+        logs: The directory of a job whose record has been begun; None for a new one.
+        retries: Returns whether a failure may be mended by another attempt here.
+        goes_on: Returns whether what has ended the job here isn't its end.
+
+    Raises:
+        RequestError: What was asked can't be done.
+        TaskFailed: A task failed, a host is gone, or no task made progress.
+        JobStopped: The launcher received a signal to stop.
+    """
+    record = None if logs is None else Record(logs)
+    agents: Agents | None = None
+    ended: ToolkitError | None = None
+    display: Display | None = None
+    try:
+        where = place()
+        agents = Agents(spec, where, received)
+        connected = agents.connect(again=False)
+        _, tasks = agents.cluster()
+        checks.only(spec.only, [str(task) for task in tasks])
+        if record is None:
+            record = Record(log_directory(spec.log_dir, [log_name(task, 1) for task in tasks]))
+            record.start_job(spec, job_id)
+            jobs.add(job_id, record.directory, pid=os.getpid())
+        display = Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs)
+        job = _Job(spec, agents, record, display, received, job_id=job_id, where=where.where)
+        before = record.so_far()
+        budget = Budget(spec.max_restarts, window=spec.restart_window, clock=time.time)
+        budget.taken(event["at"] for event in before if event["event"] == "restart")
+        first = 1 + sum(event["event"] == "attempt" for event in before)
+        job.run(connected, first=first, budget=budget, retries=retries)
+    except ToolkitError as error:
+        ended = error
+        if record is not None and not goes_on(error):
+            words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
+            facts = {name: getattr(error, name) for name in words}
+            stopped = isinstance(error, JobStopped)
+            record.add("end", code=error.exit_code, text=str(error), stopped=stopped, **facts)
+        raise
+    finally:
+        if display is not None:
+            display.close()
+        if agents is not None:
+            agents.close(ended)
+
+
+class _Job:
+    def __init__(
+        self,
+        spec: JobSpec,
+        agents: Agents,
+        record: Record,
+        display: Display,
+        received: list[int],
+        *,
+        job_id: str,
+        where: str,
+    ) -> None:
+        self.spec = spec
+        self.agents = agents
+        self.record = record
+        self.display = display
+        self.received = received
+        self.job_id = job_id
+        self.where = where
+
+    def run(
+        self,
+        connected: Mapping[Host, AgentLike],
+        *,
+        first: int,
+        budget: Budget,
+        retries: Callable[[TaskFailed], bool],
+    ) -> None:
+        began, restarts = time.monotonic(), 0
+        if first == 1:
+            self.record.forget_failure()
+
+        def attempt(number: int) -> bool:
+            nonlocal connected
+            if number > first:
+                connected = self.agents.connect(again=True)
+            return self._attempt(number, connected, budget, first=number == first)
+
+        def say(message: str) -> None:
+            nonlocal restarts
+            restarts += 1
+            self.record.add("restart", text=message)
+            self.display.say(message)
+
+        attempts(attempt, first=first, budget=budget, say=say, wait=self.agents.wait, retries=retries)
+        self.record.forget_failure()
+        again = f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+        text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {self.record.directory}"
+        self.display.say(text)
+        self.record.add("end", code=0, text=text, stopped=False)
+
+    def _attempt(self, number: int, connected: Mapping[Host, AgentLike], budget: Budget, *, first: bool) -> bool:
+        cluster, tasks = self.agents.cluster()
+        self.display.expect(list(tasks))
+        self.record.add("attempt", number=number, tasks=[str(task) for task in tasks])
+        crew = Crew(
+            self.spec,
+            connected,
+            tasks,
+            cluster,
+            number=number,
+            job_id=self.job_id,
+            record=self.record,
+            display=self.display,
+            received=self.received,
+        )
+        logs = f"logs in {self.record.directory}"
+        if self.spec.place == "local" and not self.spec.rendezvous:
+            others = len(cluster.tasks) - len(tasks)
+            elsewhere = f", {others} elsewhere" if others else ""
+            if first:
+                crew.say(f"launch: {len(tasks)} tasks here{elsewhere}{' ' * bool(self.where)}{self.where}; {logs}")
+        else:
+            missing = ", ".join(host.name for host in self.agents.missing)
+            without = f", without {missing}" if missing else ""
+            crew.say(f"launch: {len(tasks)} tasks on {len(connected)} hosts{without}; {logs}")
+        back = self.agents.back if self.agents.missing else lambda: ""
+        return Attempt(self.spec, crew, received=self.received, budget=budget, back=back).run()
+
+
+def _duration(seconds: float) -> str:
+    """Returns a length of time in words: "9 s", "4 min 9 s", "2 h 4 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

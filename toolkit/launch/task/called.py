@@ -1,0 +1,55 @@
+"""What runs in a task in the place of a script: a function, from the file that TOOLKIT_CALL names.
+
+    python -m toolkit.launch.task.called
+
+It leaves what the function returns or raises beside that file.
+"""
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import cloudpickle
+
+from toolkit.errors import RequestError
+from toolkit.support import status
+
+__all__: list[str] = []
+
+
+def _main() -> None:
+    path = os.environ[status.CALL]
+    with open(path, "rb") as file:
+        folders, work = pickle.load(file)
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    function, args = cloudpickle.loads(work)
+    try:
+        value = function(*args)
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            _leave(path, (False, error))
+        raise
+    if not _leave(path, (True, value)):
+        raise RequestError(
+            asked=f"{getattr(function, '__qualname__', function)} returns its result to who called it",
+            found=f"a {type(value).__qualname__} can't be sent",
+            remedy="Return numbers, texts, NumPy arrays and what is made of them, such as model.get_weights()",
+        )
+
+
+def _leave(path: str, result: tuple[bool, Any]) -> bool:
+    try:
+        data = cloudpickle.dumps(result)
+        cloudpickle.loads(data)  # Some objects can be written and not read.
+    except Exception:
+        return False
+    own = f"{path}.{status.task_name().replace(':', '-')}"
+    with open(f"{own}.part", "wb") as file:
+        file.write(data)
+    os.replace(f"{own}.part", own)
+    return True
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,133 @@
+"""What runs in each task before the user's script does.
+
+    python .../toolkit/launch/task/child.py STACKS AS_IS (SCRIPT | -m MODULE) [ARGUMENTS ...]
+
+It is started by its path, and leaves the script what `python SCRIPT` would have given it: a `json.py` or a `toolkit/`
+beside the script is the script's own.
+
+STACKS is the file that the Python stacks go to when the launcher asks for them by SIGUSR1, even
+while TensorFlow holds the interpreter lock. Unless AS_IS is 1, a script that makes TensorFlow's own
+MultiWorkerMirroredStrategy or ParameterServerStrategy gets this toolkit's, under which Keras 3's `fit` works.
+"""
+
+import sys
+
+_STARTED_WITH = frozenset(sys.modules)  # What Python imports before any script.
+if __name__ == "__main__":
+    # This file's own folder is no place to import from; where nothing is installed, that of the package is.
+    sys.path[0] = sys.path[0] if getattr(sys.flags, "safe_path", False) else __file__.rpartition("/toolkit/")[0]
+
+# ruff: noqa: E402
+import faulthandler
+import importlib.machinery
+import os
+import pathlib
+import runpy
+import signal
+import time
+import types
+from typing import Any
+
+from toolkit.errors import RequestError
+from toolkit.support import status
+
+__all__: list[str] = []
+
+
+def _main() -> None:
+    stacks, as_is, *command = sys.argv[1:]
+    file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    folder = _folder(command)
+    own = _shadows(folder)
+    if as_is != "1" and "toolkit" not in own:
+        _patch_when_imported()
+    status.report(state="running")
+    try:
+        _run(command, folder, own)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            _fails()
+            raise
+    except BaseException as error:
+        _fails()
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(_code(error))
+        if isinstance(error, RequestError):  # It says itself what is wrong.
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            error = error.with_traceback(_users_own(error.__traceback__))
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(_code(error))
+    status.report(state="ending")
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, RequestError) else 1
+
+
+def _fails() -> None:
+    status.report(state="failed", at=time.monotonic())
+
+
+def _folder(command: list[str]) -> str:
+    """Where `python SCRIPT` or `python -m MODULE` looks for modules first."""
+    return os.getcwd() if command[0] == "-m" else str(pathlib.Path(command[0]).resolve().parent)
+
+
+def _shadows(folder: str) -> set[str]:
+    """Names of modules that are imported by now, and that Python would have found in this folder first."""
+    found = set()
+    for name in {name.partition(".")[0] for name in set(sys.modules) - _STARTED_WITH}:
+        spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+        # A folder without __init__.py has no origin, and gives way to a module of that name elsewhere.
+        if spec and spec.origin and spec.origin != getattr(sys.modules.get(name), "__file__", None):
+            found.add(name)
+    return found - {"__main__"}
+
+
+def _run(command: list[str], folder: str, own: set[str]) -> None:
+    """Runs the script as `python SCRIPT` or `python -m MODULE` would."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Leaves out the frames of this file and of runpy, which tell the user nothing."""
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name != __file__ and "runpy" not in name and not name.endswith("/toolkit/launch/task/called.py"):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _patch_when_imported() -> None:
+    import wrapt
+
+    for module in ("tensorflow", "keras"):
+        wrapt.register_post_import_hook(_patch, module)
+
+
+def _patch(module: Any) -> None:
+    from toolkit.launch.task import patching, progress  # Late: the script may import neither.
+
+    if module.__name__ == "keras":
+        progress.report_progress(module)
+        patching.guard_fit(module)
+    else:
+        patching.patch_strategies(module)
+
+
+if __name__ == "__main__":
+    _main()
