@@ -97,7 +97,7 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     run.kill("worker:1")
     run.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
     log = tmp_path / "logs" / "worker-1.log"
-    run.until(lambda: log.read_text(errors="replace").count("Started server with target") == 2, limit=100)
+    run.until(lambda: log.read_text(errors="replace").count("worker:1 serves at") == 2, limit=100)
     (tmp_path / "go").touch()  # The last epoch begins when it is back.
     assert run.wait(limit=150) == 0, run.text[-3000:]
     seen = result(tmp_path)
