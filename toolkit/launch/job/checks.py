@@ -270,5 +270,7 @@ def _no_file(path: str) -> str:
             return ""
         os.stat(path)
         return "that is a directory" if os.path.isdir(path) else "it is no plain file"
+    except ValueError:  # A letter that no file's name can have.
+        return "there is no such file"
     except OSError as error:  # Also for a name of 300 letters.
         return "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "").lower()
