@@ -7,12 +7,14 @@ ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the
 
 import argparse
 
+from toolkit.cli.jobs import add_job
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
-    parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
+    add_job(parser)
 
 
 def run(given: argparse.Namespace) -> None:

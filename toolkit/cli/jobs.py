@@ -7,11 +7,16 @@ machine or its launcher is gone.
 import argparse
 import time
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "add_job", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Takes nothing."""
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Defines which job a command is about."""
+    parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
 
 
 def run(_: argparse.Namespace) -> None:

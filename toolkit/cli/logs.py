@@ -8,6 +8,7 @@ ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the
 
 import argparse
 
+from toolkit.cli.jobs import add_job
 from toolkit.errors import LaunchError
 
 __all__ = ["add_arguments", "run"]
@@ -15,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
-    parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
+    add_job(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("--task", action="append", default=[], metavar="TASK", help="this task's only; may be repeated")
     parser.add_argument("--attempt", type=int, metavar="N", help="which attempt's [the last one's]")

@@ -4,7 +4,7 @@ import pathlib
 import secrets
 import time
 
-from toolkit.errors import JobStopped, TaskFailed, ToolkitError
+from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.agent import isolation
 from toolkit.launch.backends import joining, rendezvous
 from toolkit.launch.backends.local import LocalPlace
@@ -64,9 +64,9 @@ def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
     try:
         joining.join(spec, received, work=record.call())
     except ToolkitError as error:
-        record.add("end", code=error.exit_code, text=str(error), stopped=isinstance(error, JobStopped))
+        record.end(error)
         raise
-    record.add("end", code=0, text="launch: done", stopped=False)
+    record.end(None, "launch: done")
 
 
 def new_job_id() -> str:

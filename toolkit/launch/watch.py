@@ -18,6 +18,7 @@ from toolkit.support import signals
 __all__ = ["show", "stop", "watch"]
 
 _SECONDS = 0.2  # Between two looks at the logs.
+_QUESTION = 2.0  # Between two questions to Slurm's controller, which is everybody's.
 _LATE = 3.0  # Seconds after which a supervisor that is gone has written all that it will.
 
 
@@ -87,17 +88,17 @@ def stop(job: Job) -> str:
     Raises:
         LaunchError: It runs on another machine.
     """
-    if job.slurm:
-        if job.state() in {word.lower() for word in controller.ALIVE}:
+    if job.alive:
+        if job.slurm:
             controller.cancel(job.slurm)
-    elif job.runs:
-        os.kill(job.pid, signal.SIGTERM)
+        else:
+            os.kill(job.pid, signal.SIGTERM)
     elif job.state().startswith("on "):
         raise LaunchError(
             asked=f"`toolkit stop` ends job {job.id}",
             found=f"it was launched on {job.host}",
             remedy=f"Run it there: ssh {job.host} toolkit stop {job.id}",
         )
-    while job.runs or (job.slurm and job.state() in {word.lower() for word in controller.ALIVE}):
-        time.sleep(_SECONDS)
+    while job.alive:
+        time.sleep(_QUESTION if job.slurm else _SECONDS)
     return job.state()

@@ -1,6 +1,6 @@
 """Starts, signals and watches the tasks of this machine, as its supervisor asks; tells what happens.
 
-In the supervisor's own process it is an object; on other machines it is a program, see `agent_program`.
+In the supervisor's own process it is an object; on other machines it is a program, see `program`.
 """
 
 import base64
@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task
@@ -71,7 +71,8 @@ class Agent:
         self._wrote: dict[str, float] = {}
         self._looked = self._asked_for_stacks = 0.0
         self._looked_at_ports = False
-        self._mark, self._call = "", cast("pathlib.Path | None", None)
+        self._mark = ""
+        self._call: pathlib.Path | None = None
 
     def fileno(self) -> int:
         """A descriptor that can be read when something has happened."""

@@ -64,7 +64,7 @@ class SlurmPlace:
             number=host.tasks,
             mark=f"slurm-{os.environ['SLURM_JOB_ID']}",
             first=host == self.hosts[0],
-            silence=max(5.0, self._spec.heartbeat_timeout),
+            silence=self._spec.silence,
             grace=self._spec.grace,
         )
 
@@ -134,7 +134,7 @@ def _requeue(job: str, record: Record, why: str) -> None:
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
     if done.returncode:
         record.add("note", text=f"launch: that isn't possible: {done.stderr.strip()}")
-        record.add("end", code=1, text=f"Slurm job {job} couldn't go on: {why}.", stopped=False)
+        record.end(TaskFailed(f"Slurm job {job} couldn't go on: {why}.", code=1))
     else:
         signal.pause()  # Slurm ends this process.
 

@@ -164,8 +164,8 @@ class RendezvousPlace:
             agent = Agent()
             agent.send("prepare", number=host.tasks, command=self._spec.command)
             return agent
-        silence = max(5.0, self._spec.heartbeat_timeout)
-        prepare = event("prepare", number=host.tasks, mark="", first=False, silence=silence, grace=self._spec.grace)
+        times = {"silence": self._spec.silence, "grace": self._spec.grace}
+        prepare = event("prepare", number=host.tasks, mark="", first=False, **times)
         seat = _Seat(self, prepare)
         self._seats.append((host, seat))
         if self._first:

@@ -66,7 +66,7 @@ class SshPlace:
             number=host.tasks,
             mark=self._mark,
             first=host == self.hosts[0],
-            silence=max(5.0, self._spec.heartbeat_timeout),
+            silence=self._spec.silence,
             grace=self._spec.grace,
         )
 

@@ -126,6 +126,7 @@ class Display:
 
     def _write_all(self) -> None:
         drawn: Sequence[Sequence[str]] = ()
+        merger = self._merger
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.start()
@@ -135,7 +136,9 @@ class Display:
                     self._news.wait(_TICK)
                 items, self._items = list(self._items), collections.deque()
                 closing, self._left_out = self._closing, None
-                merger = self._merger
+                before, merger = merger, self._merger
+            if before is not merger:  # Another attempt's tasks: what the last one's have waited with is shown.
+                self._show(before.flush())
             for task, lines in items:
                 if task is None:
                     self._show(merger.flush())
@@ -176,14 +179,10 @@ class Display:
 
     @contextlib.contextmanager
     def _unless_gone(self) -> Any:
-        if not self._gone:
-            try:
-                yield
-            except OSError:
-                self._gone = True
-        else:
-            with contextlib.suppress(OSError):
-                yield
+        try:
+            yield
+        except OSError:
+            self._gone = True
 
     def _write(self, data: bytes) -> None:
         if sys.stdout is not sys.__stdout__:  # A notebook's, or a test's: it has no file of its own.

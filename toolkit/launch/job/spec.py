@@ -236,6 +236,11 @@ class JobSpec:
         return tuple((job, n) for job, n in (*every, ("evaluator", int(self.evaluator))) if n)
 
     @property
+    def silence(self) -> float:
+        """Seconds without a sign of life after which a launcher and an agent count each other as gone."""
+        return max(5.0, self.heartbeat_timeout)
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables of `env`."""
         return dict(pair.partition("=")[::2] for pair in self.env)

@@ -21,7 +21,7 @@ from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
 from toolkit.support import files
 
-__all__ = ["Job", "add", "every", "find"]
+__all__ = ["Job", "add", "command", "every", "find"]
 
 _BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _KEPT = 30 * 86400  # Seconds for which a job that has ended is listed.
@@ -65,6 +65,11 @@ class Job:
             process = psutil.Process(self.pid)
             return abs(process.create_time() - self.started) < 1 and process.status() != psutil.STATUS_ZOMBIE
         return False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs or is queued, as far as can be known here."""
+        return self.state() in {word.lower() for word in controller.ALIVE} if self.slurm else self.runs
 
     def state(self) -> str:
         """Returns how it is, in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.errors import LaunchError
+from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.job.spec import JobSpec
@@ -93,6 +93,22 @@ class Record:
         found = {"at": round(time.time(), 3), **events.event(kind, **facts)}
         with contextlib.suppress(OSError), (self.directory / _EVENTS).open("ab") as file:
             file.write(events.line(found))
+
+    def end(self, error: ToolkitError | None, text: str = "") -> None:
+        """Adds the event of the job's end.
+
+        Args:
+            error: What has ended it; None where it is done.
+            text: What is said of a job that is done.
+        """
+        words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
+        self.add(
+            "end",
+            code=0 if error is None else error.exit_code,
+            text=text if error is None else str(error),
+            stopped=isinstance(error, JobStopped),
+            **{name: getattr(error, name) for name in words},
+        )
 
     def new(self) -> list[Event]:
         """Returns the events that have been added, by whatever process, since this was last called."""

@@ -156,7 +156,7 @@ class Attempt:
         quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
         if quiet:
             settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
-            self.crew.read_for(self.crew.silence, until=settled)
+            self.crew.read_for(self.spec.silence, until=settled)
             self._look_for_lost_hosts()
         self.crew.look()
         for task in self.tasks:

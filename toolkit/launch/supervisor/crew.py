@@ -43,7 +43,6 @@ class Crew:
         homes: The agent of each.
         whole: Whether all tasks of the cluster are started here.
         refused: What an agent said that couldn't do what it was asked for.
-        silence: Seconds without an event after which a host counts as gone.
         told: A host whose agent was told to stop, and the signal.
     """
 
@@ -77,9 +76,9 @@ class Crew:
             )
             for task, host in tasks.items()
         ]
+        self._by_name = {str(task.task): task for task in self.tasks}
         self.homes = {task: agents[host] for task, host in tasks.items()}
         self._received = received
-        self.silence = max(5.0, spec.heartbeat_timeout)
         self.refused: Event | None = None
         self._said_what_is_open = number > 1
         self.told: tuple[str, int] | None = None
@@ -140,19 +139,19 @@ class Crew:
             self.told = host.name, event["number"]
         elif kind == "open":
             self._say_what_is_open(host, event)
-        for task in self.tasks:
-            if str(task.task) != event.get("task"):
-                continue
-            task.take(event)
-            if kind == "output":
-                self._show(task, task.output.take(data(event["text"])))
-            elif kind == "result":
-                self.record.keep_result(task.task, base64.b64decode(event["data"]))
-            elif kind == "started":
-                self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
-            elif kind == "ended":
-                facts = {"pid": event["pid"], "code": event["code"], "dismissed": task.asked_to_end}
-                self.record.add("ended", task=task.task, host=task.host, **facts)
+        task = self._by_name.get(event.get("task", ""))
+        if task is None:
+            return
+        task.take(event)
+        if kind == "output":
+            self._show(task, task.output.take(data(event["text"])))
+        elif kind == "result":
+            self.record.keep_result(task.task, base64.b64decode(event["data"]))
+        elif kind == "started":
+            self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
+        elif kind == "ended":
+            facts = {"pid": event["pid"], "code": event["code"], "dismissed": task.asked_to_end}
+            self.record.add("ended", task=task.task, host=task.host, **facts)
 
     def _show(self, task: TaskState, lines: Sequence[bytes]) -> None:
         if lines:
@@ -196,13 +195,13 @@ class Crew:
 
     def lost(self, agent: AgentLike) -> str:
         """Returns why an agent counts as gone, "" while it doesn't."""
-        mine = self.tasks_of(agent)
-        if not any(task.alive for task in mine):
+        quiet = agent.silence > self.spec.silence
+        if not (quiet or agent.gone) or not any(task.alive for task in self.tasks_of(agent)):
             return ""
         # ssh, too, gives up after a while.
-        if agent.silence > self.silence or (agent.gone and agent.silence > 3 * BEAT):
+        if quiet or (agent.gone and agent.silence > 3 * BEAT):
             return f"nothing was heard of it for {agent.silence:.0f} s"
-        return agent.last_line() if agent.gone else ""
+        return agent.last_line()
 
     def look(self) -> None:
         """Has every agent look at its tasks, and waits until it has told how they are."""

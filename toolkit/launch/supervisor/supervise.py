@@ -5,7 +5,7 @@ import pathlib
 import time
 from collections.abc import Callable, Mapping
 
-from toolkit.errors import JobStopped, RequestError, TaskFailed, ToolkitError
+from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.display.display import Display
 from toolkit.launch.job import checks
 from toolkit.launch.job.hosts import Host
@@ -70,10 +70,7 @@ def supervise(
     except ToolkitError as error:
         ended = error
         if record is not None and not goes_on(error):
-            words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
-            facts = {name: getattr(error, name) for name in words}
-            stopped = isinstance(error, JobStopped)
-            record.add("end", code=error.exit_code, text=str(error), stopped=stopped, **facts)
+            record.end(error)
         raise
     finally:
         if display is not None:
@@ -131,7 +128,7 @@ class _Job:
         again = f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {self.record.directory}"
         self.display.say(text)
-        self.record.add("end", code=0, text=text, stopped=False)
+        self.record.end(None, text)
 
     def _attempt(self, number: int, connected: Mapping[Host, AgentLike], budget: Budget, *, first: bool) -> bool:
         cluster, tasks = self.agents.cluster()
