@@ -178,14 +178,21 @@ def test_what_can_not_be_done_ends_with_2_and_is_not_tried_again(cluster, tmp_pa
 
 
 @pytest.mark.long
-def test_ctrl_c_cancels_the_job(cluster, tmp_path):
+@pytest.mark.parametrize("by", ["Ctrl-C", "scancel"])
+def test_a_cancelled_job_writes_a_checkpoint(cluster, tmp_path, by):
     launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
     launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
-    launched.process.send_signal(signal.SIGINT)
-    assert launched.end(60) == 130, launched.text[-2000:]
-    assert "cancelling Slurm job" in launched.text
-    assert "checkpoint written" in launched.text
-    assert "CANCELLED" in cluster.run("scontrol", "show", "job", launched.job).stdout
+    if by == "Ctrl-C":
+        launched.process.send_signal(signal.SIGINT)
+    else:
+        cluster.run("scancel", launched.job)
+    assert launched.end(60) == (130 if by == "Ctrl-C" else 143), launched.text[-2000:]
+    assert ("cancelling Slurm job" in launched.text) == (by == "Ctrl-C")
+    assert "checkpoint written" in launched.text, launched.text[-3000:]
+    deadline = time.monotonic() + 30  # It is "completing" for a while.
+    while "JobState=CANCELLED" not in cluster.run("scontrol", "show", "job", launched.job).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
 
 
 @pytest.mark.fault

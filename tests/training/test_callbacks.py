@@ -113,7 +113,7 @@ def test_a_run_holds_one_training(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, request):
+def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, request, monkeypatch):
     # Under nohup SIGHUP is ignored, and stays so.
     own = signal.signal(number, signal.SIG_DFL)
     request.addfinalizer(lambda: signal.signal(number, own))
@@ -125,6 +125,9 @@ def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, req
         stop.held = True
         signal.raise_signal(number)
         assert stop.received == number
+        if number == signal.SIGTERM:  # Slurm's scancel tells a task and its launcher, which tells the task again.
+            signal.raise_signal(number)
+            monkeypatch.setattr(signals, "_SAME", 0.0)
         with pytest.raises(StoppedBySignal):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before

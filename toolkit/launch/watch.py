@@ -90,7 +90,7 @@ def stop(job: Job) -> str:
     """
     if job.alive:
         if job.slurm:
-            controller.cancel(job.slurm)
+            controller.stop(job.slurm)
         else:
             os.kill(job.pid, signal.SIGTERM)
     elif job.state().startswith("on "):

@@ -22,6 +22,7 @@ from toolkit.launch.backends.remote import RemoteAgent
 from toolkit.launch.backends.slurm import rooms
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
 from toolkit.launch.supervisor.agents import AgentLike
 from toolkit.launch.supervisor.attempt import HostLost
@@ -118,6 +119,8 @@ def _main() -> int:
                 return 0
             except JobStopped as error:
                 code, why = error.exit_code, "its time was nearly up" if notice else ""
+                if not why:
+                    controller.cancelled(number)
             except HostLost as error:
                 code, why = error.exit_code, "a node doesn't answer"
             except (TaskFailed, LaunchError) as error:

@@ -132,7 +132,7 @@ def follow_job(
         TaskFailed: The job failed.
         JobStopped: This process received a signal.
     """
-    state, shown, asked, queued, cancelled, over = ("PENDING", 0), "", 0.0, 0.0, False, 0.0
+    state, shown, asked, queued, told, over = ("PENDING", 0), "", 0.0, 0.0, 0, 0.0
     while follower.end is None:
         found = follower.look()
         if any(event["event"] == "requeue" for event in found):
@@ -147,13 +147,13 @@ def follow_job(
             display.say(f"launch: Slurm job {job} is {shown}")
         if received and (not cancels or received[0] == signal.SIGHUP):
             raise JobStopped(received[0], then=f"Slurm job {job} runs on")
-        if received and not cancelled:
-            cancelled = True
-            display.say(f"launch: {signal.Signals(received[0]).name}: cancelling Slurm job {job}")
-            controller.cancel(job)
+        if told < len(received):
+            display.say(f"launch: {signal.Signals(received[told]).name}: cancelling Slurm job {job}")
+            told += 1
+            controller.stop(job)
         if state[0] not in controller.ALIVE:  # Its last events may come later than the word of it.
             over = over or time.monotonic()
-            if time.monotonic() - over > (0.0 if state[0] == "CANCELLED" else _LATE):
+            if time.monotonic() - over > (_LATE if follower.attempt or state[0] != "CANCELLED" else 0.0):
                 break
         time.sleep(_SECONDS)
     follower.look()

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-__all__ = ["ALIVE", "cancel", "job_state", "start_now"]
+__all__ = ["ALIVE", "cancelled", "job_state", "start_now", "stop"]
 
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "UNKNOWN")
 
@@ -19,8 +19,17 @@ def job_state(job: str) -> tuple[str, int]:
     return found[1], number
 
 
-def cancel(job: str) -> None:
-    """Has Slurm end a job: its tasks get time for a checkpoint."""
+def stop(job: str) -> None:
+    """Has a job's supervisor end it; a second time, at once. A job that waits is cancelled.
+
+    `scancel` alone would tell every process at once, and leave them Slurm's KillWait, 30 s, for a checkpoint.
+    """
+    subprocess.run(["scancel", "--state=PENDING", job], capture_output=True, check=False)
+    subprocess.run(["scancel", "--batch", "--signal=TERM", job], capture_output=True, check=False)
+
+
+def cancelled(job: str) -> None:
+    """Has Slurm say of a job that it was cancelled, and end what is left of it."""
     subprocess.run(["scancel", job], capture_output=True, check=False)
 
 

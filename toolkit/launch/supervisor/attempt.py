@@ -83,10 +83,9 @@ class Attempt:
             raise LaunchError(**{key: self.crew.refused[key] for key in ("asked", "found", "remedy")})
         if self.crew.told is not None:
             host, number = self.crew.told
-            if self.spec.place == "slurm":  # It has told the tasks themselves, too: the job is cancelled.
-                self.crew.end(number, told=True)
-                raise JobStopped(number)
             self.crew.end(number)
+            if self.spec.place == "slurm":  # The job is cancelled.
+                raise JobStopped(number)
             raise TaskFailed(
                 f"{host} was told to stop by {signal.Signals(number).name}, and the job with it.", code=128 + number
             )

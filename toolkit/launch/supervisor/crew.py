@@ -216,14 +216,14 @@ class Crew:
         while time.monotonic() < deadline and not (until and until()):
             self.turn(min(_TICK, seconds))
 
-    def end(self, number: int, *, within: float = float("inf"), told: bool = False) -> None:
+    def end(self, number: int, *, within: float = float("inf")) -> None:
         """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
         known = len(self._received)
         for task in self.tasks:
             task.asked_to_end = task.alive
             if task.found_stopped:
                 self.kill(task)
-        for agent in () if told else self.agents.values():  # Who is told twice ends at once, without a checkpoint.
+        for agent in self.agents.values():
             agent.send("signal", number=int(number))
         self.read_for(
             min(self.spec.grace, within),
