@@ -78,6 +78,25 @@ def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path, me
     assert summary["resumed_from_step"] >= 5
 
 
+def test_a_worker_beside_parameter_servers_is_started_again_on_its_host(hosts, tmp_path, measured):
+    flags = ["--on=ssh:a:2,b:2", "--chief", "--workers=2", "--ps=1", "--max_restarts=1"]
+    with launched(hosts, tmp_path, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
+        job.LIMIT = 150
+        job.until(lambda: newest(tmp_path) > 5)
+        began, before = time.monotonic(), newest(tmp_path)
+        job.tasks()["worker:1"].kill()
+        job.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
+        job.until(lambda: newest(tmp_path) > before)
+        measured(
+            "SIGKILL of a worker beside ps on another host, by ssh", seconds_to_steps_again=time.monotonic() - began
+        )
+        assert job.wait(limit=250) == 0, job.text[-3000:]
+    assert "starting the job again" not in job.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 40
+    assert "resumed_from_step" not in summary or not summary["resumed_from_step"]
+
+
 def test_two_hosts_then_one_then_two(hosts, tmp_path, measured):
     flags = ["--min_workers=1", "--max_restarts=2"]
     with launched(hosts, tmp_path, flags, [*RECIPE, *FLAGS]) as job:

@@ -66,7 +66,9 @@ def test_all_workers_are_lost_and_come_back(job, tmp_path, measured):
     run = job("--max_restarts=2")
     run.until(r"batch 60\n")
     run.kill("worker:1")
-    killed, before = run.kill("worker:0"), batches(run)
+    killed = run.kill("worker:0")
+    run.until(r"restart 2 of 2")  # What the chief had been sent before comes in the meantime.
+    before = batches(run)
     run.until(lambda: batches(run) > before + 1)
     again = time.monotonic() - killed
     seconds = ended(run, tmp_path)

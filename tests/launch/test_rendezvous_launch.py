@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import processes
 import pytest
 import two_hosts
 
@@ -35,11 +36,11 @@ def start(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     started = []
 
-    def launcher(address, *flags, nodes=2, command=("train.py",)):
+    def launcher(address, *flags, nodes=2, command=("train.py",), cwd=tmp_path):
         process = subprocess.Popen(
             [*(sys.executable, "-m", "toolkit", "launch", f"--nodes={nodes}", f"--rendezvous={address}"), *flags,
              *command],
-            cwd=tmp_path,
+            cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -71,6 +72,17 @@ def test_two_find_one_another_and_each_starts_its_tasks(start, address):
     assert re.search(rf"launch: 1 tasks here, of the job at {address}, which has the logs", second)
     assert re.findall(r"rank (\d) of 3", second) == ["2"]
     assert "launch: done" in second
+
+
+@pytest.mark.slow
+def test_arguments_variables_and_paths_arrive_as_they_are(start, address, tmp_path):
+    folder = tmp_path / "it's a $(touch ran) directory"
+    folder.mkdir()
+    (folder / "tell it's.py").write_text(processes.TELL)
+    what = {"command": ("tell it's.py", *processes.ODD), "cwd": folder}
+    texts, codes = ends(*(start(address, processes.ODD_ENV, **what) for _ in range(2)))
+    assert codes == [0, 0], texts
+    assert processes.told(folder)
 
 
 @pytest.mark.slow

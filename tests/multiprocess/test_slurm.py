@@ -93,21 +93,14 @@ def test_a_job_is_submitted_followed_and_completed(undisturbed):
     assert "#SBATCH --signal=B:USR1@120" in (folder / "logs" / "job.sh").read_text()
 
 
-ODD = ["it's", "$(touch ran)", "`touch ran`", "a\nb", "--leading", "a b;c&d", "ünïcode €", '"', "%s%t", "*", "~", "\\"]
-
-
 @pytest.mark.long
 def test_arguments_variables_and_paths_arrive_as_they_are(cluster, tmp_path):
     folder = tmp_path / "it's a $(touch ran) directory"
     folder.mkdir()
-    (folder / "tell it's.py").write_text(
-        "import json, os, sys\n"
-        "json.dump([sys.argv[1:], os.environ['ODD'], os.getcwd()], open(f'told{os.environ[\"RANK\"]}.json', 'w'))\n"
-    )
-    launched = Launched(cluster, folder, f"--env=ODD={''.join(ODD)}", "tell it's.py", *ODD)
+    (folder / "tell it's.py").write_text(processes.TELL)
+    launched = Launched(cluster, folder, processes.ODD_ENV, "tell it's.py", *processes.ODD)
     assert launched.end(60) == 0, launched.text
-    told = [json.loads((folder / f"told{number}.json").read_text()) for number in (0, 1)]
-    assert told == [[ODD, "".join(ODD), str(folder)]] * 2
+    assert processes.told(folder)
     assert not list(tmp_path.rglob("ran"))
 
 
@@ -175,6 +168,21 @@ def test_what_can_not_be_done_ends_with_2_and_is_not_tried_again(cluster, tmp_pa
     launched = Launched(cluster, tmp_path, "--max_restarts=2", "it.py", str(tmp_path), "2")
     assert launched.end(60) == 2, launched.text
     assert starts(tmp_path) == 1
+
+
+@pytest.mark.long
+def test_a_lost_terminal_costs_nothing(cluster, tmp_path):
+    (tmp_path / "it.py").write_text("import pathlib, time\nwhile not pathlib.Path('finish').exists(): time.sleep(0.1)")
+    launched = Launched(cluster, tmp_path, "it.py")
+    launched.until(r"is RUNNING")
+    launched.process.send_signal(signal.SIGHUP)
+    assert launched.end(30) == 129, launched.text
+    assert f"Slurm job {launched.job} runs on" in launched.text
+    (tmp_path / "finish").touch()
+    deadline = time.monotonic() + 60
+    while "JobState=COMPLETED" not in (said := cluster.run("scontrol", "show", "job", launched.job).stdout):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.5)
 
 
 @pytest.mark.long

@@ -5,12 +5,11 @@ import re
 import signal
 import time
 
+import processes
 import pytest
 from ssh_hosts import lacking, launched, two_ssh_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacking())]
-
-ODD = ["it's", "$(touch ran)", "`touch ran`", "a\nb", "--leading", "a b;c&d", "ünïcode €", '"', "%s%t", "*", "~", "\\"]
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +44,11 @@ RECIPE = ["-m", "recipes.cifar_multi_worker", "--data=shapes", "--seed=3", "--ru
 
 
 def test_arguments_variables_and_paths_arrive_as_they_are(hosts, odd):
-    script = odd / "tell it's.py"
-    script.write_text(
-        "import json, os, sys\n"
-        "task = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-        "json.dump([sys.argv[1:], os.environ['ODD'], os.getcwd()], open(f'told{task}.json', 'w'))\n"
-    )
+    (odd / "tell it's.py").write_text(processes.TELL)
     copy = odd / "copied"
-    flags = [f"--copy_to={copy}", f"--env=ODD={''.join(ODD)}"]
-    with launched(hosts, odd, flags, ["tell it's.py", *ODD]) as job:
+    with launched(hosts, odd, [f"--copy_to={copy}", processes.ODD_ENV], ["tell it's.py", *processes.ODD]) as job:
         assert job.wait(limit=60) == 0, job.text
-    told = [json.loads((copy / f"told{number}.json").read_text()) for number in (0, 1)]
-    assert told == [[ODD, "".join(ODD), str(copy)]] * 2
+    assert processes.told(copy)
     assert not list(odd.rglob("ran"))
 
 
