@@ -2,7 +2,7 @@
 
     python -m benchmarks.reliability --runs=3
 
-Each run takes about 12 minutes on two cores. Only what stands between the file's two markers is
+Each run takes about 16 minutes on two cores. Only what stands between the file's two markers is
 written; its prose is kept. --junit adds files that earlier runs of `pytest -m fault --junitxml=FILE` wrote.
 Exit code 1 where a test failed.
 """

@@ -89,11 +89,14 @@ def test_a_terminal_that_is_closed_costs_a_detached_job_nothing(job, measured):
     assert watching.wait(20) == 129
     before = job.step()
     again = job.until(lambda: job.step() > before)
-    measured("the terminal is closed in which a detached job is watched", seconds_to_steps_again=again)
     assert "running" in job.toolkit("jobs")
     began = time.monotonic()
     assert "stopped" in job.toolkit("stop", job.id)
-    measured("`toolkit stop` of a detached job", seconds_to_group_down=time.monotonic() - began)
+    measured(
+        "a detached job is watched, and the terminal closed; then `toolkit stop`",
+        seconds_to_steps_again=again,
+        seconds_to_group_down=time.monotonic() - began,
+    )
     assert json.loads((job.folder / "run" / "summary.json").read_text())["status"] == "interrupted"
 
 
