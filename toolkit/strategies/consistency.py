@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import broadcast, extremes, gather, mean, process_names, processes
+from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "checksum",
     "difference",
     "seed_alike",
-    "variables_of",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -68,11 +68,6 @@ def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Di
 def checksum(array: np.ndarray) -> int:
     """Returns a number that differs where an array's bits do."""
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
-
-
-def variables_of(model: keras.Model) -> list:
-    """Returns the variables of a model and of its optimizer, if it has one."""
-    return [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
 
 
 def check_equal_weights(model: keras.Model) -> None:

@@ -22,7 +22,8 @@ import numpy as np
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes, is_chief, processes
-from toolkit.strategies.consistency import average_statistics, check_equal_weights, variables_of
+from toolkit.strategies.consistency import average_statistics, check_equal_weights
+from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, take_snapshots
 from toolkit.support import files
 from toolkit.support.wrapping import wrap

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
+_TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
 
 
 def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
@@ -33,7 +34,7 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
     A variable that is mirrored on several devices is read once.
     """
     _settle(model)
-    return _values(_variables(model))
+    return {**_values(_variables(model)), **_trained(model)}
 
 
 def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
@@ -43,7 +44,7 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
     check(model, arrays)
-    _assign(model, _variables(model), _saved_variables(arrays))
+    _assign(model, *_matching(model, arrays))
 
 
 def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
@@ -52,8 +53,8 @@ def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer.
     """
-    variables = _variables(model)
-    saved = _saved_variables(arrays)
+    _build_optimizers(model, arrays)
+    variables, saved = _matching(model, arrays)
     for name in (*variables, *saved):
         mine = tuple(variables[name].shape) if name in variables else None
         theirs = saved[name].shape if name in saved else None
@@ -67,7 +68,7 @@ def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
 
 def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
     """Returns those of a checkpoint's arrays that `restore` doesn't set."""
-    return {name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER))}
+    return {name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER, _TRAINS))}
 
 
 def digest(model: "keras.Model") -> str:
@@ -108,20 +109,70 @@ def _settle(model: "keras.Model") -> None:
     strategies.wait_for_steps(model)
 
 
-def _saved_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    return {name: array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
+def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
+    """Returns the model's variables and the saved ones, but for those of optimizers that had done nothing."""
+    variables = _variables(model)
+    saved = {name: array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
+    optimizers = _optimizers(model)
+    for which in range(len(optimizers)) if len(optimizers) > 1 else ():
+        if f"{_TRAINS}{which}" not in arrays:
+            # Keras builds the one that `compile` was given, used or not, where it builds the model itself.
+            for names in (variables, saved):
+                for name in [name for name in names if name.startswith(_OPTIMIZER) and _owner(name) == which]:
+                    del names[name]
+    return variables, saved
 
 
 def _variables(model: "keras.Model") -> dict:
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built.
-    if model.built and not model.optimizer.built:
+    first, *others = optimizers = _optimizers(model)
+    if model.built and not others and not first.built:
         with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
+            first.build(model.trainable_variables)
+    found = {f"{_MODEL}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)}
+    for which, optimizer in enumerate(optimizers):
+        own = f"{which}/" if which else ""
+        found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
+    return found
+
+
+def _owner(name: str) -> int:
+    """Returns the number of the optimizer that a variable's name belongs to: "optimizer/0003", "optimizer/1/0003"."""
+    _, *which, _ = name.split("/")
+    return int(which[0]) if which else 0
+
+
+def _optimizers(model: "keras.Model") -> list:
+    from toolkit.strategies.optimizers import optimizers_of
+
+    return optimizers_of(model)
+
+
+def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
+    """Returns what says for each of several optimizers which variables it trains: only their first step tells."""
+    import numpy as np
+
+    from toolkit.strategies.optimizers import trained_by
+
+    optimizers = _optimizers(model)
+    if len(optimizers) == 1:
+        return {}
+    numbers = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
-        **{f"{_MODEL}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)},
-        **{f"{_OPTIMIZER}{number:04d}": variable for number, variable in enumerate(model.optimizer.variables)},
+        f"{_TRAINS}{which}": np.array([numbers[id(v)] for v in trained_by(optimizer)], np.int64)
+        for which, optimizer in enumerate(optimizers)
+        if optimizer.built and all(id(v) in numbers for v in trained_by(optimizer))
     }
+
+
+def _build_optimizers(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
+    """Builds those of several optimizers that haven't done a step here, for the variables that they had."""
+    for which, optimizer in enumerate(_optimizers(model)):
+        numbers = arrays.get(f"{_TRAINS}{which}")
+        if numbers is not None and not optimizer.built and max(numbers, default=0) < len(model.variables):
+            with model.distribute_strategy.scope():
+                optimizer.build([model.variables[number] for number in numbers])
 
 
 def _metrics(model: "keras.Model") -> dict:

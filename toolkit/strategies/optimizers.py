@@ -1,0 +1,26 @@
+"""The optimizers of a model: Keras's own, and those that one with a `train_step` of its own keeps, such as a GAN."""
+
+from typing import Any
+
+import keras
+
+__all__ = ["optimizers_of", "trained_by", "variables_of"]
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Returns the optimizer that a model was compiled with, where it has one, and those among its attributes."""
+    kept: list[Any] = [model.optimizer]
+    for value in vars(model).values():
+        kept += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    found = {id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}
+    return list(found.values())
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built for; Keras has no public name for them."""
+    return list(optimizer._trainable_variables) if optimizer.built else []
+
+
+def variables_of(model: keras.Model) -> list[Any]:
+    """Returns the variables of a model and of its optimizers."""
+    return [*model.weights, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]
