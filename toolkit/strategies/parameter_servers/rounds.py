@@ -183,7 +183,6 @@ class _ShareStep:
                 remedy="Train it free-running, or with max_staleness",
             )
         self.applied = True
-        variables = list(variables) if variables is not None else list(self.rounds.variables.model.trainable_variables)
         self.rounds.store(grads, [self.rounds.variables.values[id(v)] for v in variables], self.share)
 
 

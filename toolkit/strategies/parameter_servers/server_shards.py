@@ -48,8 +48,13 @@ class ServerShardedVariable:
             shard._distributed_container = lambda: self
 
     def rows(self, value: Any, index: int) -> Any:
-        """Returns the rows of a value that belong to one shard."""
-        return value[self.offsets[index] : self.offsets[index + 1]]
+        """Returns the rows of a value that belong to one shard; of some rows, those of them, by their places there."""
+        start, stop = self.offsets[index : index + 2]
+        if not isinstance(value, tf.IndexedSlices):
+            return value[start:stop]
+        here = tf.logical_and(value.indices >= start, value.indices < stop)
+        places = tf.boolean_mask(value.indices, here) - start
+        return tf.IndexedSlices(tf.boolean_mask(value.values, here), places, tf.shape(self.shards[index]))
 
     def read_value(self) -> tf.Tensor:
         """Returns all rows."""

@@ -42,7 +42,12 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
     step = getattr(_here, "step", None)
     if step is None:
         return original(optimizer, grads, trainable_variables)
-    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, list(grads), trainable_variables)
+    grads = list(grads)
+    variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+    for gradient, variable in zip(grads, variables, strict=False):
+        if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+            gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
+    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
 
 
 class _OptimizerScope(LocalScope):
@@ -86,7 +91,6 @@ class Step:
         return self.only is None or device in self.only
 
     def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
-        variables = list(variables) if variables is not None else list(self.variables.model.trainable_variables)
         counters = self.variables.counters
         scope = _OptimizerScope(self.variables, [self.scope.values[id(v)] for v in counters])
         self.optimizer_scope = scope
@@ -140,7 +144,7 @@ class Step:
             if gradient is None:
                 out.append((None, value))
             elif isinstance(value, ServerShardedVariable):
-                whole = tf.convert_to_tensor(gradient)
+                whole = gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
                 for index, shard in enumerate(value.shards):
                     by_device.setdefault(shard.device, []).append((value.rows(whole, index), shard))
             else:
