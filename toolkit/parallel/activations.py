@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from toolkit.strategies import collectives
+from toolkit.strategies import collectives, weighting
 
 __all__ = [
     "Counts",
@@ -48,7 +48,7 @@ def last_counts() -> Counts:
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
     """Returns all examples, from own ones: [n, ...] to [replicas * m, ...]."""
-    everybody = collectives.all_gather(_padded(x, counts), dtype=dtype)
+    everybody = collectives.all_gather(_padded(weighting.unweigh(x), counts), dtype=dtype)
     joined = tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0))
     joined.set_shape([None, *x.shape[1:]])
     return joined
@@ -82,7 +82,7 @@ def features_to_examples(
     y = y[tuple(index)]
     shape[0], shape[axis] = None, features
     y.set_shape(shape)
-    return y
+    return weighting.weigh(y)
 
 
 def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.DType | None) -> tf.Tensor:
@@ -98,7 +98,7 @@ def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.D
         [replicas * m, size].
     """
     _, replicas = collectives.replica_id_and_count()
-    x = _padded(x, counts)
+    x = _padded(weighting.unweigh(x), counts)
     x = tf.pad(x, [[0, 0], [0, replicas * size - x.shape[-1]]])
     x = tf.transpose(tf.reshape(x, [counts.padded, replicas, size]), [1, 0, 2])
     x = tf.reshape(collectives.all_to_all(x, dtype=dtype), [-1, size])
@@ -112,7 +112,7 @@ def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> 
     features = y.shape[-1]
     y = collectives.reduce_scatter(tf.reshape(y, [replicas, counts.padded, features]), dtype=dtype)[: counts.own]
     y.set_shape([None, features])
-    return y
+    return weighting.weigh(y)
 
 
 def _padded(x: tf.Tensor, counts: Counts) -> tf.Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives
+from toolkit.strategies import collectives, weighting
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["ShardedConstraint", "ShardedRegularizer"]
@@ -16,9 +16,9 @@ _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 class ShardedRegularizer(keras.regularizers.Regularizer):
     """A regularizer of a whole variable, which Keras calls in a step with one shard of it.
 
-    Keras adds 1/replicas of each replica's penalty to its loss, and then sums gradients over replicas. A shard's
-    gradient isn't summed: so a penalty that is a sum over elements counts `replicas` times, and any other is computed
-    from the gathered variable, whose gradient is brought back.
+    In a loop of the user's own Keras adds 1/replicas of each replica's penalty to its loss, and sums gradients over
+    replicas. A shard's gradient isn't summed: so a penalty that is a sum over elements counts `replicas` times there,
+    and any other is computed from the gathered variable, whose gradient is brought back.
 
     Args:
         whole: The user's regularizer.
@@ -34,9 +34,10 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
         shard = keras.ops.convert_to_tensor(variable)
         if type(self.whole) in _SUMS:
             own = self.whole(shard)
+            times = count if weighting.current() is None else 1
             # The value is the whole variable's on every replica, the gradient is the shard's.
-            return tf.stop_gradient(collectives.all_reduce(own) - count * own) + count * own
-        return self.whole(variable.gather(shard))
+            return tf.stop_gradient(collectives.all_reduce(own) - times * own) + times * own
+        return weighting.weigh(self.whole(variable.gather(shard)))
 
 
 class ShardedConstraint(keras.constraints.Constraint):

@@ -9,10 +9,16 @@ hooks         what only private functions of TensorFlow allow
 agreement     values that the processes of a strategy exchange between steps, and their barrier
 collectives   exchanges between the replicas of a step, each with its gradient
 replica_shards  a variable of which each replica holds a shard
-gradients     the exchange of gradients, and what an optimizer does with them after it
-mirrored      a replica on each device of this machine, gradients all-reduced
+optimizers    the optimizers of a model, and what each trains
 sharing       a replica's share of each global batch
+step_logs     what a step of `fit` reports, over all replicas
+weighting     how much a replica's means count in a step of `fit`
+losses        losses whose weights and masks are those of the whole batch
+shard_updates  what an optimizer needs for sharded variables
+gradients     the exchange of gradients, after which each replica does what one device does
 uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own
+reducing      `reduce` as Keras's training loop calls it
+mirrored      a replica on each device of this machine, gradients all-reduced
 shutdown      the shutdown barrier: processes that train together end together
 consistency   what must be the same on all workers: facts, random numbers, weights, statistics
 fitting       what Keras's training loop needs from several processes

@@ -10,8 +10,10 @@ exchange and in its gradient; sums are made in the tensor's own dtype.
 """
 
 import itertools
+import weakref
+import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +23,7 @@ __all__ = [
     "all_reduce",
     "all_reduce_max",
     "all_to_all",
+    "concatenated",
     "on_cpus_of_one_process",
     "reduce_scatter",
     "replica_id_and_count",
@@ -29,7 +32,14 @@ __all__ = [
 
 _GROUP = 1_000_007  # Far from the keys that TensorFlow counts up from 1.
 _TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorFlow's own heartbeat.
-_counts: dict[int, itertools.count] = defaultdict(itertools.count)
+
+
+class _Eager:
+    """Stands for no function."""
+
+
+_EAGER = _Eager()
+_counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
 
 
 def replica_id_and_count() -> tuple[int, int]:
@@ -92,6 +102,11 @@ def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
     size = tf.size(flat)
     rows = tf.reshape(tf.pad(flat, [[0, -size % count]]), [count, -1])
     return tf.reshape(tf.reshape(_gather(_scatter(rows, dtype), dtype), [-1])[:size], tf.shape(x))
+
+
+def concatenated(x: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
+    return _together(x, lambda values, _: tf.concat(values, 0))
 
 
 def all_reduce_max(x: tf.Tensor) -> tf.Tensor:
@@ -175,14 +190,16 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
 
     No token orders it: it begins when its own input is there, beside others that wait for theirs.
-    All replicas trace the same calls in the same order, so that a count identifies each. TensorFlow keeps
-    the shape of what was sent under an instance key, and the last batch of an evaluation, which is smaller,
-    would end the training with an error: so the key is made of the count and of the tensor's size.
+    All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
+    a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
+    another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
+    end the training with an error: so the key is made of the place, of the operation and of the tensor's size.
     """
     replica_id, count = replica_id_and_count()
     if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16)), tf.bfloat16)
-    call = next(_counts[replica_id]) * 1_000_003 + tf.size(x, tf.int64)
+    kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
+    call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
         input=x,
         group_size=count,
@@ -192,3 +209,11 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
         communication_hint="auto",
         timeout_seconds=_TIMEOUT,
     )
+
+
+def _places(replica_id: int) -> Iterator[int]:
+    """Returns what counts a replica's calls in the function that is being traced, branches and loops included."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return _counts.setdefault(graph or _EAGER, defaultdict(itertools.count))[replica_id]

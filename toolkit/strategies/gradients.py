@@ -1,232 +1,239 @@
-"""The exchange of gradients between replicas, and what an optimizer does with them after it.
+"""The exchange of gradients between replicas: the one place where they meet.
 
-Keras's optimizers sum every gradient over all replicas. Here gradients of shards stay where they are, the others may be
-sent in 16 bits and in packs, the last layers' first; and what Keras does before that sum is done after it: the norm by
-which gradients are clipped is that of the sum, as on one device. Keras clips each replica's own gradient before the
-sum, and its gradient accumulation under MirroredStrategy ends in an error.
+Keras's optimizers sum gradients over replicas at the last moment, when each replica has looked whether its own are
+finite, has undone the loss scale, and has clipped them. Here `apply` begins with the sum. What follows is as on one
+device, with the same numbers on every replica: whether they are finite, the norm by which they are clipped, what is
+accumulated; and each replica updates its own copies of the variables, so that nothing has to meet inside a branch.
 
-Keras has no public hook for this. The methods of `keras.optimizers.Optimizer` wrapped here are the one place;
-`tests/strategies/test_gradients.py` fails when they change.
+Gradients of shards stay where they are. The others may be sent in 16 bits and in packs, the last layers' first. In a
+step of `fit` each counts by its replica's share of the examples; in a loop of the user's own they are summed, as
+TensorFlow's guides have it.
+
+Keras and TensorFlow have no public hook for this. What is wrapped here stands in `adapt_optimizers`, and what shards
+need beside it in `shard_updates`;
+`tests/strategies/test_gradients.py` fails when any of it changes.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives
+from toolkit.strategies import collectives, losses, weighting
 from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
 
-# They look at a layer's variable as a whole: it is gathered for them, and each replica has all of its slots.
-_WHOLE = ("Adafactor", "Lamb", "Muon")
+# Operations whose result says nothing of the values of a batch, only of its shape.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+_UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
 _here = threading.local()
 
 
 def adapt_optimizers() -> None:
     """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing."""
-    optimizer = keras.optimizers.Optimizer
-    wrap(optimizer, "_backend_apply_gradients", _apply)
-    wrap(optimizer, "_clip_gradients", lambda original, self, grads: grads if _reduced() else original(self, grads))
+    plain, scaled = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+    wrap(plain, "apply", _apply)
+    wrap(scaled, "apply", _apply)
+    wrap(scaled, "scale_loss", _scale_loss)
+    wrap(scaled, "_stateful_handle_finite_grads", _apply_finite)
     wrap(
-        optimizer,
-        "_all_reduce_sum_gradients",
-        lambda original, self, pairs: pairs if _reduced() else original(self, pairs),
+        plain, "_all_reduce_sum_gradients", lambda original, self, pairs: pairs if _summed() else original(self, pairs)
     )
-    wrap(optimizer, "add_variable_from_reference", _slot)
+    wrap(plain, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
+    wrap(tf.__internal__.distribute.interim, "maybe_merge_call", _each_for_itself)
+    adapt_to_shards()
+    weighting.adapt_trainers()
+    losses.adapt_losses()
 
 
-def _reduced() -> bool:
-    return getattr(_here, "reduced", False)
+def _summed() -> bool:
+    """Whether the gradients that an optimizer has in hand are those of all replicas."""
+    return getattr(_here, "summed", False)
 
 
-def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Sequence) -> None:
-    if collectives.replica_id_and_count()[1] == 1:
+@contextlib.contextmanager
+def _with_sums() -> Iterator[None]:
+    before, _here.summed = _summed(), True
+    try:
+        yield
+    finally:
+        _here.summed = before
+
+
+def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
+    if _summed() or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
-    variables = list(trainable_variables)
-    grads = reduced(grads, variables)
-    if type(optimizer).__name__ in _WHOLE and any(isinstance(v, ReplicaShardedVariable) for v in variables):
-        wholes = [
-            v.gather(gradient) if isinstance(v, ReplicaShardedVariable) and gradient is not None else gradient
-            for gradient, v in zip(grads, variables, strict=True)
-        ]
-        _accumulated(optimizer, wholes, variables, wholes=True)
+    grads = list(grads)
+    variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+    if len(grads) == len(variables):  # Else Keras says what is wrong.
+        grads = reduced(grads, variables)
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            grads = _finite_alike(grads, variables)
+    with _with_sums():
+        original(optimizer, grads, trainable_variables)
+
+
+def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Weights a loss before its gradients are computed in 16 bits: an example's are as large as on one device."""
+    share = weighting.current()
+    if share is None:
+        return original(optimizer, loss)
+    share.in_loss = True
+    return original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+
+
+def _apply_finite(original: Callable, *args: Any) -> None:
+    """What a LossScaleOptimizer does where gradients are finite, in a thread of its own for each replica."""
+    if collectives.replica_id_and_count()[1] == 1:
+        original(*args)
         return
-    overwriting = optimizer.use_ema and optimizer.ema_overwrite_frequency
-    if not optimizer.gradient_accumulation_steps and not overwriting:
-        clipped = _clipped(optimizer, grads, variables)  # By Keras's own method, which does nothing from here on.
-        _here.reduced = True
-        try:
-            original(optimizer, clipped, variables)
-        finally:
-            _here.reduced = False
-        return
-    # Keras puts these into a branch, from which tf.distribute can't call all replicas together. Each replica can
-    # update its own copies by itself, once gradients are summed.
-    _accumulated(optimizer, grads, variables)
+    with _with_sums():
+        original(*args)
+
+
+def _finite_alike(grads: list, variables: Sequence) -> list:
+    """Has all replicas find the same answer where the shard of one has overflowed: it shows in a gradient of each."""
+    shards = [
+        g for g, v in zip(grads, variables, strict=True) if g is not None and isinstance(v, ReplicaShardedVariable)
+    ]
+    if not shards:
+        return grads
+    trace = tf.add_n([tf.reduce_sum(tf.cast(values_of(gradient), tf.float32) * 0.0) for gradient in shards])
+    first = next(number for number, gradient in enumerate(grads) if gradient is not None)
+    poison = collectives.all_reduce(trace)  # 0, or not a number.
+    grads[first] = mapped(grads[first], lambda values: values + tf.cast(poison, values.dtype))
+    return grads
 
 
 def reduced(grads: Sequence, variables: Sequence) -> list:
-    """Returns gradients summed over all replicas; those of shards are left as they are.
+    """Returns gradients of all replicas together; those of shards are left as they are.
 
     Args:
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
         variables: A `keras.Variable` for each gradient.
     """
     exchange = exchange_of(tf.distribute.get_strategy())
+    share = weighting.current()
     out = list(grads)
-    summed = [n for n, v in enumerate(variables) if out[n] is not None and not isinstance(v, ReplicaShardedVariable)]
+    summed = [
+        number
+        for number, variable in enumerate(variables)
+        if out[number] is not None
+        and not isinstance(variable, ReplicaShardedVariable)
+        and not getattr(variable, "overwrite_with_gradient", False)  # No gradient, but such as a scale of float8.
+    ]
     if not summed:
         return out
     summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
     dtype = tf.as_dtype(exchange.dtype)
-    given = [_cast(out[number], dtype) if dtype.size < 4 else out[number] for number in summed]
-    for number, total in zip(summed, _summed(given, exchange.bytes_per_pack), strict=True):
+
+    def sent(gradient: Any) -> Any:
+        if share is not None and not share.in_loss:
+            # A replica without examples has no mean: 0 / 0.
+            weight = tf.cast(share.weight, gradient.dtype)
+            gradient = mapped(gradient, lambda values: tf.where(weight > 0, values * weight, tf.zeros_like(values)))
+        return _cast(gradient, dtype) if dtype.size < 4 else gradient
+
+    totals = _summed_over_replicas([sent(out[number]) for number in summed], exchange.bytes_per_pack)
+    for number, total in zip(summed, totals, strict=True):
         out[number] = _cast(total, out[number].dtype)
     return out
 
 
-def _summed(gradients: list, bytes_per_pack: int) -> list:
-    dense = not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
-    if dense and collectives.on_cpus_of_one_process():
+def _summed_over_replicas(gradients: list, bytes_per_pack: int) -> list:
+    # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
+    # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
+    alike = [
+        isinstance(gradient, tf.IndexedSlices)
+        and gradient.values.shape.is_fully_defined()  # Else replicas may have different numbers of them.
+        and _fixed(gradient.indices)
+        for gradient in gradients
+    ]
+    given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
+    if collectives.on_cpus_of_one_process():
         # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
-        return [collectives.all_reduce(gradient) for gradient in gradients]
-    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients, options)
+        totals = [_added(gradient) for gradient in given]
+    else:
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, given, options)
+    return [
+        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
+        for total, gradient, same in zip(totals, gradients, alike, strict=True)
+    ]
+
+
+def _added(gradient: Any) -> Any:
+    """Returns the sum over the replicas of one process; of some rows, all replicas' rows beside one another."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return collectives.all_reduce(gradient)
+    values, indices = (collectives.concatenated(each) for each in (gradient.values, gradient.indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _fixed(indices: Any) -> bool:
+    """Says whether indices can be seen to depend on no example: on constants, variables and shapes only."""
+    if tf.executing_eagerly():
+        return False
+    waiting, seen = [indices], set()
+    while waiting:
+        tensor = waiting.pop()
+        if not hasattr(tensor, "graph"):  # A constant from outside of the function.
+            continue
+        operation, graph = tensor.op, tensor.graph
+        if operation in seen or operation.type in _SHAPES:
+            continue
+        seen.add(operation)
+        if operation.type == "Placeholder":
+            outer = {id(inner): given for given, inner in getattr(graph, "captures", ())}.get(id(tensor))
+            if outer is None:  # An argument of the function.
+                return False
+            waiting.append(outer)
+        elif any(word in operation.type for word in _UNKNOWN):
+            return False
+        waiting += operation.inputs
+    return True
 
 
 def _cast(gradient: Any, dtype: tf.DType) -> Any:
-    return _mapped(gradient, lambda values: tf.cast(values, dtype))
+    return mapped(gradient, lambda values: tf.cast(values, dtype))
 
 
-def _mapped(gradient: Any, function: Callable) -> Any:
-    """Applies a function to a gradient's values, of all rows or of some."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
-    return function(gradient)
+# What Keras does for all replicas together, done by each for itself: they have the same gradients.
 
 
-def _clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> list:
-    """Clips by the norms of whole variables, shards on other replicas included."""
-    sharded = any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
-    if not sharded or not (optimizer.clipnorm or optimizer.global_clipnorm):
-        return list(optimizer._clip_gradients(grads))
-    there = [number for number, gradient in enumerate(grads) if gradient is not None]
-    squares = {number: _square(grads[number]) for number in there}
-    shards = [number for number in there if isinstance(variables[number], ReplicaShardedVariable)]
-    if shards:
-        totals = collectives.all_reduce(tf.stack([squares[number] for number in shards]))
-        squares.update(zip(shards, tf.unstack(totals), strict=True))
-    if optimizer.clipnorm:
-        most, norms = optimizer.clipnorm, {number: tf.sqrt(square) for number, square in squares.items()}
-    else:
-        most = optimizer.global_clipnorm
-        norms = dict.fromkeys(there, tf.sqrt(tf.add_n(list(squares.values()))))
-    out = list(grads)
-    for number in there:
-        scale = tf.cast(most / tf.maximum(norms[number], most), grads[number].dtype)
-        out[number] = _mapped(grads[number], lambda values, scale=scale: values * scale)
-    return out
+class _ThisReplica:
+    """Takes the place of a strategy: what Keras would have it do on every replica is done on this one."""
+
+    def __init__(self) -> None:
+        self.extended = self
+
+    def update(self, var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:  # noqa: ARG002
+        """Calls `fn` with this replica's copy of a variable."""
+        if isinstance(var, tf.distribute.DistributedValues):
+            strategy = tf.distribute.get_strategy()
+            copies = strategy.experimental_local_results(var)
+            var = copies[collectives.replica_id_and_count()[0] % len(copies)]
+        return fn(var, *args, **(kwargs or {}))
 
 
-def _square(gradient: Any) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32 if values.dtype.size < 4 else values.dtype)))
+def _each_for_itself(original: Callable, function: Callable, strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    if _summed():
+        return function(_ThisReplica(), *args, **kwargs)
+    return original(function, strategy, *args, **kwargs)
 
 
-class _Whole:
-    """A sharded variable as an optimizer's `update_step` sees a variable, where it has to see all of it."""
-
-    def __init__(self, variable: ReplicaShardedVariable) -> None:
-        self.variable = variable
-        self.dtype = variable.value.dtype
-        self.shape = tf.TensorShape(variable.shape)
-        self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
-        self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return self._tensor
-
-    def assign_sub(self, value: tf.Tensor) -> None:
-        self.variable.value.assign_sub(self.variable.shard_of(value))
-
-
-def _accumulated(optimizer: Any, grads: Sequence, variables: Sequence, *, wholes: bool = False) -> None:
-    """What Keras does in branches, by each replica for itself: gradients are sums already, or wholes."""
-    steps = optimizer.gradient_accumulation_steps or 1
-    sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables] if steps > 1 else []
-    if steps > 1:
-        # Clipped outside of the branch: it takes a sum over replicas.
-        grads = [gradient + total for gradient, total in zip(grads, sums, strict=True)]
-    shares = [gradient / steps for gradient in grads]
-    clipped = list(optimizer._clip_gradients(shares)) if wholes else _clipped(optimizer, shares, variables)
-    # Gathered outside of the branch.
-    seen = [_Whole(v) if wholes and isinstance(v, ReplicaShardedVariable) else v.value for v in variables]
-
-    def update() -> None:
-        if type(optimizer).__name__ == "Muon":  # Which has its own, by variable.
-            optimizer._apply_weight_decay(variables)
-        elif optimizer.weight_decay is not None:
-            for variable in variables:
-                if optimizer._use_weight_decay(variable):
-                    rate = tf.cast(optimizer.learning_rate * optimizer.weight_decay, variable.dtype)
-                    variable.value.assign_sub(variable.value * rate)
-        for gradient, variable in zip(clipped, seen, strict=True):
-            optimizer.update_step(gradient, variable, optimizer.learning_rate)
-        for total in sums:
-            total.value.assign(tf.zeros_like(total.value))
-
-    def wait() -> None:
-        for gradient, total in zip(grads, sums, strict=True):
-            total.value.assign(gradient)
-
-    if steps > 1:
-        tf.cond(tf.equal((optimizer._iterations + 1) % steps, 0), update, wait)
-    else:
-        update()
-    if optimizer.use_ema:
-        optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
-        frequency = optimizer.ema_overwrite_frequency
-        if frequency:
-            tf.cond(
-                tf.equal((optimizer.iterations + 1) % frequency, 0),
-                lambda: _overwrite_with_averages(optimizer),
-                lambda: None,
-            )
-
-
-def _overwrite_with_averages(optimizer: Any) -> None:
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    for variable, average in pairs:
-        variable.value.assign(average.value)
-
-
-def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives a sharded variable's slots, such as its momentum, shards where its own are."""
-    whole = type(optimizer).__name__ in _WHOLE and args[:1] != ("average",) and kwargs.get("name") != "average"
-    if whole or not isinstance(reference_variable, ReplicaShardedVariable):
-        return original(optimizer, reference_variable, *args, **kwargs)
-    return _sharded_slot(optimizer, reference_variable, *args, **kwargs)
-
-
-def _sharded_slot(
-    optimizer: Any, reference: ReplicaShardedVariable, name: str | None = None, initializer: Any = "zeros"
-) -> ReplicaShardedVariable:
-    with reference.strategy.scope(), keras.name_scope(optimizer.name):
-        variable = ReplicaShardedVariable(
-            keras.initializers.get(initializer),
-            tuple(reference.shape),
-            axis=reference.axis,
-            repeats=name != "average",  # It is put in the place of weights, which end in zeros.
-            dtype=reference.dtype,
-            trainable=False,
-            name=f"{reference.path}_{name}".replace("/", "_"),
-        )
-    optimizer._track_variable(variable)
-    return variable
+def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequence) -> None:
+    if not _summed():
+        original(optimizer, variables)
+        return
+    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
+        if average is not None:
+            variable.value.assign(average.value)

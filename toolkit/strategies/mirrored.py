@@ -18,7 +18,11 @@ def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
     import tensorflow as tf
 
     from toolkit.strategies import gradients, hooks
+    from toolkit.strategies.reducing import ReducesForKeras
+
+    class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
+        """TensorFlow's, with the `reduce` that Keras needs."""
 
     hooks.install()
     gradients.adapt_optimizers()
-    return tf.distribute.MirroredStrategy(list(devices))
+    return MirroredStrategy(list(devices))

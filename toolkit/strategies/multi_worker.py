@@ -22,8 +22,9 @@ from toolkit.strategies import gradients, hooks, sharing
 from toolkit.strategies.agreement import extremes, processes
 from toolkit.strategies.consistency import seed_alike
 from toolkit.strategies.fitting import adapt_keras
+from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.shutdown import wait_at_exit
-from toolkit.strategies.uneven_inputs import JoinedDataset, called_by_symbolic_build
+from toolkit.strategies.uneven_inputs import JoinedDataset
 from toolkit.support import status
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
@@ -35,7 +36,7 @@ _HEARTBEAT_SHARE = 0.8
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStrategy):
     """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
 
     Attributes:
@@ -74,20 +75,6 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                     remedy="Create the strategy before the first operation, model or seed of the program",
                 ) from error
         _ready(self)
-
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces what TensorFlow does, and what Keras gives it: a nest of values, or scalars along an axis.
-
-        While it builds a model, Keras reduces a whole batch, mostly a nest, of which it wants just
-        the shapes: the first local result of each leaf has them. Of a step's logs it asks the mean along
-        axis 0 of scalars (keras-team/keras#20585). Nothing else may be touched:
-        metrics' variables are reduced through this method too.
-        """
-        if isinstance(value, (tuple, list, dict)) or called_by_symbolic_build():
-            return tf.nest.map_structure(lambda leaf: self.experimental_local_results(leaf)[0], value)
-        if axis is not None and all(part.shape.rank == 0 for part in self.experimental_local_results(value)):
-            axis = None
-        return super().reduce(reduce_op, value, axis)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.

@@ -79,9 +79,10 @@ class ReplicaShardedVariable(keras.Variable):
         return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
 
     def assign(self, value: Any) -> Any:
-        """Sets the whole; in a step, this replica's shard."""
+        """Sets the whole; in a step, this replica's shard, by the shard or by a whole that each replica has."""
         if tf.distribute.get_strategy() is self.strategy and tf.distribute.get_replica_context() is not None:
-            self._value.assign(tf.cast(value, self._value.dtype))
+            new = tf.cast(value, self._value.dtype)
+            self._value.assign(new if list(new.shape) == self.shard_shape else self.shard_of(new))
             return value
         array = np.asarray(keras.ops.convert_to_numpy(value))
         if array.shape != tuple(self._shape):

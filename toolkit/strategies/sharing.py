@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["is_batched", "row_range", "shares", "shares_of_worker"]
+__all__ = ["is_batched", "row_count", "row_range", "shares", "shares_of_worker"]
 
 _TOO_FEW = (
     "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
@@ -47,21 +47,23 @@ def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> t
         A dataset with len(indices) elements for each batch. Reading it fails with
         InvalidArgumentError where there is nothing to borrow: fewer examples in all than shares.
     """
-    cardinality = dataset.cardinality()
-    if not _always_enough(dataset.element_spec, count):
+    cardinality, spec = dataset.cardinality(), dataset.element_spec
+    if not _always_enough(spec, count):
         dataset = _evened(dataset, count)
 
     def share(batch: Any, index: Any) -> Any:
         # A share's index comes as a Python int or as an int64 tensor.
-        start, stop = row_range(_rows(batch), tf.cast(index, tf.int64), count)
+        start, stop = row_range(row_count(batch), tf.cast(index, tf.int64), count)
         return tf.nest.map_structure(lambda component: _slice(component, start, stop), batch)
 
     if len(indices) == 1:
-        cut = dataset.map(lambda *batch: share(_packed(batch), indices[0]), num_parallel_calls=1)
+        cut = dataset.map(lambda *batch: share(_packed(batch, spec), indices[0]), num_parallel_calls=1)
     else:
         mine = tf.constant(list(indices), tf.int64)
         cut = dataset.flat_map(
-            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda index: share(_packed(batch), index))
+            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(
+                lambda index: share(_packed(batch, spec), index)
+            )
         )
     if cardinality != tf.data.INFINITE_CARDINALITY:
         return cut  # Not stated: two batches may have become one.
@@ -73,9 +75,9 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     return all(spec.shape.rank != 0 for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape"))
 
 
-def _packed(arguments: tuple) -> Any:
+def _packed(arguments: tuple, spec: Any) -> Any:
     """tf.data hands a tuple's components over one by one, and anything else whole."""
-    return arguments if len(arguments) > 1 else arguments[0]
+    return arguments if type(spec) is tuple else arguments[0]
 
 
 def _always_enough(spec: Any, count: int) -> bool:
@@ -97,21 +99,21 @@ def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
     empty = tf.nest.map_structure(nothing, spec)
     end = tf.data.Dataset.from_tensors((empty, False))
-    following = dataset.map(lambda *batch: (_packed(batch), True)).concatenate(end)
+    following = dataset.map(lambda *batch: (_packed(batch, spec), True)).concatenate(end)
 
     def step(state: tuple, element: tuple) -> tuple:
         (held, holding), (batch, real) = state, element
-        missing = count - _rows(batch)
+        missing = count - row_count(batch)
         enough = tf.logical_or(tf.logical_not(real), missing <= 0)
 
         joined = tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), held, batch)
         # Cut so that this batch gets just enough; where that leaves the one before too few, both become one.
-        cut = _rows(held) - missing
+        cut = row_count(held) - missing
         cut = tf.where(cut >= count, cut, 0)
 
         def borrow() -> tuple:
             fits = tf.debugging.assert_greater_equal(
-                _rows(joined), tf.constant(count, tf.int64), _TOO_FEW.format(count)
+                row_count(joined), tf.constant(count, tf.int64), _TOO_FEW.format(count)
             )
             with tf.control_dependencies([fits]):
                 place = tf.identity(cut)
@@ -121,12 +123,13 @@ def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
             )
 
         before, after = tf.cond(enough, lambda: (held, batch), borrow)
-        return (after, real), (before, holding & (_rows(before) > 0))
+        return (after, real), (before, holding & (row_count(before) > 0))
 
     return following.scan((empty, False), step).filter(lambda _, holding: holding).map(lambda batch, _: batch)
 
 
-def _rows(batch: Any) -> tf.Tensor:
+def row_count(batch: Any) -> tf.Tensor:
+    """Returns how many examples a batch has, an int64 scalar."""
     first = next(leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape"))
     if isinstance(first, tf.SparseTensor):
         return first.dense_shape[0]

@@ -1,0 +1,73 @@
+"""The models that everybody trains, unmodified, under every strategy: one device's losses over 20 steps, and weights.
+
+A batch of 30 leaves replicas with different numbers of examples. What can't hold: BatchNormalization that isn't
+synchronized normalises each replica's share by itself; what a step draws at random differs from replica to replica; and
+under parameter servers a round, whose shares are workers', isn't held to these models yet.
+"""
+
+import functools
+import pathlib
+import tempfile
+
+import numpy as np
+import processes
+import pytest
+import real_models
+
+SCRIPT = pathlib.Path(__file__).with_name("real_models.py")
+FLOAT16 = ("mixed_float16, an overflow", "mixed_bfloat16")
+# By parameter servers: an optimizer that is first built in a step has no place for its variables yet.
+SERVED = [name for name in real_models.MODELS if name not in ("DCGAN", "WGAN-GP", "mixed_float16, an overflow",
+                                                              "accumulating, clipped, averaged")]  # fmt: skip
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+
+@functools.cache
+def trained(strategy, replicas, names=()):
+    """What each task's real_models.py saw, the first one's; the others' are the same."""
+    arguments = (strategy, str(replicas))
+    with tempfile.TemporaryDirectory() as folder:
+        if strategy == "in_turn_sharded":
+            out = pathlib.Path(folder, "chief.npz")
+            ended = processes.launch(
+                folder, str(SCRIPT), *arguments, str(out), *names, tasks=processes.SERVED, limit=300
+            )
+            assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+            return dict(np.load(out))
+        together = strategy == "multi_worker"
+        outs = [pathlib.Path(folder, f"{number}.npz") for number in range(replicas if together else 1)]
+        command = [[*arguments, str(out), *names] for out in outs]
+        with processes.group([SCRIPT], command, folder, cluster=together) as run:
+            run.succeed(limit=300)
+        first, *others = [dict(np.load(out)) for out in outs]
+    for other in others:
+        assert all(np.array_equal(other[key], first[key]) for key in other), "the workers don't agree"
+    return first
+
+
+def held(many, name, *, losses=True):
+    one = trained("one_device", 1)
+    if name in FLOAT16:  # A last digit of 16 bits, over 20 steps of Adam.
+        tolerances = {"losses": (1e-2, 0), "weights": (0, 5e-3)}
+    else:
+        tolerances = {"losses": (1e-6, 1e-5), "weights": (0, 2e-5)}
+    for key, (relative, absolute) in tolerances.items():
+        if key == "weights" or losses:
+            theirs = many[f"{name}/{key}"]
+            np.testing.assert_allclose(theirs, one[f"{name}/{key}"], rtol=relative, atol=absolute, err_msg=key)
+
+
+@pytest.mark.parametrize("name", real_models.MODELS)
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), [("mirrored", 2), ("mirrored", 4), ("multi_worker", 2), ("multi_worker", 3)]
+)
+def test_the_numbers_are_those_of_one_device(strategy, replicas, name):
+    many = trained(strategy, replicas)
+    assert many[f"{name}/losses"].shape == (real_models.STEPS,)
+    held(many, name)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_weights_are_those_of_one_device_beside_parameter_servers(name):
+    # Steps are under way when a batch's losses are reported.
+    held(trained("in_turn_sharded", 2, tuple(SERVED)), name, losses=False)

@@ -1,0 +1,147 @@
+"""Losses, reports and gradients of shares of a batch, which are to be those of the whole batch."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+from toolkit import strategies
+from toolkit.strategies import losses
+
+random = np.random.default_rng(3)
+X = random.normal(size=(33, 6)).astype("float32")
+Y = random.normal(size=(33, 2)).astype("float32")
+WEIGHTS = random.uniform(size=33)
+BY_WORD = random.uniform(size=(33, 5))
+WORDS = random.integers(1, 9, size=(33, 5)) * (np.arange(5) < random.integers(1, 6, size=(33, 1)))
+
+
+def test_keras_has_the_functions_that_are_wrapped():
+    losses.adapt_losses()
+    arguments = {
+        "scale_loss_for_distribution": ["value"],
+        "unscale_loss_for_distribution": ["value"],
+        "reduce_weighted_values": ["values", "sample_weight", "mask", "reduction", "dtype"],
+        "apply_mask": ["sample_weight", "mask", "dtype", "reduction"],
+    }
+    for name, expected in arguments.items():
+        function = inspect.unwrap(getattr(keras_loss, name))
+        assert list(inspect.signature(function).parameters) == expected
+
+
+class Means(keras.Model):
+    """A train_step of somebody's own, who knows of one device only."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.total = keras.metrics.Mean(name="loss")
+
+    metrics = property(lambda self: [self.total])
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.abs(self(x) - y))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.total.update_state(loss, sample_weight=keras.ops.shape(x)[0])
+        return {"loss": self.total.result()}
+
+
+def means():
+    model = Means()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+def dense(reduction="sum_over_batch_size", rate=0.1):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, kernel_regularizer="l2")])
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["mae"], weighted_metrics=["mse"])
+    return model
+
+
+def masked(reduction="sum_over_batch_size"):
+    embedding = keras.layers.Embedding(9, 4, mask_zero=True)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), embedding, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+class Logs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(dict(logs))
+
+    on_test_batch_end = on_train_batch_end
+
+
+def seen(strategy, build, data):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = build()
+    logs = Logs()
+    model.fit(*data[:2], sample_weight=data[2], batch_size=7, epochs=2, shuffle=False, verbose=0, callbacks=[logs])
+    if build is not means:
+        model.evaluate(*data[:2], sample_weight=data[2], batch_size=7, verbose=0, callbacks=[logs])
+    return logs.seen, model.get_weights()
+
+
+CASES = {
+    "plain": (dense, (X, Y, None)),
+    "weighted": (dense, (X, Y, WEIGHTS)),
+    "a sum": (lambda: dense("sum", 0.01), (X, Y, None)),
+    "divided by weights": (lambda: dense("mean_with_sample_weight"), (X, Y, WEIGHTS)),
+    "masked": (masked, (WORDS, WORDS % 3, None)),
+    "masked, and weighted": (masked, (WORDS, WORDS % 3, BY_WORD)),
+    "masked, divided by weights": (lambda: masked("mean_with_sample_weight"), (WORDS, WORDS % 3, BY_WORD)),
+    "means of one's own": (means, (X, Y, None)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_each_step_reports_and_learns_what_one_device_does(four_devices, case):
+    one, weights = seen(tf.distribute.get_strategy(), *CASES[case])
+    logs, others = seen(strategies.create("mirrored", devices=four_devices[:3]), *CASES[case])
+    for mine, theirs in zip(logs, one, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert mine == pytest.approx(theirs, rel=2e-6)
+    for mine, theirs in zip(others, weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-7)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_is_as_tensorflow_has_it(four_devices):
+    """Gradients are summed, and Keras's losses are divided by the number of replicas, masked or not."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model, optimizer = masked(), keras.optimizers.SGD(0.1)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+        def step(words):
+            with tf.GradientTape() as tape:
+                loss = loss_of(words % 3, model(words))
+            optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+
+        data = tf.data.Dataset.from_tensor_slices(WORDS[:32]).batch(8)
+        for words in strategy.experimental_distribute_dataset(data):
+            strategy.run(step, args=(words,))
+        return model.get_weights()
+
+    many = trained(strategies.create("mirrored", devices=four_devices[:2]))
+    for mine, theirs in zip(many, trained(tf.distribute.get_strategy()), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-7)

@@ -1,0 +1,153 @@
+"""What an optimizer needs for variables of which each replica holds a shard: norms, wholes, and slots that are shards.
+
+Gradients have been exchanged when it comes to this (see `gradients`). Keras has no public hook for it: the methods of
+`keras.optimizers.Optimizer` that are wrapped here stand in `adapt_to_shards`.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies import collectives
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_to_shards", "mapped", "values_of"]
+
+# They look at a layer's variable as a whole: it is gathered for them, and each replica has all of its slots.
+_WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
+_here = threading.local()
+
+
+def adapt_to_shards() -> None:
+    """Makes Keras's optimizers train sharded variables; called again, it does nothing."""
+    optimizer = keras.optimizers.Optimizer
+    wrap(optimizer, "_backend_apply_gradients", _apply_shards)
+    wrap(optimizer, "_clip_gradients", _clip)
+    wrap(optimizer, "add_variable_from_reference", _slot)
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """Returns a gradient's values, of all rows or of some."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def mapped(gradient: Any, function: Callable) -> Any:
+    """Applies a function to a gradient's values, of all rows or of some."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
+    """Gathers shards for an optimizer that has to see a variable whole, and the norms by which others clip."""
+    sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
+    if not any(sharded) or collectives.replica_id_and_count()[1] == 1:
+        original(optimizer, grads, variables)
+        return
+    if isinstance(optimizer, _WHOLE):
+        grads = [
+            v.gather(tf.convert_to_tensor(g)) if cut else g for g, v, cut in zip(grads, variables, sharded, strict=True)
+        ]
+        variables = [_Whole(v) if cut else v for v, cut in zip(variables, sharded, strict=True)]
+        original(optimizer, grads, variables)
+        return
+    if optimizer.clipnorm or optimizer.global_clipnorm:
+        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded)
+    try:
+        original(optimizer, grads, variables)
+    finally:
+        _here.squares = None
+
+
+def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequence:
+    """Returns the gradients that Keras is going to clip: with accumulation in a branch, where replicas can't meet."""
+    steps = optimizer.gradient_accumulation_steps
+    if not steps:
+        return grads
+    sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)] for variable in variables]
+    return [(gradient + total) / steps for gradient, total in zip(grads, sums, strict=True)]
+
+
+def _squares(grads: Sequence, sharded: Sequence[bool]) -> list:
+    """Returns each whole gradient's sum of squares, shards on other replicas included."""
+    squares = [_square(gradient) for gradient in grads]
+    totals = collectives.all_reduce(tf.stack([square for square, cut in zip(squares, sharded, strict=True) if cut]))
+    whole = iter(tf.unstack(totals))
+    return [next(whole) if cut else square for square, cut in zip(squares, sharded, strict=True)]
+
+
+def _square(gradient: Any) -> tf.Tensor:
+    values = values_of(gradient)
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32 if values.dtype.size < 4 else values.dtype)))
+
+
+def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
+    """Clips by the norms of whole variables where some are sharded."""
+    squares = getattr(_here, "squares", None)
+    if squares is None:
+        return original(optimizer, grads)
+    most, norms = optimizer.clipnorm, [tf.sqrt(square) for square in squares]
+    if not most:
+        most, norms = optimizer.global_clipnorm, [tf.sqrt(tf.add_n(squares))] * len(squares)
+    scales = [most / tf.maximum(norm, most) for norm in norms]
+    return [
+        mapped(gradient, lambda values, scale=scale: values * tf.cast(scale, values.dtype))
+        for gradient, scale in zip(grads, scales, strict=True)
+    ]
+
+
+class _Whole:
+    """A sharded variable as an optimizer sees a variable, where it has to see all of it."""
+
+    def __init__(self, variable: ReplicaShardedVariable) -> None:
+        self.variable = variable
+        self.path, self.name = variable.path, variable.name
+        self.dtype = variable.value.dtype
+        self.shape = tf.TensorShape(variable.shape)
+        self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
+        self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return self._tensor
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return self._tensor * other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return self._tensor - other
+
+    def assign(self, value: tf.Tensor) -> None:
+        self._tensor = value
+        self.variable.value.assign(self.variable.shard_of(value))
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        self.assign(self._tensor - tf.convert_to_tensor(value))
+
+
+def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives a sharded variable's slots, such as its momentum, shards where its own are."""
+    whole = isinstance(optimizer, _WHOLE) and args[:1] != ("average",) and kwargs.get("name") != "average"
+    if whole or not isinstance(reference_variable, ReplicaShardedVariable):
+        return original(optimizer, reference_variable, *args, **kwargs)
+    return _sharded_slot(optimizer, reference_variable, *args, **kwargs)
+
+
+def _sharded_slot(
+    optimizer: Any, reference: ReplicaShardedVariable, name: str | None = None, initializer: Any = "zeros"
+) -> ReplicaShardedVariable:
+    with reference.strategy.scope(), keras.name_scope(optimizer.name):
+        variable = ReplicaShardedVariable(
+            keras.initializers.get(initializer),
+            tuple(reference.shape),
+            axis=reference.axis,
+            repeats=name != "average",  # It is put in the place of weights, which end in zeros.
+            dtype=reference.dtype,
+            trainable=False,
+            name=f"{reference.path}_{name}".replace("/", "_"),
+        )
+    optimizer._track_variable(variable)
+    return variable

@@ -1,0 +1,130 @@
+"""A step of `fit` on several replicas: the share that each has of the batch, and how much its mean counts.
+
+On one device a loss is a mean over the whole batch. Here each replica has a share, and a script's `train_step`, which
+may have been written for one device, makes means over that. Their mean, each weighted by its share of the examples, is
+the whole batch's; and as a mean's gradient is the mean of gradients, the exchange weights gradients in the same way. So
+in a step of `fit` no loss is divided by the number of replicas: what Keras's own losses do for TensorFlow's loops, in
+which gradients are summed, `losses` takes back. A loop of the user's own around `strategy.run` sums, as TensorFlow's
+guides have it.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies import collectives, step_logs
+from toolkit.strategies.sharing import row_count
+from toolkit.support.wrapping import wrap
+
+__all__ = ["Share", "adapt_trainers", "counted", "current", "unweigh", "weigh"]
+
+_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+class Share:
+    """This replica's share of a step's batch.
+
+    Args:
+        rows: How many examples it has.
+
+    Attributes:
+        in_loss: Whether the loss that was differentiated is weighted already, and so are all gradients.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.in_loss = False
+        self._rows = tf.cast(rows, tf.float64)
+        self._weight: tf.Tensor | None = None
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """Its part of all replicas' examples, a float64 scalar; asked for first, a collective."""
+        if self._weight is None:
+            self._weight = tf.math.divide_no_nan(self._rows, collectives.all_reduce(self._rows))
+        return self._weight
+
+
+def current() -> Share | None:
+    """Returns the share of the step that is being traced or run; None outside of `fit` and `evaluate`."""
+    return getattr(_here, "share", None)
+
+
+@contextlib.contextmanager
+def counted(share: Share | None) -> Iterator[None]:
+    """While entered, `current` returns this."""
+    before, _here.share = current(), share
+    try:
+        yield
+    finally:
+        _here.share = before
+
+
+def weigh(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as it is, whose gradient counts by this replica's share.
+
+    Where replicas exchange activations, a gradient that goes to another replica has to be weighted on its way.
+    """
+    return _scaled(x, lambda gradient, weight: gradient * weight)
+
+
+def unweigh(x: tf.Tensor) -> tf.Tensor:
+    """Takes back what `weigh` does, where gradients come from others: they will be weighted when they are exchanged."""
+    return _scaled(x, lambda gradient, weight: gradient / weight)
+
+
+def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
+    share = current()
+    if share is None:
+        return x
+    weight = tf.cast(share.weight, x.dtype)
+
+    @tf.custom_gradient
+    def same(x: tf.Tensor) -> tuple:
+        return tf.identity(x), lambda gradient: gradient if share.in_loss else scale(gradient, weight)
+
+    return same(x)
+
+
+def adapt_trainers() -> None:
+    """Has the steps of models under several replicas know their shares; called again, it does nothing."""
+    wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
+    wrap(keras.Model, "make_test_function", functools.partial(_made, "test_step"))
+
+
+def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    """Weights the gradients of what layers add over replicas, such as the moments of a synchronised normalisation."""
+    if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
+        return original(context, reduce_op, value, options)
+    return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has Keras make its function of a step that knows its share: Keras takes the model's method when it makes it."""
+    if collectives.replicas(model.distribute_strategy) == 1:
+        return original(model, *args, **kwargs)
+    step = getattr(model, name)
+    before = model.__dict__.get(name)
+
+    @functools.wraps(step)
+    def with_share(data: Any) -> Any:
+        if collectives.replica_id_and_count()[1] == 1:
+            return step(data)
+        share = Share(row_count(data))
+        if name == "train_step":
+            share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
+        with counted(share):
+            return step_logs.of_all_replicas(model, step(data))
+
+    model.__dict__[name] = with_share
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        del model.__dict__[name]
+        if before is not None:
+            model.__dict__[name] = before
