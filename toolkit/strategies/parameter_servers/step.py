@@ -45,7 +45,7 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
     grads = list(grads)
     variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
     for gradient, variable in zip(grads, variables, strict=False):
-        if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+        if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
             gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
     return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
 
