@@ -123,6 +123,7 @@ def test_words_and_positions_are_learned_as_on_one_device(four_devices, name):
 @pytest.mark.slow
 def test_a_step_in_which_one_replica_overflows_is_left_out_by_all(four_devices):
     images = np.random.default_rng(2).uniform(size=(32, 4)).astype("float32")
+    images = np.concatenate([images, images[:1]])  # The last batch leaves the second replica without an example.
     images[14:16] = 3e4  # The second replica's, of the second step.
     seen = []
     for strategy in (strategies.create("mirrored", devices=four_devices[:2]), tf.distribute.get_strategy()):
@@ -130,7 +131,7 @@ def test_a_step_in_which_one_replica_overflows_is_left_out_by_all(four_devices):
         seen.append((float(model.optimizer.dynamic_scale.numpy()), int(model.optimizer.iterations.numpy())))
         assert all(np.isfinite(weight).all() for weight in model.get_weights())
     assert seen[0] == seen[1]
-    assert seen[0][1] < 8
+    assert seen[0][1] < 10
     assert seen[0][0] < 2.0**15
 
 

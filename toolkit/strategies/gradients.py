@@ -10,8 +10,7 @@ step of `fit` each counts by its replica's share of the examples; in a loop of t
 TensorFlow's guides have it.
 
 Keras and TensorFlow have no public hook for this. What is wrapped here stands in `adapt_optimizers`, and what shards
-need beside it in `shard_updates`;
-`tests/strategies/test_gradients.py` fails when any of it changes.
+need beside it in `shard_updates`; `tests/strategies/test_gradients.py` fails when any of it changes.
 """
 
 import contextlib
@@ -136,10 +135,11 @@ def reduced(grads: Sequence, variables: Sequence) -> list:
     dtype = tf.as_dtype(exchange.dtype)
 
     def sent(gradient: Any) -> Any:
-        if share is not None and not share.in_loss:
-            # A replica without examples has no mean: 0 / 0.
+        if share is not None:
             weight = tf.cast(share.weight, gradient.dtype)
-            gradient = mapped(gradient, lambda values: tf.where(weight > 0, values * weight, tf.zeros_like(values)))
+            factor = 1 if share.in_loss else weight
+            # A replica without examples has no mean: 0 / 0.
+            gradient = mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
         return _cast(gradient, dtype) if dtype.size < 4 else gradient
 
     totals = _summed_over_replicas([sent(out[number]) for number in summed], exchange.bytes_per_pack)
