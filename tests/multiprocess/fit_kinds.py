@@ -101,6 +101,15 @@ callbacks = [
 ]
 note("callbacks", made, made.fit(X, Y, batch_size=20, callbacks=callbacks, **plain))
 made.save(directory / "model.keras")
+inside = model()
+with strategy.scope():  # As Keras's guide to distributed training has it.
+    saving = [
+        keras.callbacks.ModelCheckpoint(str(directory / "inside" / "{epoch}.keras")),
+        keras.callbacks.BackupAndRestore(str(directory / "inside backup")),
+    ]
+    note("in scope", inside, inside.fit(X, Y, batch_size=20, callbacks=saving, **plain))
+    if toolkit.strategies.is_chief(strategy):
+        inside.save(directory / "chief.keras")
 again = keras.models.load_model(directory / "model.keras")
 SEEN["loaded"] = float(np.abs(again.predict(X, verbose=0) - made.predict(X, verbose=0)).max())
 SEEN["chief"] = toolkit.strategies.is_chief(strategy)

@@ -8,6 +8,7 @@ in `gradients` and in `parameter_servers.step` Keras's classes are touched, and 
 `tests/strategies/test_fitting.py` fails when they change.
 """
 
+import concurrent.futures
 import functools
 import os
 import pathlib
@@ -19,6 +20,8 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+from keras.src.saving import saving_lib
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes, is_chief, processes
@@ -43,6 +46,7 @@ def adapt_keras() -> None:
     wrap(callbacks, "on_train_end", _end_training)
     for moment in ("on_test_begin", "on_predict_begin"):
         wrap(callbacks, moment, _begin_other)
+    wrap(saving_lib, "get_attr_skipset", _without_strategy)
     wrap(model, "save", _save)
     wrap(model, "save_weights", _save)
 
@@ -139,6 +143,18 @@ def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) 
         if not getattr(callbacks, "_toolkit_training", False):  # In `fit` that was looked at before.
             check_equal_weights(callbacks.model)
     original(callbacks, *args, **kwargs)
+
+
+def _without_strategy(original: Callable, kind: str) -> Any:
+    """Lets Keras look at an optimizer that it makes for it and throws away, outside of any strategy's scope.
+
+    `fit` in a scope, as Keras's guide has it, has callbacks save there: the optimizer's variable would be a broadcast,
+    which the chief alone enters. A thread has no scope of its caller's.
+    """
+    if not tf.distribute.has_strategy():
+        return original(kind)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(original, kind).result()
 
 
 def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
