@@ -5,7 +5,11 @@ import math
 import pytest
 
 from toolkit.errors import StrategyError
-from toolkit.parallel.machine import bandwidth, device
+from toolkit.parallel.machine import Link, Machine, bandwidth, device
+
+
+def test_a_machine_needs_no_name():
+    assert Machine(speed=1e12, inside=Link(bandwidth=1e9)).exchange_seconds(1e9, 0, replicas=2) == 1
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Machine:
         fixed: Seconds of a step beside its layers.
     """
 
-    name: str
+    name: str = "a machine"
     speed: float
     inside: Link
     between: Link | None = None
