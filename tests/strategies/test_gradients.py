@@ -102,6 +102,7 @@ def after_training(strategy, optimizer, *, images=None, dtype="float32", batch=8
     return model
 
 
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("averaged", "Nadam, averaged")]
 OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.01),
     "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
@@ -111,7 +112,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["Adam", "Nadam, accumulating", *LONG])
 def test_words_and_positions_are_learned_as_on_one_device(four_devices, name):
     """A word's gradients stay beside one another, as one device has them; a position's are added before any square."""
     many = after_training(strategies.create("mirrored", devices=four_devices[:2]), OPTIMIZERS[name])

@@ -110,8 +110,12 @@ CASES = {
 }
 
 
+# What they have of their own is in other rows, too.
+LONG = ("plain", "weighted", "divided by weights", "masked, and weighted")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.long] if c in LONG else []) for c in CASES])
 def test_each_step_reports_and_learns_what_one_device_does(four_devices, case):
     one, weights = seen(tf.distribute.get_strategy(), *CASES[case])
     logs, others = seen(strategies.create("mirrored", devices=four_devices[:3]), *CASES[case])
