@@ -1,5 +1,6 @@
 """Jobs by ssh that lose a task, or a host: they go on, with fewer hosts too, and sharded layers are cut anew."""
 
+import contextlib
 import json
 import re
 import time
@@ -60,11 +61,19 @@ def test_a_killed_worker_costs_no_bit(hosts, tmp_path, measured):
     assert disturbed == run(hosts, tmp_path / "undisturbed")
 
 
-def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path, measured):
+@contextlib.contextmanager
+def beside_servers(hosts, folder):
+    """A job with a ps and a worker on the second host, once it has a checkpoint; it ends well after the block."""
     flags = ["--on=ssh:a:2,b:2", "--chief", "--workers=2", "--ps=1", "--max_restarts=1"]
-    with launched(hosts, tmp_path, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
+    with launched(hosts, folder, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
         job.LIMIT = 150
-        job.until(lambda: newest(tmp_path) > 5)
+        job.until(lambda: newest(folder) > 5)
+        yield job
+        assert job.wait(limit=250) == 0, job.text[-3000:]
+
+
+def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path, measured):
+    with beside_servers(hosts, tmp_path) as job:
         began, before = time.monotonic(), newest(tmp_path)
         job.tasks()["ps:0"].kill()
         job.until(r"On b: ps:0 failed first: it was ended by SIGKILL")
@@ -72,17 +81,13 @@ def test_parameter_servers_on_other_hosts_go_on_after_a_kill(hosts, tmp_path, me
         job.until(lambda: newest(tmp_path) > before)
         again = time.monotonic() - began
         measured("SIGKILL of ps:0 on another host, by ssh", seconds_to_group_down=down, seconds_to_steps_again=again)
-        assert job.wait(limit=250) == 0, job.text[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 40
     assert summary["resumed_from_step"] >= 5
 
 
 def test_a_worker_beside_parameter_servers_is_started_again_on_its_host(hosts, tmp_path, measured):
-    flags = ["--on=ssh:a:2,b:2", "--chief", "--workers=2", "--ps=1", "--max_restarts=1"]
-    with launched(hosts, tmp_path, flags, ["-m", "recipes.cifar_parameter_server", *SHORT, "--run_dir=run"]) as job:
-        job.LIMIT = 150
-        job.until(lambda: newest(tmp_path) > 5)
+    with beside_servers(hosts, tmp_path) as job:
         began, before = time.monotonic(), newest(tmp_path)
         job.tasks()["worker:1"].kill()
         job.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
@@ -90,7 +95,6 @@ def test_a_worker_beside_parameter_servers_is_started_again_on_its_host(hosts, t
         measured(
             "SIGKILL of a worker beside ps on another host, by ssh", seconds_to_steps_again=time.monotonic() - began
         )
-        assert job.wait(limit=250) == 0, job.text[-3000:]
     assert "starting the job again" not in job.text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 40

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from toolkit.strategies import collectives, losses, weighting
 from toolkit.strategies.exchange import exchange_of
+from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
 from toolkit.support.wrapping import wrap
@@ -71,7 +72,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         original(optimizer, grads, trainable_variables)
         return
     grads = list(grads)
-    variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+    variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     if len(grads) == len(variables):  # Else Keras says what is wrong.
         grads = reduced(grads, variables)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.variables import LocalScope, LocalValue, Variables, packed, unpacked
@@ -43,7 +44,7 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
     if step is None:
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
-    variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+    variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     for gradient, variable in zip(grads, variables, strict=False):
         if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
             gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
