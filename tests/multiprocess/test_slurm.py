@@ -186,13 +186,17 @@ def test_a_lost_terminal_costs_nothing(cluster, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("by", ["Ctrl-C", "scancel"])
+@pytest.mark.parametrize("by", ["Ctrl-C", "scancel", "scancel, an agent told first"])
 def test_a_cancelled_job_writes_a_checkpoint(cluster, tmp_path, by):
     launched = Launched(cluster, tmp_path, "-m", "recipes.cifar_multi_worker", *STEPS, f"--run_dir={tmp_path / 'run'}")
     launched.until(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
     if by == "Ctrl-C":
         launched.process.send_signal(signal.SIGINT)
     else:
+        if by != "scancel":  # Slurm tells all processes in no order.
+            agents = [p for p in psutil.process_iter() if belongs(p, launched.job, cluster.nodes[0])]
+            next(p for p in agents if p.cmdline()[-1].endswith("agent.program")).terminate()
+            time.sleep(0.1)
         cluster.run("scancel", launched.job)
     assert launched.end(60) == (130 if by == "Ctrl-C" else 143), launched.text[-2000:]
     assert ("cancelling Slurm job" in launched.text) == (by == "Ctrl-C")

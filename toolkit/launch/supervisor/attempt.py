@@ -83,8 +83,9 @@ class Attempt:
             raise LaunchError(**{key: self.crew.refused[key] for key in ("asked", "found", "remedy")})
         if self.crew.told is not None:
             host, number = self.crew.told
-            self.crew.end(number)
-            if self.spec.place == "slurm":  # The job is cancelled.
+            cancelled = self.spec.place == "slurm"
+            self.crew.end(number, told_twice=cancelled)
+            if cancelled:
                 raise JobStopped(number)
             raise TaskFailed(
                 f"{host} was told to stop by {signal.Signals(number).name}, and the job with it.", code=128 + number

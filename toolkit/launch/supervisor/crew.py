@@ -216,9 +216,16 @@ class Crew:
         while time.monotonic() < deadline and not (until and until()):
             self.turn(min(_TICK, seconds))
 
-    def end(self, number: int, *, within: float = float("inf")) -> None:
-        """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short."""
-        known = len(self._received)
+    def end(self, number: int, *, within: float = float("inf"), told_twice: bool = False) -> None:
+        """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short.
+
+        Args:
+            number: The signal that asks them.
+            within: Seconds that they get at most, if the job's grace is longer.
+            told_twice: Whether a first signal to the launcher is still to come, of the same cause: Slurm tells every
+                process of a cancelled job, in no order.
+        """
+        known = max(len(self._received), int(told_twice))
         for task in self.tasks:
             task.asked_to_end = task.alive
             if task.found_stopped:
