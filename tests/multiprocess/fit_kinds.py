@@ -36,10 +36,10 @@ class Batches(keras.utils.PyDataset):
         return X[rows], Y[rows]
 
 
-def model(*, named=False, normalised=False, **settings):
+def model(*, named=False, normalised=False, shape=(6,), **settings):
     keras.utils.set_random_seed(9)
     with strategy.scope():
-        given = keras.Input((6,), name="values")
+        given = keras.Input(shape, name="values")
         hidden = keras.layers.Dense(8, activation="tanh")(given)
         if normalised:
             hidden = keras.layers.BatchNormalization()(hidden)
@@ -69,6 +69,25 @@ plain = {"epochs": 2, "verbose": 0, "shuffle": False}
 made = model()
 note("numpy", made, made.fit(X, Y, batch_size=20, validation_data=(X[:41], Y[:41]), **plain))
 SEEN["evaluate"] = made.evaluate(X, Y, batch_size=20, verbose=0)
+made = model()
+made.layers[1].trainable = False  # Whatever is compiled again.
+made.compile(made.optimizer, made.loss)
+note("frozen", made, made.fit(X, Y, batch_size=20, **plain))
+with strategy.scope():
+    never = keras.Sequential([keras.Input((None, 6)), keras.layers.Dense(3, kernel_initializer="ones")])
+SEEN["never compiled"] = never.predict(X.reshape(103, 1, 6), batch_size=103, verbose=0).tolist()
+made = model(shape=(2, 6))
+note("sequences", made, made.fit(np.stack([X, -X], 1), np.stack([Y, Y], 1), batch_size=20, **plain))
+keras.utils.set_random_seed(9)
+with strategy.scope():  # Beside parameter servers a step pulls the rows of its words, 200 KB is large enough for it.
+    word = keras.Input((3,), dtype="int32")
+    words = keras.layers.Embedding(3000, 17)
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(words(word)), keras.layers.Flatten()(words(word % 7))])
+    tables = keras.Model(word, keras.layers.Dense(2)(both))
+    tables.compile(keras.optimizers.Adagrad(0.1), made.loss, metrics=["accuracy"])
+WORDS = RANDOM.integers(-3, 2997, size=(103, 3))
+note("tables", tables, tables.fit(WORDS, Y, batch_size=20, validation_data=(WORDS[:41], Y[:41]), **plain))
+SEEN["predict tables"] = tables.predict(WORDS, verbose=0).tolist()
 SEEN["predict"] = model().predict(X, batch_size=20, verbose=0).tolist()
 made = model()
 note("shuffled", made, made.fit(X, Y, batch_size=20, epochs=2, verbose=0))

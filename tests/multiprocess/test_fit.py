@@ -9,7 +9,8 @@ import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("fit_kinds.py")
 # What a single process and several must agree on; batch normalisation that isn't synchronised can't.
-SAME = ["in scope", "numpy", "tf.data", "steps_per_epoch", "PyDataset", "dictionary", "class_weight", "sample_weight"]
+SAME = ["in scope", "numpy", "tf.data", "steps_per_epoch", "PyDataset", "dictionary", "class_weight", "sample_weight",
+        "frozen", "sequences", "tables"]  # fmt: skip
 KINDS = [*SAME, "steps_per_execution", "shuffled", "validation_split", "callbacks"]
 
 

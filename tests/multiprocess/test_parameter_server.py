@@ -220,6 +220,34 @@ def test_a_script_that_only_knows_tensorflow_trains_unchanged(tmp_path):
 
 
 @pytest.mark.long
+def test_a_loop_of_the_user_s_own_trains_sharded_variables_as_one_device_does(tmp_path):
+    script = pathlib.Path(__file__).with_name("served_loop.py")
+    code, text = launched(tmp_path, str(script), "out.json")
+    assert code == 0, text[-2000:]
+    seen = json.loads((tmp_path / "out.json").read_text())
+    assert seen["sharded"] > 0
+    for mine, theirs in zip(seen["served"], seen["here"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.long
+def test_what_a_worker_can_not_do_by_itself_ends_with_2(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import toolkit\n"
+        "strategy = toolkit.strategies.create()\n"
+        "import keras, numpy\n"
+        "with strategy.scope():\n"
+        "    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), 'mse')\n"
+        "model.fit(numpy.ones((4, 2)), numpy.ones(4), verbose=0)\n"
+    )
+    code, text = launched(tmp_path, str(script))
+    assert code == 2, text[-2000:]
+    assert "gradient_accumulation_steps=2 under parameter servers" in text
+
+
+@pytest.mark.long
 def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
     flags = ("--epochs=1", "--steps_per_epoch=2", "--variables=sharded", "--min_shard_kib=999999", "--run_dir=it")
     code, text = launched(tmp_path, *RECIPE, *flags)

@@ -8,9 +8,9 @@ __all__ = ["optimizers_of", "trained_by", "variables_of"]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizer that a model was compiled with, where it has one, and those among its attributes."""
-    kept: list[Any] = [model.optimizer]
-    for value in vars(model).values():
+    """Returns the optimizers among a model's attributes, of which the one that it was compiled with is the first."""
+    kept: list[Any] = []
+    for value in (getattr(model, "optimizer", None), *vars(model).values()):
         kept += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
     found = {id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}
     return list(found.values())

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.fitting import adapt_keras
+from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers import ParameterServerOptions, private, sources, step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
@@ -24,6 +26,8 @@ from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_t
 from toolkit.strategies.parameter_servers.server import serve
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable
 from toolkit.strategies.parameter_servers.session import Session
+from toolkit.strategies.parameter_servers.updates import adapt_updates
+from toolkit.strategies.parameter_servers.variables import adapt_lookups
 from toolkit.support import redaction, status
 
 __all__ = ["ParameterServerStrategy", "create"]
@@ -61,7 +65,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         private.used_with_coordinator(self)
         step.adapt_optimizers()
-        step.adapt_updates(self)
+        adapt_lookups()
+        adapt_updates(self)
         servers = [task for task in members.tasks if task.job == "ps"]
         self._placement = Placement(len(servers), options)
         devices = [f"/job:ps/replica:0/task:{task.index}/device:CPU:0" for task in servers]
@@ -79,8 +84,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
-        keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
-        if not keras or not isinstance(dataset, tf.data.Dataset):
+        by_keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
+        if not by_keras or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
         stream = sources.Stream(dataset)
         if not stream.is_dense:
@@ -108,11 +113,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def session(self, model: Any) -> Session:
         """Returns the model's session; `compile` begins a new one, and so does a variable that is added.
 
-        Keras makes an optimizer's and metrics' own when it first sees data.
+        Keras makes metrics' own when it first sees data.
         """
-        optimizer = model.optimizer
-        variables = (model.variables, model.metrics_variables, optimizer.variables if optimizer is not None else ())
-        of = (id(optimizer), *map(len, variables))
+        of = (id(getattr(model, "optimizer", None)), len(model.variables), len(model.metrics_variables))
         found = model.__dict__.get("_toolkit_session")
         if found is None or found[0] != of:
             found = (of, Session(model, self.dispatcher, self._ledgers, self.options))
@@ -127,6 +130,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def replace_functions(self, model: Any) -> None:
         """Puts this strategy's functions of a step in the place of Keras's own."""
+        if model.train_function is None:  # It has been compiled: what is trainable may be other variables.
+            self.wait_for_steps(model)
+            model.__dict__.pop("_toolkit_session", None)
         session = self.session(model)
         model.train_function = session.train
         model.test_function = session.test
@@ -141,7 +147,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Raises:
             StrategyError: The model can't be trained by workers.
         """
-        if isinstance(model.optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        if any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in optimizers_of(model)):
             raise StrategyError(
                 asked="mixed_float16 under parameter servers",
                 found="the scale of its loss would be set by all workers at once",
@@ -166,7 +172,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Returns what `strategies.report` does."""
         session = self.session(model)
         rows = table(model.variables)
-        beside = table(model.optimizer.variables if model.optimizer is not None else [])
+        beside = table([v for optimizer in optimizers_of(model) for v in optimizer.variables])
         return {
             "variables": rows,
             "bytes_by_task": bytes_by_task([*rows, *beside]),

@@ -47,6 +47,11 @@ class Calls:
         run = self._once(("steps", stream.key, len(items), only), make)
         return self._call(run, stream, items, first, since)
 
+    def build_optimizers(self, stream: Stream) -> None:
+        """Makes the variables of the optimizers that a step is the first to use."""
+        with tf.device(None):
+            functions.build_optimizers(self._variables, stream.batch, signature=stream.signature(1))
+
     def batches(self, stream: Stream, items: Sequence[Any]) -> Callable[[bool], Any]:
         """Returns a call that evaluates some batches; as `steps`."""
         run = self._once(

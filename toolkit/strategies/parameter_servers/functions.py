@@ -1,16 +1,28 @@
 """What workers run, traced on the chief: steps of training, batches to evaluate, a batch to predict."""
 
+import concurrent.futures
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.step import Step, changes, push, tracing
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 
-__all__ = ["Traced", "evaluation", "flattened", "prediction", "scalars", "single_replica", "trace", "training"]
+__all__ = [
+    "Traced",
+    "build_optimizers",
+    "evaluation",
+    "flattened",
+    "prediction",
+    "scalars",
+    "single_replica",
+    "trace",
+    "training",
+]
 
 # A function for a worker, and how often one of its steps assigns each of `Variables.counters`.
 Traced = tuple[Any, list[int]]
@@ -60,6 +72,40 @@ def training(
         return flattened(sums), scalars(logs)
 
     return trace(variables, replica, signature), assigned
+
+
+def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> None:
+    """Makes the variables of the optimizers that a model's own `train_step` is the first to use."""
+
+    def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any) -> tf.Tensor:
+        values, _ = variables.pull()
+        scope = variables.scope(values, counters, [tf.zeros(v.shape, v.dtype) for v in variables.metrics])
+        with tracing(_BuildingStep(), scope):
+            variables.model.train_step(batch_of(0, first, data))
+        return first
+
+    trace(variables, replica, signature)
+
+
+class _BuildingStep:
+    """A step that is traced, and never run, so that optimizers that a step is the first to use have their variables.
+
+    Keras makes those of the optimizer that a model was compiled with. A `train_step` of the user's own may keep others.
+    """
+
+    def apply(self, _original: Callable, optimizer: Any, _grads: list, variables: list) -> None:
+        """Makes an optimizer's variables where those are that it trains."""
+        if optimizer.built:
+            return
+        strategy = tf.distribute.get_strategy()
+
+        def build() -> None:
+            with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+
+        # A thread has none of the scopes of the step: variables that are made in those are the step's.
+        with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(build).result()
 
 
 def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:

@@ -26,6 +26,9 @@ class ParameterServerOptions:
             SGD with momentum 0.9, or Adam at a high rate: even one device that applies each gradient a step
             late learns as badly as two workers without such a limit, and nothing is wrong with the counting.
         steps_per_dispatch: How many steps a worker is sent at once; None for what suits their length.
+        min_lazy_bytes: From this size on a table of which a step looks rows up, such as an Embedding's, is updated
+            lazily: optimizers with moving averages, such as Adam, move a row's when it is looked up, and not in every
+            step. Smaller ones are updated as on one device; SGD without momentum and Adagrad update all so.
 
     Raises:
         StrategyError: A value is out of its range, or two exclude each other.
@@ -37,12 +40,14 @@ class ParameterServerOptions:
     synchronous: bool = False
     max_staleness: int | None = None
     steps_per_dispatch: int | None = None
+    min_lazy_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         if self.variables not in PLACEMENTS:
             raise _wrong("variables", self.variables, "there is no such placement", "one of " + ", ".join(PLACEMENTS))
         _check("shards", self.shards, least=1)
         _check("min_shard_bytes", self.min_shard_bytes, least=1)
+        _check("min_lazy_bytes", self.min_lazy_bytes, least=1)
         _check("max_staleness", self.max_staleness, least=0)
         _check("steps_per_dispatch", self.steps_per_dispatch, least=1)
         if self.shards is not None and self.variables != "sharded":

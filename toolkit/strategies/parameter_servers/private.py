@@ -8,10 +8,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend import numpy as keras_numpy
 from tensorflow.python.distribute.coordinator import coordinator_context
-from tensorflow.python.eager import tape
+from tensorflow.python.eager import record, tape
 
-__all__ = ["accessed", "gradients_through", "schedule", "used_with_coordinator", "worker_index"]
+from toolkit.support.wrapping import wrap
+
+__all__ = [
+    "accessed",
+    "around_lookups",
+    "computed_from",
+    "gradients_through",
+    "held",
+    "schedule",
+    "used_with_coordinator",
+    "worker_index",
+]
 
 
 def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Callable[[], None]) -> None:
@@ -40,6 +52,35 @@ def accessed(variable: Any) -> None:
         variable: Anything with `handle`, a tensor, and `trainable`.
     """
     tape.variable_accessed(variable)
+
+
+def computed_from(source: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:
+    """Returns a value that gradient tapes take for computed from `source`, in this way backward.
+
+    `tf.custom_gradient` takes no `tf.IndexedSlices` for a gradient.
+
+    Args:
+        source: A tensor of any shape.
+        value: What isn't seen to depend on it.
+        gradient: Takes the gradient of `value`, and returns that of `source`.
+    """
+    with record.stop_recording():
+        result = tf.identity(value)
+    record.record_operation("ComputedFrom", [result], [source], lambda upstream: [gradient(upstream)])
+    return result
+
+
+def around_lookups(function: Callable) -> None:
+    """Hands Keras's lookups in tables to a function of (`take`, x, indices, axis); called again, it does nothing.
+
+    A layer hands its variable to `keras.ops.take`, but what arrives where TensorFlow is called is a whole tensor.
+    """
+    wrap(keras_numpy, "take", function)
+
+
+def held(variable: Any) -> Any:
+    """Returns what a `keras.Variable` holds, whatever scope is entered."""
+    return variable._value
 
 
 @contextlib.contextmanager

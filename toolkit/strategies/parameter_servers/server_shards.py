@@ -6,11 +6,14 @@ doesn't have, and an optimizer can't update it.
 
 import functools
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from toolkit.strategies.parameter_servers import private
 
 __all__ = ["ServerShardedVariable", "shards_of"]
 
@@ -40,6 +43,7 @@ class ServerShardedVariable:
         self.dtype = shards[0].dtype
         self.offsets = [0, *itertools.accumulate(int(shard.shape[0]) for shard in shards)]
         self.shape = tf.TensorShape([self.offsets[-1], *shards[0].shape[1:]])
+        self._handles: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._unique_id = f"sharded_{next(_ids)}"
         self._distribute_strategy = shards[0]._distribute_strategy
         for index, shard in enumerate(self.shards):
@@ -76,8 +80,22 @@ class ServerShardedVariable:
     assign_add = functools.partialmethod(_on_each, "assign_add")
     assign_sub = functools.partialmethod(_on_each, "assign_sub")
 
+    @property
+    def handle(self) -> tf.Tensor:
+        """What gradient tapes take for this variable, in a loop of the user's own: one tensor in each function."""
+        graph = tf.compat.v1.get_default_graph()
+        within = graph
+        while within is not None:
+            if within in self._handles:
+                return self._handles[within]
+            within = getattr(within, "outer_graph", None)
+        return self._handles.setdefault(graph, tf.zeros([], self.dtype))
+
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         value = self.read_value()
+        if self.trainable:
+            private.accessed(self)
+            value = private.computed_from(self.handle, value, tf.convert_to_tensor)
         return value if dtype is None else tf.cast(value, dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

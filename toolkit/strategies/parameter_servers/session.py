@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers.calls import Calls
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
@@ -48,10 +49,8 @@ class Session:
         self.options = options
         self.staleness: collections.Counter = collections.Counter()
         self.applied = self.recovered = self.interrupted = 0
-        self._variables = variables = Variables(model, ledgers)
-        self._counters = Counters(variables)
-        self._totals = MetricTotals(variables)
-        self._calls = Calls(variables, self._counters)
+        self._all_ledgers = ledgers
+        self._take_variables()
         self._size = DispatchSize(options, dispatcher.workers)
         self._lock = threading.Lock()
         self._pending: list[tuple[int, Any]] = []  # A step's number in the ledgers, and its batch.
@@ -60,6 +59,12 @@ class Session:
         self._first = 0  # The number of the first of them in the ledgers.
         self._left_in_epoch: int | None = None  # Steps, None where `fit` doesn't know.
         self._left: int | None = None  # In all epochs.
+
+    def _take_variables(self) -> None:
+        self._variables = Variables(self.model, self._all_ledgers, min_lazy_bytes=self.options.min_lazy_bytes)
+        self._counters = Counters(self._variables)
+        self._totals = MetricTotals(self._variables)
+        self._calls = Calls(self._variables, self._counters)
 
     def begin_epoch(self, steps: int | None, epochs: int) -> None:
         """Begins an epoch of so many steps, None where `fit` doesn't know, and of so many epochs left with it."""
@@ -75,6 +80,9 @@ class Session:
             if self._stream is not reader.stream:
                 self._flush()
                 self._stream = reader.stream
+                if not all(optimizer.built for optimizer in optimizers_of(self.model)):
+                    self._calls.build_optimizers(self._stream)
+                    self._take_variables()
             if self.options.synchronous:
                 self._round(reader.stream, item)
             else:
@@ -104,11 +112,9 @@ class Session:
         return self._logs()
 
     def predict(self, data: Sequence[Any]) -> Any:
-        """Predicts some batches."""
+        """Predicts some batches; returns tensors, as Keras's own function does."""
         results = [self._predicted(batch) for batch in data]
-        if len(results) == 1:
-            return results[0]
-        return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *results)
+        return tf.nest.map_structure(lambda *parts: tf.constant(np.concatenate(parts)), *results)
 
     def results(self, original: Any) -> Any:
         """Takes the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""

@@ -12,13 +12,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.variables import LocalScope, LocalValue, Variables, packed, unpacked
+from toolkit.strategies.parameter_servers.tables import (
+    LocalTable,
+    LocalValue,
+    RowsOfVariable,
+    with_each_row_once,
+)
+from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Step", "adapt_optimizers", "adapt_updates", "changes", "push", "tracing"]
+__all__ = ["Step", "adapt_optimizers", "changes", "current", "push", "tracing"]
 
 _here = threading.local()  # `_here.step` is the one that is being traced.
 
@@ -34,15 +41,26 @@ def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
         _here.step = None
 
 
+def current() -> Any:
+    """Returns the step that is being traced, None outside of one."""
+    return getattr(_here, "step", None)
+
+
 def adapt_optimizers() -> None:
     """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
     wrap(keras.optimizers.Optimizer, "apply", _apply)
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    step = getattr(_here, "step", None)
+    step = current()
     if step is None:
         return original(optimizer, grads, trainable_variables)
+    if optimizer.gradient_accumulation_steps:
+        raise StrategyError(
+            asked=f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps} under parameter servers",
+            found="each worker's gradient is applied by itself there: there is no sum of several that they share",
+            remedy="Take batches that are as many times as large",
+        )
     grads = list(grads)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     for gradient, variable in zip(grads, variables, strict=False):
@@ -57,13 +75,17 @@ class _OptimizerScope(LocalScope):
     def __init__(self, variables: Variables, values: Sequence[Any]) -> None:
         super().__init__(variables.counters, values)
         self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
+        self.rows: tuple[Any, tf.Tensor] | None = None  # The variable or shard, and which of its rows.
         self._wholes = variables.values
 
     def get_current_value(self, variable: Any) -> Any:
-        whole = self._wholes.get(id(variable))
-        if self.shard is not None and isinstance(whole, ServerShardedVariable) and whole.like is self.shard[0]:
-            return whole.shards[self.shard[1]]
-        return super().get_current_value(variable)
+        value = self._wholes.get(id(variable))
+        found = None
+        if self.shard is not None and isinstance(value, ServerShardedVariable) and value.like is self.shard[0]:
+            found = value = value.shards[self.shard[1]]
+        if self.rows is not None and value is not None and value.shape == self.rows[0].shape:
+            found = RowsOfVariable(value, self.rows[1])
+        return super().get_current_value(variable) if found is None else found
 
 
 class Step:
@@ -87,6 +109,7 @@ class Step:
         self.only = only
         self.entries: dict[str, tf.Tensor] = {}  # By ps device, what its ledger is to hold when it has applied.
         self.optimizer_scope: _OptimizerScope | None = None
+        self._by_rows: dict[int, str] = {}  # How some rows only are updated, by a variable's value's id.
 
     def wanted(self, device: str) -> bool:
         return self.only is None or device in self.only
@@ -95,6 +118,9 @@ class Step:
         counters = self.variables.counters
         scope = _OptimizerScope(self.variables, [self.scope.values[id(v)] for v in counters])
         self.optimizer_scope = scope
+        values = self.variables.values
+        looked_up = [v for g, v in zip(grads, variables, strict=False) if isinstance(g, tf.IndexedSlices)]
+        self._by_rows = {id(values[id(v)]): self.variables.by_rows(optimizer, v) for v in looked_up}
         with scope:
             shards = [shard for v in variables for shard in shards_of(v.value)]
             devices = sorted({shard.device for shard in shards})
@@ -120,7 +146,9 @@ class Step:
         # A step that applies twice sees its own first update.
         for v in variables:
             if id(v) in self.scope.values:
-                self.scope.values[id(v)] = _UpdatedValue(self.variables.values[id(v)], self.scope.values[id(v)])
+                before = self.scope.values[id(v)]
+                table = isinstance(before, LocalTable)
+                self.scope.values[id(v)] = before.anew() if table else _UpdatedValue(values[id(v)], before)
         return result
 
     def begin(self, device: str) -> None:
@@ -144,40 +172,52 @@ class Step:
         for gradient, value in grads_and_vars:
             if gradient is None:
                 out.append((None, value))
-            elif isinstance(value, ServerShardedVariable):
-                whole = gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+                continue
+            whole = gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+            if self._by_rows.get(id(value)) == "lazy":  # Else as on one device, which squares what it finds.
+                whole = with_each_row_once(gradient)
+            if isinstance(value, ServerShardedVariable):
                 for index, shard in enumerate(value.shards):
                     by_device.setdefault(shard.device, []).append((value.rows(whole, index), shard))
             else:
-                by_device.setdefault(value.device, []).append((gradient, value))
+                by_device.setdefault(value.device, []).append((whole, value))
         for device, pairs in by_device.items():
             if not self.wanted(device):
                 continue
-            sparse = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+            by_rows = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
             dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
             gradients = [gradient for gradient, _ in dense]
             sent = packed(gradients)
             with tf.device(device):
                 arrived = [tf.identity(flat) for flat in sent]
-                with tf.control_dependencies(arrived):
+                rows = [tf.nest.map_structure(tf.identity, pair[0], expand_composites=True) for pair in by_rows]
+                with tf.control_dependencies([*arrived, *(each.values for each in rows)]):
                     self.begin(device)
                 with self.begun(device):
                     gradients = unpacked(arrived, gradients)
-            out += [(gradient, value) for gradient, (_, value) in zip(gradients, dense, strict=True)] + sparse
+            for pairs_here, given in ((dense, gradients), (by_rows, rows)):
+                out += [(gradient, value) for gradient, (_, value) in zip(given, pairs_here, strict=True)]
         return out
 
     def update(self, original: Callable, shard: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
         """Updates a variable, or a shard of one, in the place of `strategy.extended.update`."""
         if not self.wanted(shard.device):
             return None
-        if self.optimizer_scope is not None:
-            self.optimizer_scope.shard = getattr(shard, "_shard_of", None)
+        scope = self.optimizer_scope
+        of = getattr(shard, "_shard_of", None)
+        if scope is not None:
+            scope.shard = of
+            whole = shard if of is None else of[0]
+            if args and isinstance(args[0], tf.IndexedSlices) and self._by_rows.get(id(whole)):
+                indices, by_rows = args[0].indices, fn
+                scope.rows = shard, indices
+                fn, args = lambda v, *rest: by_rows(RowsOfVariable(v, indices), *rest), (args[0].values, *args[1:])
         try:
             with self.begun(shard.device):
                 return original(shard, fn, args, kwargs, group)
         finally:
-            if self.optimizer_scope is not None:
-                self.optimizer_scope.shard = None
+            if scope is not None:
+                scope.shard = scope.rows = None
 
 
 class _UpdatedValue(LocalValue):
@@ -197,35 +237,6 @@ class _UpdatedValue(LocalValue):
         return self._read
 
 
-def adapt_updates(strategy: Any) -> None:
-    """Lets `strategy.extended.update` take sharded variables, and ask the step that it is used in."""
-    original = strategy.extended.update
-
-    def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
-        step = getattr(_here, "step", None)
-        result = None
-        for index, shard in enumerate(shards_of(var)):
-            given = tuple(_rows(var, value, index) for value in args)
-            if step is None:
-                result = original(shard, fn, given, kwargs, group)
-            else:
-                result = step.update(original, shard, fn, given, kwargs, group)
-        return result
-
-    strategy.extended.update = update
-
-
-def _rows(var: Any, value: Any, index: int) -> Any:
-    """Returns what an argument of an update is for one shard of a variable."""
-    if not isinstance(var, ServerShardedVariable):
-        return value
-    value = getattr(value, "value", value)  # A keras.Variable.
-    if isinstance(value, ServerShardedVariable):
-        return value.shards[index]
-    shape = getattr(value, "shape", None)
-    return var.rows(value, index) if shape is not None and tuple(shape) == tuple(var.shape) else value
-
-
 def changes(
     variables: Variables, scope: LocalScope, before: Sequence[LocalValue], only: frozenset | None = None
 ) -> dict[str, list]:
@@ -238,7 +249,7 @@ def changes(
         change = tf.convert_to_tensor(scope.values[id(v)])
         adds = tf.as_dtype(v.dtype).is_floating or tf.as_dtype(v.dtype).is_integer
         if adds:
-            change = change - old.handle
+            change = change - old.read_value()
         for index, shard in enumerate(shards_of(value)):
             if only is None or shard.device in only:
                 mine = value.rows(change, index) if isinstance(value, ServerShardedVariable) else change

@@ -4,43 +4,26 @@ Read one by one, each of a model's variables is a message from a ps to the worke
 one back. Here all small ones of a ps are sent as one tensor.
 """
 
-from collections.abc import Iterable, Sequence
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.server_shards import shards_of
+from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.tables import LocalTable, LocalValue, Rows, updates_by_rows
 
-__all__ = ["LocalScope", "LocalValue", "Variables", "packed", "unpacked"]
+__all__ = ["LocalScope", "Variables", "adapt_lookups", "packed", "unpacked"]
 
+_LOG = logging.getLogger(__name__)
+_here = threading.local()  # `_here.scopes` are those that are entered.
 _SMALL = 64 << 10  # Bytes up to which a variable is packed; copying larger ones costs more than a message.
-
-
-class LocalValue:
-    """Takes the place of `keras.Variable.value` in a step: a tensor that gradient tapes take for a variable.
-
-    Args:
-        handle: The value, on the worker.
-        trainable: Whether gradient tapes watch it, as they do the variable.
-    """
-
-    def __init__(self, handle: tf.Tensor, *, trainable: bool) -> None:
-        self.handle = handle
-        self.trainable = trainable
-        self.shape = handle.shape
-        self.dtype = handle.dtype
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the value."""
-        return self.__tf_tensor__()
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        if self.trainable:
-            private.accessed(self)
-        return self.handle if dtype is None or dtype == self.dtype else tf.cast(self.handle, dtype)
 
 
 class LocalScope(keras.StatelessScope):
@@ -50,7 +33,7 @@ class LocalScope(keras.StatelessScope):
 
     Args:
         variables: `keras.Variable`s.
-        values: A tensor, or a `LocalValue`, for each of them.
+        values: A tensor, a `LocalValue` or a `LocalTable`, for each of them.
 
     Attributes:
         values: By a variable's id, what it has been set to last.
@@ -62,6 +45,14 @@ class LocalScope(keras.StatelessScope):
         ids = [id(variable) for variable in variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
+
+    def __enter__(self) -> "LocalScope":
+        _scopes().append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        _scopes().pop()
 
     def get_current_value(self, variable: Any) -> Any:
         """Returns a variable's value in the step, None for a variable that isn't among them."""
@@ -79,12 +70,37 @@ class LocalScope(keras.StatelessScope):
         self.values[key] = LocalValue(value, trainable=before.trainable) if isinstance(before, LocalValue) else value
 
 
+def _scopes() -> list[LocalScope]:
+    if not hasattr(_here, "scopes"):
+        _here.scopes = []
+    return _here.scopes
+
+
+def adapt_lookups() -> None:
+    """Has Keras's lookups in a variable ask whether it is a table in the step that is being traced."""
+    private.around_lookups(_take)
+
+
+def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> Any:
+    if axis != 0 or not isinstance(x, keras.Variable) or isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
+        return original(x, indices, axis)
+    table, held = _scopes()[-1].values.get(id(x)) if _scopes() else None, private.held(x)
+    if isinstance(table, LocalTable):
+        return table.lookup(tf.convert_to_tensor(indices))
+    if table is None and isinstance(held, ServerShardedVariable):  # In a loop of the user's own.
+        if held.trainable:
+            private.accessed(held)
+        return Rows(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
+    return original(x, indices, axis)
+
+
 class Variables:
     """The variables of a compiled model, by what a step does with them.
 
     Args:
         model: A model that was built under the strategy's scope.
         ledgers: The ledger on each ps device.
+        min_lazy_bytes: As `ParameterServerOptions` has it.
 
     Attributes:
         served: The model's variables on the ps, which a step pulls.
@@ -94,11 +110,13 @@ class Variables:
         applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
     """
 
-    def __init__(self, model: Any, ledgers: dict[str, Ledger]) -> None:
+    def __init__(self, model: Any, ledgers: dict[str, Ledger], *, min_lazy_bytes: int = 1 << 20) -> None:
+        self.min_lazy_bytes = min_lazy_bytes
         self.model = model
         self.ledgers = ledgers
         self.applied_on: set[str] = set()
-        every = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else [])]
+        self._lazy: set[int] = set()  # Those of which it has been said.
+        every = [*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]
         self.values = {id(v): v.value for v in every}
         served = {id(v) for v in every if any("/job:ps" in shard.device for shard in shards_of(v.value))}
         self.served = [v for v in model.variables if id(v) in served]
@@ -109,33 +127,56 @@ class Variables:
         """Returns a step's own copy of all variables, with these values."""
         return LocalScope([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
 
+    def by_rows(self, optimizer: Any, variable: Any) -> str:
+        """Says how an optimizer updates those rows of a variable that were looked up, as `updates_by_rows` does."""
+        how = ""
+        if _is_table(variable):
+            how = updates_by_rows(optimizer, self.values[id(variable)], min_lazy_bytes=self.min_lazy_bytes)
+        if how == "lazy" and id(variable) not in self._lazy:
+            self._lazy.add(id(variable))
+            _LOG.info(
+                "%s moves a row of %s in the steps that look it up; on one device, in every step (min_lazy_bytes=%d)",
+                type(optimizer).__name__,
+                variable.path,
+                self.min_lazy_bytes,
+            )
+        return how
+
     def pull(self) -> tuple[list[LocalValue], dict[str, tf.Tensor]]:
         """Brings the served variables to the device of the caller.
 
         Returns:
             Their values in the same order, and by ps device which version was read.
         """
-        shards = [shard for v in self.served for shard in shards_of(self.values[id(v)])]
+        versions = {device: ledger.version() for device, ledger in self.ledgers.items()}
+        after = {device: [version] for device, version in versions.items()}
+        tables = {id(v): self.values[id(v)] for v in self.served if _is_table(v)}
+        shards = [shard for v in self.served if id(v) not in tables for shard in shards_of(self.values[id(v)])]
         by_device: dict[str, list[int]] = {}
         for index, shard in enumerate(shards):
             by_device.setdefault(shard.device, []).append(index)
         tensors: dict[int, tf.Tensor] = {}
-        versions = {}
         for device, indices in by_device.items():
-            before = []
-            if device in self.ledgers:
-                versions[device] = self.ledgers[device].version()
-                before = [versions[device]]
-            with tf.device(device), tf.control_dependencies(before):
+            with tf.device(device), tf.control_dependencies(after.get(device, [])):
                 read = [shards[index].read_value() for index in indices]
                 sent = packed(read)
             tensors.update(zip(indices, unpacked(sent, read), strict=True))
         in_order = iter([tensors[index] for index in range(len(shards))])
-        values = []
+        values: list[LocalValue] = []
         for v in self.served:
+            if id(v) in tables:
+                values.append(LocalTable(tables[id(v)], trainable=True, after=after))
+                continue
             mine = [next(in_order) for _ in shards_of(self.values[id(v)])]
             values.append(LocalValue(tf.concat(mine, 0) if len(mine) > 1 else mine[0], trainable=bool(v.trainable)))
         return values, versions
+
+
+def _is_table(variable: Any) -> bool:
+    """Whether rows of a variable may be looked up, and the whole is worth a message of its own."""
+    dtype = tf.as_dtype(variable.dtype)
+    size = math.prod(variable.shape) * dtype.size
+    return bool(variable.trainable) and dtype.is_floating and len(variable.shape) == 2 and size > _SMALL
 
 
 def packed(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

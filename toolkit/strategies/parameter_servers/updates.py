@@ -1,0 +1,57 @@
+"""Updates of variables that are sharded over several ps: in our steps, and in a loop of the user's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.step import current
+from toolkit.strategies.parameter_servers.variables import LocalScope
+
+__all__ = ["adapt_updates"]
+
+
+class _ShardScope(LocalScope):
+    """What an optimizer sees while it updates one shard of a variable outside of our steps."""
+
+    def __init__(self, variable: ServerShardedVariable, index: int) -> None:
+        super().__init__([], [])
+        self._variable = variable
+        self._index = index
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = private.held(variable)
+        mine = isinstance(value, ServerShardedVariable) and value.like is self._variable
+        return value.shards[self._index] if mine else None
+
+
+def adapt_updates(strategy: Any) -> None:
+    """Lets `strategy.extended.update` take sharded variables, and ask the step that it is used in."""
+    original = strategy.extended.update
+
+    def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
+        step = current()
+        result = None
+        for index, shard in enumerate(shards_of(var)):
+            given = tuple(_rows(var, value, index) for value in args)
+            if step is None and isinstance(var, ServerShardedVariable):  # In a loop of the user's own.
+                with _ShardScope(var, index):
+                    result = original(shard, fn, given, kwargs, group)
+            elif step is None:
+                result = original(shard, fn, given, kwargs, group)
+            else:
+                result = step.update(original, shard, fn, given, kwargs, group)
+        return result
+
+    strategy.extended.update = update
+
+
+def _rows(var: Any, value: Any, index: int) -> Any:
+    """Returns what an argument of an update is for one shard of a variable."""
+    if not isinstance(var, ServerShardedVariable):
+        return value
+    value = getattr(value, "value", value)  # A keras.Variable.
+    if isinstance(value, ServerShardedVariable):
+        return value.shards[index]
+    shape = getattr(value, "shape", None)
+    return var.rows(value, index) if shape is not None and tuple(shape) == tuple(var.shape) else value
