@@ -93,6 +93,7 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
 def adapt_trainers() -> None:
     """Has the steps of models under several replicas know their shares; called again, it does nothing."""
     wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    wrap(keras.Model, "compile", _compile_in_scope)
     wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
     wrap(keras.Model, "make_test_function", functools.partial(_made, "test_step"))
 
@@ -102,6 +103,14 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
     return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has each replica sum its own metrics where a model is compiled outside of its strategy's scope, too."""
+    if collectives.replicas(model.distribute_strategy) == 1:
+        return original(model, *args, **kwargs)
+    with model.distribute_strategy.scope():
+        return original(model, *args, **kwargs)
 
 
 def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
