@@ -130,6 +130,10 @@ with strategy.scope():  # As Keras's guide to distributed training has it.
     if toolkit.strategies.is_chief(strategy):
         inside.save(directory / "chief.keras")
 again = keras.models.load_model(directory / "model.keras")
+made.export(directory / "exported", verbose=False)
+exported = tf.saved_model.load(directory / "exported")
+SEEN["exported"] = float(np.abs(exported.serve(X) - made.predict(X, verbose=0)).max())
+tables.export(directory / "exported tables", verbose=False)
 SEEN["loaded"] = float(np.abs(again.predict(X, verbose=0) - made.predict(X, verbose=0)).max())
 SEEN["chief"] = toolkit.strategies.is_chief(strategy)
 pathlib.Path(out).write_text(json.dumps(SEEN))

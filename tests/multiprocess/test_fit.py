@@ -81,4 +81,6 @@ def test_a_model_that_all_workers_save_can_be_loaded(seen):
     (first, second), shared, _ = seen
     assert first["loaded"] < 1e-6
     assert second["loaded"] < 1e-6
+    assert first["exported"] < 1e-6
+    assert second["exported"] < 1e-6
     assert not list(shared.glob(".model*")), "a file written aside is left"

@@ -19,6 +19,7 @@ from toolkit.parallel.regularizers import ShardedConstraint, ShardedRegularizer
 from toolkit.strategies import collectives
 from toolkit.strategies.collectives import replicas
 from toolkit.strategies.exchange import DTYPES
+from toolkit.strategies.exporting import adapt_exports
 from toolkit.strategies.gradients import adapt_optimizers
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
@@ -59,6 +60,7 @@ class _Sharded:
             return super().add_weight(*args, **kwargs)  # type: ignore[misc]
         self._check_size(kwargs["shape"][axis])
         adapt_optimizers()
+        adapt_exports()
         with keras.name_scope(self.name, caller=self):
             variable = ReplicaShardedVariable(
                 kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]

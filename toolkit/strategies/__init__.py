@@ -21,6 +21,7 @@ reducing      `reduce` as Keras's training loop calls it
 mirrored      a replica on each device of this machine, gradients all-reduced
 shutdown      the shutdown barrier: processes that train together end together
 consistency   what must be the same on all workers: facts, random numbers, weights, statistics
+exporting     `Model.export`: whole weights, written by one process
 fitting       what Keras's training loop needs from several processes
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
 multi_worker  a replica on each device of several processes, gradients all-reduced

@@ -26,6 +26,7 @@ from keras.src.saving import saving_lib
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import extremes, is_chief, processes
 from toolkit.strategies.consistency import average_statistics, check_equal_weights
+from toolkit.strategies.exporting import adapt_exports
 from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, take_snapshots
 from toolkit.support import files
@@ -47,6 +48,7 @@ def adapt_keras() -> None:
     for moment in ("on_test_begin", "on_predict_begin"):
         wrap(callbacks, moment, _begin_other)
     wrap(saving_lib, "get_attr_skipset", _without_strategy)
+    adapt_exports()
     wrap(model, "save", _save)
     wrap(model, "save_weights", _save)
 

@@ -5,13 +5,15 @@ here each holds its shard, cut along one axis and padded with zeros to the same 
 `save`, `get_weights`, checkpoints and another number of replicas know nothing of shards.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import process_index, processes
 from toolkit.strategies.collectives import all_gather, replica_id_and_count, replicas
 
@@ -47,6 +49,7 @@ class ReplicaShardedVariable(keras.Variable):
         self.shard_shape = list(shape)
         self.shard_shape[axis] = -(-shape[axis] // self.count)
         self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
+        self._plain: tf.Variable | None = None
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
 
     def _initialize_with_initializer(self, initializer: Callable) -> None:
@@ -111,8 +114,40 @@ class ReplicaShardedVariable(keras.Variable):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
+    @contextlib.contextmanager
+    def in_one_place(self) -> Iterator[None]:
+        """While entered, this holds the whole in one plain variable. In several processes it begins with a collective.
+
+        A step must not be run meanwhile.
+        """
+        shards, whole = self._value, self.numpy()
+        self._value = self._plain = tf.Variable(whole, trainable=self.trainable, name=self.name)
+        try:
+            yield
+        finally:
+            self._value, self._plain = shards, None
+
+    # tf.train.Checkpoint asks variables for what it saves.
+    def _serialize_to_tensors(self) -> dict:
+        return {"VARIABLE_VALUE": self.whole()}
+
+    def _restore_from_tensors(self, restored: dict) -> Any:
+        self.assign(restored["VARIABLE_VALUE"])
+        return self._value
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        if self._plain is None:
+            raise StrategyError(
+                asked=f"tf.saved_model.save of a model with {self.path}",
+                found="each replica holds a shard of it, and a SavedModel has one variable for all replicas",
+                remedy="Use model.export(path), which writes whole weights",
+            )
+        return super()._export_to_saved_model_graph(*args, **kwargs)
+
     def whole(self) -> tf.Tensor:
         """Returns the whole, as a tensor, outside of steps."""
+        if self._plain is not None:
+            return self._plain.read_value()
         if processes(self.strategy) > 1:
             if tf.executing_eagerly():
                 return tf.constant(self.numpy())
