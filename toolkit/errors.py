@@ -47,6 +47,8 @@ class ToolkitError(Exception):
     """The root of the tree; `exit_code` is what a program that ends on it returns."""
 
     exit_code = 1
+    # What is raised in a layer's call goes through Keras as it is: else it becomes a RuntimeError with the arguments.
+    _keras_call_info_injected = True
 
 
 class RequestError(ToolkitError):

@@ -215,3 +215,60 @@ def test_every_optimizer_trains_split_layers(four_devices, optimizer):
     # A step of Lion is a sign, of Ftrl and Adadelta a quotient: rounding weighs more there.
     theirs = alone(ALL[optimizer], used=False)
     same(trained(mirrored, ALL[optimizer], used=False, **PAIR), theirs, 3e-5)
+
+
+def between(*layers, units=12):
+    inputs = keras.Input((6,))
+    x = ShardedDense(units, keep_split=True, activation="relu")(inputs)
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(inputs, ShardedDense(3, split="inputs")(x))
+
+
+def fitted(strategy, make):
+    keras.utils.set_random_seed(2)
+    with strategy.scope():
+        model = make()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(X[:, 0, 0, :].repeat(2, 1)[:28], Y[:28], batch_size=7, verbose=0, shuffle=False)
+    return [weight.numpy() for weight in model.weights]
+
+
+@pytest.mark.parametrize("layer", ["Softmax", "UnitNormalization"])
+def test_what_needs_all_features_does_not_stand_between_a_pair(four_devices, layer):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with pytest.raises(StrategyError, match="computes from all of an example's features.*Leave keep_split out"):
+        fitted(strategy, lambda: between(getattr(keras.layers, layer)()))
+
+
+def test_what_is_elementwise_does(four_devices):
+    layers = keras.layers
+
+    def make():
+        return between(layers.Dropout(0.0), layers.LeakyReLU(0.1), layers.Rescaling(2.0), layers.Activation("gelu"))
+
+    many = fitted(strategies.create("mirrored", devices=four_devices[:2]), make)
+    same(many, fitted(tf.distribute.get_strategy(), make))
+
+
+def test_pairs_that_begin_before_others_end_are_told_apart(four_devices):
+    """Their examples differ in number: those of a sequence's steps, and of sequences."""
+
+    def make():
+        steps, whole = keras.Input((6,)), keras.Input((6,))
+        first = ShardedDense(12, keep_split=True, activation="relu")(keras.layers.Reshape((2, 3))(steps))
+        second = ShardedDense(12, keep_split=True, activation="relu")(whole)
+        first, second = ShardedDense(3, split="inputs")(first), ShardedDense(3, split="inputs")(second)
+        return keras.Model([steps, whole], keras.layers.Add()([keras.layers.GlobalAveragePooling1D()(first), second]))
+
+    def trained_on_both(strategy):
+        keras.utils.set_random_seed(2)
+        with strategy.scope():
+            model = make()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        x = X[:, 0, 0, :].repeat(2, 1)[:28]
+        model.fit([x, -x], Y[:28], batch_size=7, verbose=0, shuffle=False)
+        return [weight.numpy() for weight in model.weights]
+
+    many = trained_on_both(strategies.create("mirrored", devices=four_devices[:2]))
+    same(many, trained_on_both(tf.distribute.get_strategy()))

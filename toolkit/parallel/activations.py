@@ -12,18 +12,30 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies import collectives, weighting
 
 __all__ = [
     "Counts",
     "count",
+    "counts_of",
     "examples_to_features",
     "features_to_examples",
     "gather",
-    "last_counts",
+    "keep_split",
     "sum_to_examples",
 ]
 
+_KEPT = "toolkit_kept_split"  # The collection of a function's graph that has what layers have kept split.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+# Operations that compute each element from those at its place.
+_ELEMENTWISE = frozenset(
+    """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
+    Greater GreaterEqual Identity IdentityN IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 Round Rsqrt
+    Select SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tanh Xdivy
+    ZerosLike""".split()  # noqa: SIM905 - A list of words.
+)
 _of_this_replica = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
 
@@ -37,13 +49,69 @@ class Counts(NamedTuple):
 def count(x: tf.Tensor) -> Counts:
     """Returns how many examples this replica has in x, [n, ...], and what they are padded to: a collective."""
     own = tf.constant(x.shape[0], tf.int32) if x.shape[0] is not None else tf.shape(x)[0]
-    _of_this_replica.counts = Counts(own, collectives.all_reduce_max(own))
-    return _of_this_replica.counts
+    return Counts(own, collectives.all_reduce_max(own))
 
 
-def last_counts() -> Counts:
-    """Returns what `count` found last in this replica: in the layer before one whose input is split already."""
-    return _of_this_replica.counts
+def keep_split(y: tf.Tensor, counts: Counts) -> tf.Tensor:
+    """Returns a layer's output, split by features, for a layer that takes it so and asks for `counts_of`."""
+    y = tf.identity(y)
+    _of_this_replica.counts = counts
+    if not tf.executing_eagerly():
+        y.graph.add_to_collection(_KEPT, (y.op, counts))
+    return y
+
+
+def counts_of(x: tf.Tensor) -> Counts:
+    """Returns the counts of an input that is split by features: those of the layer that has kept it so.
+
+    Raises:
+        StrategyError: What lies between computes from all features of an example, of which there is a part here.
+    """
+    if tf.executing_eagerly():  # There is no graph in which to find that layer.
+        return _of_this_replica.counts
+    kept = dict(x.graph.get_collection(_KEPT))
+    waiting, seen = [x.op], set()
+    found: list[Counts] = []
+    others: list[tf.Operation] = []
+    while waiting:
+        operation = waiting.pop()
+        if operation in kept:
+            found.append(kept[operation])
+        elif operation not in seen and operation.type not in _SHAPES:
+            seen.add(operation)
+            if not _is_elementwise(operation):
+                others.append(operation)
+            waiting += [tensor.op for tensor in operation.inputs]
+    wrong = next((each for each in others if _depends(each, set(kept))), None)
+    if wrong is not None or not found:
+        raise StrategyError(
+            asked="a layer takes an input that is split by features",
+            found=f"a {wrong.type} lies between, which computes from all of an example's features"
+            if wrong is not None
+            else "no layer before it has kept its output split",
+            remedy="Leave keep_split out in the layer before, or have nothing but elementwise layers between the two",
+        )
+    return found[0]
+
+
+def _depends(operation: tf.Operation, kept: set[tf.Operation]) -> bool:
+    """Says whether an operation computes from the values of what was kept split, and not from its shape alone."""
+    waiting, seen = [operation], set()
+    while waiting:
+        each = waiting.pop()
+        if each in kept:
+            return True
+        if each not in seen and each.type not in _SHAPES:
+            seen.add(each)
+            waiting += [tensor.op for tensor in each.inputs]
+    return False
+
+
+def _is_elementwise(operation: tf.Operation) -> bool:
+    if operation.type == "Reshape":  # Such as of steps of a sequence, which count as examples.
+        before, after = operation.inputs[0].shape, operation.outputs[0].shape
+        return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
+    return operation.type in _ELEMENTWISE
 
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:

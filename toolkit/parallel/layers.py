@@ -209,13 +209,14 @@ class ShardedDense(_Sharded, keras.layers.Dense):
         size = self._kernel.shard_shape[1]
         real = min(max(self.units - replica_id * size, 0), size)
         # Beyond the last unit nothing may reach the next layer: an activation of 0 need not be 0.
-        return y if size * count == self.units else y * tf.cast(tf.range(size) < real, y.dtype)
+        y = y if size * count == self.units else y * tf.cast(tf.range(size) < real, y.dtype)
+        return activations.keep_split(y, counts)
 
     def _call_by_inputs(self, x: tf.Tensor) -> tf.Tensor:
         dtype = self._communication_dtype
         size = self._kernel.shard_shape[0]
         if x.shape[-1] == size:
-            counts = activations.last_counts()
+            counts = activations.counts_of(x)
         else:
             counts = activations.count(x)
             x = activations.examples_to_features(x, counts, size, dtype=dtype)

@@ -93,7 +93,8 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
 def adapt_trainers() -> None:
     """Has the steps of models under several replicas know their shares; called again, it does nothing."""
     wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
-    wrap(keras.Model, "compile", _compile_in_scope)
+    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
+    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
     wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
     wrap(keras.Model, "make_test_function", functools.partial(_made, "test_step"))
 
