@@ -17,7 +17,7 @@ from absl import flags
 import toolkit
 
 toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0.1)
-toolkit.cli.flags.define_gradients()
+toolkit.cli.flags.define_gradients(between_processes=False)
 flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Model; alexnet learns at --learning_rate=0.02.")
 flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
 FLAGS = flags.FLAGS

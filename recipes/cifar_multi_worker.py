@@ -33,6 +33,7 @@ def main() -> None:
             membership=run.membership,
             start_timeout=FLAGS.start_timeout,
             gradients=toolkit.cli.flags.gradients(),
+            communication=FLAGS.communication,
         )
 
         import keras  # Only now: importing it starts TensorFlow.

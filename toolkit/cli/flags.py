@@ -8,7 +8,7 @@ resume is recorded by `recipe.open_run`: all flags that a recipe defines itself,
 from absl import flags
 
 from toolkit.strategies import GradientExchange
-from toolkit.strategies.exchange import DTYPES
+from toolkit.strategies.exchange import COMMUNICATIONS, DTYPES
 from toolkit.strategies.parameter_servers import ParameterServerOptions
 from toolkit.strategies.parameter_servers.options import PLACEMENTS
 
@@ -81,11 +81,13 @@ def define_parameter_servers() -> None:
     flags.DEFINE_integer("steps_per_dispatch", None, "Steps a worker is sent at once. Default: by their length.")
 
 
-def define_gradients() -> None:
+def define_gradients(*, between_processes: bool = True) -> None:
     """Defines the flags that say how replicas exchange gradients."""
     flags.DEFINE_enum(
         "gradient_dtype", "float32", list(DTYPES), "Communication dtype of gradients, which are added in it too."
     )
+    if between_processes:
+        flags.DEFINE_enum("communication", "auto", list(COMMUNICATIONS), "Between processes; auto: NCCL with GPUs.")
     flags.DEFINE_integer("bytes_per_pack", 0, "Gradients are joined up to so many bytes; 0 for all in one pack.")
 
 

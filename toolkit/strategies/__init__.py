@@ -5,6 +5,7 @@ all processes, steps that a chief dispatches to workers. One file per strategy, 
 
 exchange      how replicas exchange gradients: what a strategy is asked for
 one_device    everything on one device
+communication  NCCL or the ring between processes
 hooks         what only private functions of TensorFlow allow
 agreement     values that the processes of a strategy exchange between steps, and their barrier
 collectives   exchanges between the replicas of a step, each with its gradient
@@ -24,6 +25,7 @@ consistency   what must be the same on all workers: facts, random numbers, weigh
 exporting     `Model.export`: whole weights, written by one process
 fitting       what Keras's training loop needs from several processes
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
+resolving     who trains together, and the wait for the others
 multi_worker  a replica on each device of several processes, gradients all-reduced
 parameter_server  variables on parameter servers, steps dispatched to workers
 table         names, `create`, what "auto" means, and what a strategy is

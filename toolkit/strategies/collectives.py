@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from toolkit.strategies import hooks
+
 __all__ = [
     "all_gather",
     "all_reduce",
@@ -189,7 +191,8 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
 
-    No token orders it: it begins when its own input is there, beside others that wait for theirs.
+    On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
+    calls are in the order of TensorFlow's own.
     All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
     a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
     another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
@@ -198,6 +201,9 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     replica_id, count = replica_id_and_count()
     if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16)), tf.bfloat16)
+    strategy = tf.distribute.get_strategy()
+    nccl = hooks.communication_of(strategy) == "nccl"
+    here = len(strategy.extended.worker_devices)
     kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
     call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
@@ -205,8 +211,8 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
         group_size=count,
         group_key=_GROUP,
         instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
-        ordering_token=[],
-        communication_hint="auto",
+        ordering_token=[hooks.ordering_token(strategy, replica_id % here)] if nccl else [],
+        communication_hint="nccl" if nccl else "auto",
         timeout_seconds=_TIMEOUT,
     )
 

@@ -8,8 +8,9 @@ from toolkit.errors import StrategyError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["DTYPES", "GradientExchange", "exchange_of", "set_exchange"]
+__all__ = ["COMMUNICATIONS", "DTYPES", "GradientExchange", "exchange_of", "set_exchange"]
 
+COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
 DTYPES = ("float32", "float16", "bfloat16")
 _ATTRIBUTE = "_toolkit_gradient_exchange"
 

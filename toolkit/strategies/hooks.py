@@ -1,4 +1,4 @@
-"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped, and one called.
+"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped, and what is read there.
 
 `tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
 """
@@ -12,9 +12,10 @@ from tensorflow.python.distribute import cross_device_utils, multi_worker_util
 from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
 from tensorflow.python.eager import context
 
+from toolkit.strategies.communication import kind_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["expect_heartbeats", "install"]
+__all__ = ["communication_of", "expect_heartbeats", "install", "ordering_token"]
 
 
 def install() -> None:
@@ -42,6 +43,19 @@ def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> 
             heartbeat_timeout_in_ms=max(1, round(1000 * seconds)),
             coordinated_jobs=jobs,
         )
+
+
+def communication_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns what the processes of a strategy exchange tensors by: "nccl" or "ring"."""
+    return kind_of(strategy.extended._communication_options)
+
+
+def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
+    """Returns the resource by which TensorFlow orders its calls of NCCL on one of this process's replicas.
+
+    Other calls on the same device must be ordered by the same one.
+    """
+    return strategy.extended._cross_device_ops._launchers[replica]._get_ordering_token()
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:

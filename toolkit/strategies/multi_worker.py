@@ -6,7 +6,6 @@ This is `tf.distribute.MultiWorkerMirroredStrategy` with what Keras 3's `fit` la
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
 import sys
 import threading
@@ -20,9 +19,11 @@ from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import gradients, hooks, sharing
 from toolkit.strategies.agreement import extremes, processes
+from toolkit.strategies.communication import options_for
 from toolkit.strategies.consistency import seed_alike
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.reducing import ReducesForKeras
+from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
 from toolkit.strategies.shutdown import wait_at_exit
 from toolkit.strategies.uneven_inputs import JoinedDataset
 from toolkit.support import status
@@ -42,26 +43,44 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
     Attributes:
         cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
 
+    A process trains with others once: whoever makes a second strategy of the same cluster gets the first. TensorFlow
+    would connect the processes again, each at another time.
+
     Args:
         cluster_resolver: A resolver of TensorFlow's; None for what the environment describes.
         communication_options: TensorFlow's; None for its defaults.
+        communication: "nccl", "ring", or "auto" for NCCL where each replica has a GPU of its own; an implementation
+            in `communication_options` comes first.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
 
     Raises:
         ClusterError: TF_CONFIG is wrong, or a task can't be reached.
-        StrategyError: TensorFlow was started too early.
+        StrategyError: TensorFlow was started too early, this process trains with another cluster, or NCCL can't be.
     """
 
     cluster: _cluster.Cluster | None = None
+    _first: "MultiWorkerStrategy | None" = None
+
+    def __new__(cls, *_: Any, **__: Any) -> "MultiWorkerStrategy":
+        return MultiWorkerStrategy._first or super().__new__(cls)
 
     def __init__(
-        self, cluster_resolver: Any = None, communication_options: Any = None, *, start_timeout: float | None = None
+        self,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
+        *,
+        communication: str = "auto",
+        start_timeout: float | None = None,
     ) -> None:
         if start_timeout is None:
             start_timeout = status.start_timeout()
-        resolver = cluster_resolver or _resolver()
+        resolver = cluster_resolver or resolver_here()
+        if self is MultiWorkerStrategy._first:
+            _check_same(self, resolver)
+            return
+        communication_options, why = options_for(communication_options, communication, resolver)
         if resolver is not None:
-            _wait_for_others(resolver, start_timeout)
+            wait_for_others(resolver, start_timeout)
             hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARTBEAT_SHARE * status.heartbeat_timeout())
         with _ends_in(start_timeout), _keeps_sigterm():
             try:
@@ -74,7 +93,9 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
                     found="TensorFlow has run something before, and can't connect any more",
                     remedy="Create the strategy before the first operation, model or seed of the program",
                 ) from error
-        _ready(self)
+        if resolver is not None and len(tasks(resolver)) > 1:
+            MultiWorkerStrategy._first = self
+        _ready(self, why)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
@@ -145,12 +166,17 @@ def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWork
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
-        _ready(strategy)
+        _ready(strategy, "TensorFlow takes it unless it is asked" * (hooks.communication_of(strategy) != "nccl"))
     return strategy
 
 
 def create(
-    members: _cluster.Cluster, task: _cluster.Task, *, devices: Sequence[str] = (), start_timeout: float | None = None
+    members: _cluster.Cluster,
+    task: _cluster.Task,
+    *,
+    devices: Sequence[str] = (),
+    start_timeout: float | None = None,
+    communication: str = "auto",
 ) -> MultiWorkerStrategy:
     """Waits for the other tasks, then joins them.
 
@@ -159,6 +185,7 @@ def create(
         task: This process's task.
         devices: Logical devices of this process, to be held against those that TensorFlow takes.
         start_timeout: Seconds to wait for the others; None for 300, or what the launcher says.
+        communication: As for `MultiWorkerStrategy`.
 
     Raises:
         ClusterError: Some task can't be reached in time, or isn't the one expected.
@@ -171,58 +198,24 @@ def create(
             found="TensorFlow uses one CPU device per worker",
             remedy="Leave gpus out or ask for gpus=1, and start more workers",
         )
-    strategy = MultiWorkerStrategy(_resolve(members, task), start_timeout=start_timeout)
+    resolver = resolve(members, task)
+    strategy = MultiWorkerStrategy(resolver, start_timeout=start_timeout, communication=communication)
     strategy.cluster = members
     return strategy
 
 
-def _resolver() -> Any:
-    """Returns the resolver of the environment's cluster; None where this process is alone, as TensorFlow has it."""
-    found = _cluster.discover(os.environ)
-    return None if found is None or found.task.job == "evaluator" else _resolve(found.cluster, found.task)
-
-
-def _resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
-    if any(other.job == "ps" for other in members.tasks):
+def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
+    """Makes sure that a second strategy is of the cluster that this process trains with."""
+    theirs = tasks(resolver) if resolver is not None else {}
+    if theirs != tasks(first.cluster_resolver):
         raise StrategyError(
-            asked="multi_worker trains by all-reduce between chief and workers",
-            found="the cluster has parameter servers, for which it has no use",
-            remedy="Leave the ps tasks out of the cluster",
+            asked="a second strategy of several processes",
+            found=f"this process trains with another cluster: {', '.join(tasks(first.cluster_resolver).values())}",
+            remedy="Make one for each process, or start others for the second cluster",
         )
-    if task not in members.synchronous:
-        raise StrategyError(
-            asked=f"multi_worker trains on chief and workers, and this process is {task}",
-            found="it is none of them",
-            remedy="Start this task as chief or worker, or leave it out",
-        )
-    together = members.restricted_to(members.synchronous)
-    workers = [other.index for other in together.tasks if other.job == "worker"]
-    if workers and workers != list(range(len(workers))):
-        raise StrategyError(
-            asked="multi_worker counts the workers from 0 on",
-            found=f"the cluster has worker {', '.join(map(str, workers))} only",
-            remedy="List all workers, or number them without gaps",
-        )
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(together.as_dict()), task_type=task.job, task_id=task.index, rpc_layer="grpc"
-    )
 
 
-def _wait_for_others(resolver: Any, timeout: float) -> None:
-    jobs = resolver.cluster_spec().as_dict()
-    if jobs and resolver.task_type:
-        members = _cluster.Cluster(jobs)
-        task = _cluster.Task(resolver.task_type, resolver.task_id)
-        _cluster.check_proxies(members, os.environ)
-        # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
-        # the worker's index in any of them.
-        program = _cluster.describe_program(
-            getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
-        )
-        _cluster.wait_for_tasks(members.restricted_to(members.synchronous), task, timeout=timeout, program=program)
-
-
-def _ready(strategy: MultiWorkerStrategy) -> None:
+def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_keras()
     hooks.install()
     gradients.adapt_optimizers()
@@ -234,6 +227,8 @@ def _ready(strategy: MultiWorkerStrategy) -> None:
         processes(strategy),
         strategy.num_replicas_in_sync,
     )
+    if tf.config.get_visible_devices("GPU"):
+        _LOG.info("Gradients travel by %s", "gRPC, not NCCL: " + why if why else "NCCL, from GPU to GPU")
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ def create(
     start_timeout: float | None = None,
     parameter_server: ParameterServerOptions | None = None,
     gradients: "GradientExchange | None" = None,
+    communication: str = "auto",
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -45,6 +46,8 @@ def create(
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
         parameter_server: How parameter servers are used, where they are.
         gradients: How replicas exchange them, under mirrored and multi_worker; None for as they are.
+        communication: What processes exchange tensors by, under multi_worker: "nccl", "ring", or "auto" for NCCL where
+            each replica has a GPU of its own, the ring elsewhere.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -88,7 +91,15 @@ def create(
         who = _required(name, membership, tasks="--workers=2")
         from toolkit.strategies import multi_worker
 
-        strategy = multi_worker.create(who.cluster, who.task, devices=tuple(devices), start_timeout=start_timeout)
+        strategy = multi_worker.create(
+            who.cluster, who.task, devices=tuple(devices), start_timeout=start_timeout, communication=communication
+        )
+    elif communication != "auto":
+        raise StrategyError(
+            asked=f"communication={communication!r}",
+            found="it is for processes that train together, and this one trains by itself",
+            remedy="Leave it out",
+        )
     else:
         devices = tuple(devices) or _all_devices()
         several = name == "mirrored" or (name == "auto" and len(devices) > 1)
@@ -111,6 +122,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         replicas: How many copies of the model train; under parameter servers the number of workers.
         devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
         cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
+        communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
 
@@ -127,7 +139,9 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if isinstance(strategy, tf.distribute.MirroredStrategy):
             described["strategy"] = "mirrored"
         elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            described["strategy"] = "multi_worker"
+            from toolkit.strategies.hooks import communication_of
+
+            described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
     return {**described, "cluster": cluster.as_dict()} if cluster else described

@@ -1,0 +1,71 @@
+"""Who trains together: TensorFlow's resolver of a cluster, and the wait for the others."""
+
+import os
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit import cluster as _cluster
+from toolkit.errors import StrategyError
+from toolkit.support import status
+
+__all__ = ["resolve", "resolver_here", "tasks", "wait_for_others"]
+
+
+def resolver_here() -> Any:
+    """Returns the resolver of the environment's cluster; None where this process is alone, as TensorFlow has it."""
+    found = _cluster.discover(os.environ)
+    return None if found is None or found.task.job == "evaluator" else resolve(found.cluster, found.task)
+
+
+def resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
+    """Returns TensorFlow's resolver of those tasks of a cluster that train together.
+
+    Raises:
+        StrategyError: They don't, or this task isn't one of them.
+    """
+    if any(other.job == "ps" for other in members.tasks):
+        raise StrategyError(
+            asked="multi_worker trains by all-reduce between chief and workers",
+            found="the cluster has parameter servers, for which it has no use",
+            remedy="Leave the ps tasks out of the cluster",
+        )
+    if task not in members.synchronous:
+        raise StrategyError(
+            asked=f"multi_worker trains on chief and workers, and this process is {task}",
+            found="it is none of them",
+            remedy="Start this task as chief or worker, or leave it out",
+        )
+    together = members.restricted_to(members.synchronous)
+    workers = [other.index for other in together.tasks if other.job == "worker"]
+    if workers and workers != list(range(len(workers))):
+        raise StrategyError(
+            asked="multi_worker counts the workers from 0 on",
+            found=f"the cluster has worker {', '.join(map(str, workers))} only",
+            remedy="List all workers, or number them without gaps",
+        )
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(together.as_dict()), task_type=task.job, task_id=task.index, rpc_layer="grpc"
+    )
+
+
+def tasks(resolver: Any) -> dict[str, str]:
+    """Returns the addresses of a resolver's tasks, by their names."""
+    jobs = resolver.cluster_spec().as_dict()
+    return {f"{job}:{index}": address for job, listed in jobs.items() for index, address in enumerate(listed)}
+
+
+def wait_for_others(resolver: Any, timeout: float) -> None:
+    """Waits until all that train together can be reached, and run the same program."""
+    jobs = resolver.cluster_spec().as_dict()
+    if jobs and resolver.task_type:
+        members = _cluster.Cluster(jobs)
+        task = _cluster.Task(resolver.task_type, resolver.task_id)
+        _cluster.check_proxies(members, os.environ)
+        # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
+        # the worker's index in any of them.
+        program = _cluster.describe_program(
+            getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
+        )
+        _cluster.wait_for_tasks(members.restricted_to(members.synchronous), task, timeout=timeout, program=program)
