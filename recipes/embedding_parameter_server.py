@@ -1,0 +1,75 @@
+"""A recommender whose two tables live on parameter servers: a step pulls the rows of its batch, and pushes theirs.
+
+    toolkit launch --chief --workers=2 --ps=2 -m recipes.embedding_parameter_server
+
+The data is generated: what a user thinks of an item is the sum of two numbers and noise, so that the best loss there
+can be is known. Of the tables one row in fifty is in use. `python -m recipes.embedding_parameter_server` trains it on
+one device, with the tables in its memory.
+"""
+
+import os
+import time
+
+from absl import flags
+
+import toolkit
+
+toolkit.cli.flags.define_cluster()
+toolkit.cli.flags.define_parameter_servers()
+flags.DEFINE_integer("users", 1_000_000, "Rows of one table.", lower_bound=50)
+flags.DEFINE_integer("items", 200_000, "Rows of the other.", lower_bound=50)
+flags.DEFINE_integer("width", 16, "Columns of both.", lower_bound=1)
+flags.DEFINE_integer("epochs", 4, "Epochs.", lower_bound=1)
+flags.DEFINE_integer("steps_per_epoch", 500, "Steps in an epoch.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 1024, "Examples in a step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 0.2, "Rate of Adagrad.")
+flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
+FLAGS = flags.FLAGS
+NOISE = 0.5  # Its square is the loss of who knows all users and items.
+
+
+def ratings(first: int, count: int):
+    """Returns so many batches, each a function of its number."""
+    import tensorflow as tf
+
+    def batch(number):
+        seed = tf.stack([number, tf.constant(FLAGS.seed, tf.int64)])
+        ids, opinions = {}, NOISE * tf.random.stateless_normal([FLAGS.batch_size, 1], seed)
+        for index, (name, rows) in enumerate({"user": FLAGS.users, "item": FLAGS.items}.items(), 1):
+            ids[name] = 50 * tf.random.stateless_uniform([FLAGS.batch_size], seed + index, 0, rows // 50, tf.int32)
+            opinions += tf.sin(tf.cast(ids[name][:, None] * (2 * index + 1) % 1009, tf.float32)) * 2**0.5
+        return ids, opinions
+
+    return tf.data.Dataset.range(first, first + count).map(batch, num_parallel_calls=2).prefetch(4)
+
+
+def main() -> None:
+    """Strategy, model, compile, fit."""
+    strategy = toolkit.strategies.create(  # A worker or ps serves here, until the chief is done.
+        "auto",
+        membership=toolkit.cluster.discover(os.environ, file=FLAGS.cluster, task=FLAGS.task),
+        start_timeout=FLAGS.start_timeout,
+        parameter_server=toolkit.cli.flags.parameter_servers(),
+    )
+
+    import keras  # Only now: importing it starts TensorFlow.
+
+    keras.utils.set_random_seed(FLAGS.seed)
+    with strategy.scope():
+        ids = {name: keras.Input((), dtype="int32", name=name) for name in ("user", "item")}
+        found = [keras.layers.Embedding(FLAGS.users, FLAGS.width)(ids["user"])]
+        found.append(keras.layers.Embedding(FLAGS.items, FLAGS.width)(ids["item"]))
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(found)))
+        model.compile(keras.optimizers.Adagrad(FLAGS.learning_rate), "mse")
+    toolkit.cli.show_variables(toolkit.strategies.report(model))
+    began, steps = time.perf_counter(), FLAGS.epochs * FLAGS.steps_per_epoch
+    data = ratings(0, steps).repeat()
+    model.fit(data, epochs=FLAGS.epochs, steps_per_epoch=FLAGS.steps_per_epoch, shuffle=False, verbose=2)
+    rate = steps * FLAGS.batch_size / (time.perf_counter() - began)
+    loss = model.evaluate(ratings(10**9, 20), verbose=0)
+    best = f"the best there can be {NOISE**2:.3f}, without tables 2.25"
+    toolkit.cli.say(f"loss {loss:.3f}; {best}; {rate:,.0f} examples/s")
+
+
+if __name__ == "__main__":
+    toolkit.cli.run(main)
