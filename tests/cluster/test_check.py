@@ -48,7 +48,7 @@ BAD = [
     ('{"task": []}', "task", "a list, not an object", "index"),
     ('{"task": {}}', "task.type", "missing", "index"),
     ('{"task": {}}', "task.index", "missing", "index"),
-    (of({"master": ["a:1"]}), "cluster.master", "no job 'master'", "Call it chief"),
+    (of({"coordinator": ["a:1"]}), "cluster.coordinator", "no job 'coordinator'", "Call it chief"),
     (of({"workers": ["a:1"]}), "cluster.workers", "no job", "Did you mean worker"),
     (of({"parameter_server": ["a:1"]}), "cluster.parameter_server", "no job", "Call it ps"),
     (of({"x y": ["a:1"]}), "cluster['x y']", "no job", "chief, worker, ps, evaluator"),
@@ -229,3 +229,20 @@ def test_any_json_is_sound_or_has_problems_with_all_they_need(value):
     if not checked.problems:
         assert checked.task in checked.cluster or checked.task == Task("evaluator", 0)
         assert check(checked.cluster.tf_config(checked.task)) == checked
+
+
+def test_a_master_is_taken_as_chief():
+    text = '{"cluster": {"master": ["a:1"], "worker": ["b:1"]}, "task": {"type": "master", "index": 0}}'
+    found = check(text)
+    assert found.problems == ()
+    assert found.sound.as_dict() == {"chief": ["a:1"], "worker": ["b:1"]}
+    assert str(found.task) == "chief:0"
+    assert "taken as its chief" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "wrong"), [("grpc", False), (None, False), ("", False), ("grpc+verbs", True), (7, True)]
+)
+def test_what_tasks_speak_is_grpc(layer, wrong):
+    text = json.dumps({"cluster": {"worker": ["b:1"]}, "task": {"type": "worker", "index": 0}, "rpc_layer": layer})
+    assert [problem.place for problem in check(text).problems] == ["rpc_layer"] * (layer in ("grpc+verbs", 7))

@@ -63,6 +63,7 @@ def file(tmp_path):
         {"TF_CONFIG": ""},
         {"TF_CONFIG": " "},
         {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": '{"environment": "cloud", "rpc_layer": "grpc"}'},
         {"TF_CONFIG": " { }\n"},
         {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # A batch script, outside a step.
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},  # A shell that salloc started.

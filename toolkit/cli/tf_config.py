@@ -88,6 +88,8 @@ def _check(arguments: argparse.Namespace) -> int:
     text, source = _text(arguments.file)
     # A file, unlike a process, may speak for all tasks.
     checked = check(text, task_required=arguments.file is None)
+    for note in checked.notes:
+        print(f"note: {note}")
     if not checked.problems:
         own = f" It is for {checked.task}." if checked.task else " It names no task: it is for all."
         print(f"{source}: nothing is wrong. The tasks are {checked.sound.listed()}.{own}")

@@ -26,11 +26,13 @@ class Checked:
         task: None where something is wrong with it, or none is named. An evaluator:0 needn't be in
             the cluster; any other task is.
         problems: Everything wrong, in the order of the text where that is possible.
+        notes: What is taken otherwise than it is written, as sentences without their full stop.
     """
 
     cluster: Cluster | None
     task: Task | None
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def sound(self) -> Cluster:
@@ -55,6 +57,10 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
     value, problems = _object(text)
     if value is None:
         return Checked(cluster=None, task=None, problems=tuple(problems))
+    value, notes = _with_a_chief(value)
+    if (layer := value.get("rpc_layer")) not in (None, "", "grpc"):
+        found, cure = f"there is no {shown(layer)} between tasks here", 'Leave it out, or write "grpc"'
+        problems.append(Problem(place="rpc_layer", found=found, cure=cure))
     cluster, reading = None, None
     if "cluster" in value:
         reading = rules.read(value["cluster"])
@@ -69,7 +75,7 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
         problems += wrong
     elif task_required:
         problems.append(Problem(place="task", found="it is missing", cure=_TASK))
-    return Checked(cluster=cluster, task=task, problems=tuple(problems))
+    return Checked(cluster=cluster, task=task, problems=tuple(problems), notes=notes)
 
 
 def parse(text: str | None, *, source: str, task_required: bool = True) -> Checked:
@@ -126,6 +132,17 @@ def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
     dense = indices[-1] == len(indices) - 1
     choices = (f"0 to {indices[-1]}" if indices[-1] else "0") if dense else ", ".join(map(str, indices[:20]))
     return [Problem(place="task.index", found=found, cure=f"Choose from {choices}, or add its address to the cluster")]
+
+
+def _with_a_chief(value: dict) -> tuple[dict, tuple[str, ...]]:
+    """Returns a TF_CONFIG with a chief where it has a master, which is what SageMaker and old TFJobs write."""
+    jobs, task = value.get("cluster"), value.get("task")
+    if not isinstance(jobs, dict) or "master" not in jobs or "chief" in jobs:
+        return value, ()
+    value = {**value, "cluster": {"chief" if job == "master" else job: tasks for job, tasks in jobs.items()}}
+    if isinstance(task, dict) and task.get("type") == "master":
+        value["task"] = {**task, "type": "chief"}
+    return value, ("the master of this cluster is taken as its chief, as TensorFlow 2 calls it",)
 
 
 class _Object(dict):

@@ -1,7 +1,8 @@
 """Which cluster this process belongs to: by a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
 
+import json
+import logging
 import os
-import re
 from collections.abc import Mapping
 
 from toolkit.cluster.check import check, parse
@@ -11,6 +12,7 @@ from toolkit.errors import ClusterError
 
 __all__ = ["discover", "load", "read_file", "require"]
 
+_LOG = logging.getLogger(__name__)
 _LONGEST = 10_000_000  # Characters of a file: a hundred thousand tasks.
 
 
@@ -26,13 +28,14 @@ def discover(
             else TF_CONFIG. Given without a file, it goes before the task in TF_CONFIG.
 
     Returns:
-        None where the process was given no cluster. An empty TF_CONFIG, "" or "{}", gives none.
+        None where the process was given no cluster. A TF_CONFIG with neither cluster nor task, such as "", "{}" or
+        '{"environment": "cloud"}', gives none.
 
     Raises:
         ClusterError: What there is can't be used. Nothing further down the list is tried then.
     """
     config = environ.get("TF_CONFIG", "")
-    if re.fullmatch(r"\s*(\{\s*\})?\s*", config):
+    if _says_nothing(config):
         config = ""
     if file is not None:
         found = parse(read_file(file), source=os.fspath(file), task_required=False)
@@ -40,6 +43,8 @@ def discover(
         return _membership(found.sound, task, described, source=os.fspath(file))
     if config:
         found = parse(config, source="TF_CONFIG", task_required=task is None)
+        for note in found.notes:
+            _LOG.warning("TF_CONFIG: %s", note)
         return _membership(found.sound, task, found.task, source="TF_CONFIG")
     if task is not None:
         raise ClusterError(
@@ -48,6 +53,16 @@ def discover(
             remedy="Name a file with the cluster as well, or leave the task out",
         )
     return slurm.membership(environ) or open_mpi.membership(environ) or kubernetes.membership(environ)
+
+
+def _says_nothing(config: str) -> bool:
+    if not config.strip():
+        return True
+    try:
+        value = json.loads(config)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "cluster" not in value and "task" not in value
 
 
 def require(

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,12 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
             MultiWorkerStrategy._first = self
         _ready(self, why)
 
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Any]:
+        """Returns TensorFlow's scope, in which variables that it can't send to the others are refused."""
+        with super().scope() as inner, tf.variable_creator_scope(_refuse_bfloat16):
+            yield inner
+
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
 
@@ -143,6 +149,16 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
                 found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
                 remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
             )
+
+
+def _refuse_bfloat16(make: Callable, **kwargs: Any) -> Any:
+    if kwargs.get("dtype") is not None and tf.as_dtype(kwargs["dtype"]) == tf.bfloat16:
+        raise StrategyError(
+            asked="variables of bfloat16 on several workers",
+            found="TensorFlow has no broadcast of those between processes",
+            remedy='Use keras.config.set_dtype_policy("mixed_bfloat16"), which computes in 16 bits and keeps float32',
+        )
+    return make(**kwargs)
 
 
 def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWorkerStrategy:
