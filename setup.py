@@ -24,7 +24,7 @@ setuptools.setup(
         # Functions of notebooks, for toolkit.launch.run.
         "cloudpickle>=3,<4",
         # 3.12 is the last Keras for Python 3.10.
-        "keras>=3.12,<4",
+        "keras>=3.12,<3.16",
         "numpy>=2,<3",
         # Other cards than nvidia-smi lists are no concern of ours.
         "nvidia-ml-py>=12.535",

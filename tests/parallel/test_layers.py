@@ -211,6 +211,8 @@ SOME = {"Lamb, clipped, averaged", "Adafactor, accumulating", "Muon, decaying"}
     "optimizer", [pytest.param(name, marks=[] if name in SOME else pytest.mark.long) for name in ALL]
 )
 def test_every_optimizer_trains_split_layers(four_devices, optimizer):
+    if optimizer == "Muon, decaying" and keras.__version__.startswith("3.12."):
+        pytest.skip("Muon of Keras 3.12 fails with weight_decay, on one device too")
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     # A step of Lion is a sign, of Ftrl and Adadelta a quotient: rounding weighs more there.
     theirs = alone(ALL[optimizer], used=False)

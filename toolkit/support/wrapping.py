@@ -1,10 +1,23 @@
 """A function of somebody else's, wrapped once by each of us."""
 
 import functools
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["wrap"]
+from toolkit.errors import RequestError
+
+__all__ = ["TRIED", "wrap"]
+
+TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
+
+
+def _installed(module: str) -> str:
+    package = module.partition(".")[0]
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
 
 
 def wrap(owner: Any, name: str, around: Callable) -> None:
@@ -16,8 +29,18 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
         owner: A class or a module.
         name: The name of its method or function.
         around: Takes the original function, then its arguments.
+
+    Raises:
+        RequestError: There is no such thing in the Keras or TensorFlow that is installed.
     """
-    original = getattr(owner, name)
+    original = getattr(owner, name, None)
+    if not callable(original):
+        package = getattr(owner, "__module__", None) or owner.__name__
+        raise RequestError(
+            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {_installed(package)} is relied upon",
+            found="that version has none",
+            remedy=f"Install a version that this toolkit was tried with: {TRIED}",
+        )
     function = getattr(around, "func", around)  # Of a functools.partial.
     key = f"{function.__module__}.{function.__qualname__}"
     wrapped_by: tuple[str, ...] = getattr(original, "_toolkit", ())
