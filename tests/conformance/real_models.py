@@ -6,7 +6,10 @@ STRATEGY is one of `create`'s names, or one of `train.SERVED`. What is drawn at 
 replica, so noise comes with the data here.
 """
 
+import os
+import pathlib
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -300,7 +303,7 @@ class StepLosses(keras.callbacks.Callback):
 
 
 def trained(strategy, name):
-    """A model's losses by step, and its weights."""
+    """A model's losses by step, its weights, and how far what it leaves is from itself."""
     build, data = MODELS[name]
     keras.utils.set_random_seed(5)
     with strategy.scope():
@@ -309,7 +312,32 @@ def trained(strategy, name):
     losses = StepLosses()
     model.fit(dataset, steps_per_epoch=STEPS, epochs=1, callbacks=[losses], verbose=0)
     toolkit.strategies.wait_for_steps(model)
-    return np.array(losses.losses), np.concatenate([np.ravel(weight) for weight in model.get_weights()])
+    seen = {"losses": np.array(losses.losses), "weights": flat(model)}
+    if strategy.num_replicas_in_sync == 2:  # It takes as long as the training; beside parameter servers it isn't tried.
+        seen["saved"], seen["exported"] = left(strategy, model, build, data[0])
+    return seen
+
+
+def flat(model):
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
+
+
+def left(strategy, model, build, inputs):
+    """How far the answers of what a model leaves on disk are from its own: its weights in another model, an export."""
+    few = tf.nest.map_structure(lambda leaf: leaf[:60], inputs)
+    asked = tf.data.Dataset.from_tensor_slices((few,)).batch(60)
+    expected = model.predict(asked, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(pathlib.Path(folder, "it.weights.h5"))
+        model.export(pathlib.Path(folder, "exported"), verbose=False)
+        other = build()
+        other.predict(asked, verbose=0)
+        other.load_weights(pathlib.Path(folder, "it.weights.h5"))
+        exported = (
+            tf.saved_model.load(pathlib.Path(folder, "exported")) if toolkit.strategies.is_chief(strategy) else None
+        )
+        answers = expected if exported is None else exported.serve(few)  # Other workers' is elsewhere.
+    return [np.abs(np.asarray(answer) - expected).max() for answer in (other.predict(asked, verbose=0), answers)]
 
 
 def main():
@@ -322,8 +350,10 @@ def main():
         strategy = toolkit.strategies.create(kind, devices=devices.logical_devices)
     seen = {}
     for name in names or MODELS:
-        seen[f"{name}/losses"], seen[f"{name}/weights"] = trained(strategy, name)
-    np.savez(out, **seen)
+        seen |= {f"{name}/{key}": value for key, value in trained(strategy, name).items()}
+    own = pathlib.Path(out).with_suffix(f".{os.getpid()}.npz")  # Workers may be given the same name.
+    np.savez(own, **seen)
+    own.replace(out)
 
 
 if __name__ == "__main__":
