@@ -185,17 +185,31 @@ def test_what_cannot_be_ends_with_2_and_a_sentence(tmp_path, tasks, flags, said)
     assert "Traceback" not in text
 
 
-def test_fit_in_a_worker_ends_with_2(tmp_path):
+FITTED = """
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile({optimizer}, "mse")
+model.fit(numpy.ones((4, 2)), numpy.ones(4), verbose=0)
+"""
+IN_A_WORKER = "import keras, numpy\nif True:" + FITTED.format(optimizer="'sgd'")
+ACCUMULATING = (
+    "import toolkit\nstrategy = toolkit.strategies.create()\nimport keras, numpy\nwith strategy.scope():"
+    + FITTED.format(optimizer="keras.optimizers.SGD(gradient_accumulation_steps=2)")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (IN_A_WORKER, "beside parameter servers the chief trains"),
+        pytest.param(ACCUMULATING, "gradient_accumulation_steps=2 under parameter servers", marks=pytest.mark.long),
+    ],
+)
+def test_a_fit_that_can_not_be_ends_with_2(tmp_path, text, said):
     script = tmp_path / "train.py"
-    script.write_text(
-        "import keras, numpy\n"
-        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
-        "model.compile('sgd', 'mse')\n"
-        "model.fit(numpy.ones((4, 2)), numpy.ones(4), verbose=0)\n"
-    )
-    code, text = launched(tmp_path, str(script))
-    assert code == 2, text[-2000:]
-    assert "beside parameter servers the chief trains" in text
+    script.write_text(text)
+    code, shown = launched(tmp_path, str(script))
+    assert code == 2, shown[-2000:]
+    assert said in shown
 
 
 def test_a_script_that_only_knows_tensorflow_trains_unchanged(tmp_path):
@@ -228,23 +242,6 @@ def test_a_loop_of_the_user_s_own_trains_sharded_variables_as_one_device_does(tm
     assert seen["sharded"] > 0
     for mine, theirs in zip(seen["served"], seen["here"], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
-
-
-@pytest.mark.long
-def test_what_a_worker_can_not_do_by_itself_ends_with_2(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import toolkit\n"
-        "strategy = toolkit.strategies.create()\n"
-        "import keras, numpy\n"
-        "with strategy.scope():\n"
-        "    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
-        "    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), 'mse')\n"
-        "model.fit(numpy.ones((4, 2)), numpy.ones(4), verbose=0)\n"
-    )
-    code, text = launched(tmp_path, str(script))
-    assert code == 2, text[-2000:]
-    assert "gradient_accumulation_steps=2 under parameter servers" in text
 
 
 @pytest.mark.long

@@ -8,12 +8,14 @@ them as they are.
 """
 
 import threading
+from collections.abc import Container
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import collectives, weighting
+from toolkit.strategies.gradients import SHAPES
 
 __all__ = [
     "Counts",
@@ -27,7 +29,6 @@ __all__ = [
 ]
 
 _KEPT = "toolkit_kept_split"  # The collection of a function's graph that has what layers have kept split.
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Operations that compute each element from those at its place.
 _ELEMENTWISE = frozenset(
     """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
@@ -70,19 +71,10 @@ def counts_of(x: tf.Tensor) -> Counts:
     if tf.executing_eagerly():  # There is no graph in which to find that layer.
         return _of_this_replica.counts
     kept = dict(x.graph.get_collection(_KEPT))
-    waiting, seen = [x.op], set()
-    found: list[Counts] = []
-    others: list[tf.Operation] = []
-    while waiting:
-        operation = waiting.pop()
-        if operation in kept:
-            found.append(kept[operation])
-        elif operation not in seen and operation.type not in _SHAPES:
-            seen.add(operation)
-            if not _is_elementwise(operation):
-                others.append(operation)
-            waiting += [tensor.op for tensor in operation.inputs]
-    wrong = next((each for each in others if _depends(each, set(kept))), None)
+    before = _computed_from(x.op, kept)
+    found = [kept[operation] for operation in before if operation in kept]
+    others = [operation for operation in before if operation not in kept and not _is_elementwise(operation)]
+    wrong = next((each for each in others if any(other in kept for other in _computed_from(each, kept))), None)
     if wrong is not None or not found:
         raise StrategyError(
             asked="a layer takes an input that is split by features",
@@ -94,17 +86,16 @@ def counts_of(x: tf.Tensor) -> Counts:
     return found[0]
 
 
-def _depends(operation: tf.Operation, kept: set[tf.Operation]) -> bool:
-    """Says whether an operation computes from the values of what was kept split, and not from its shape alone."""
-    waiting, seen = [operation], set()
+def _computed_from(operation: tf.Operation, kept: Container[tf.Operation]) -> list[tf.Operation]:
+    """Returns an operation and those whose values it needs, back to what was kept split; shapes are no values."""
+    waiting, seen = [operation], dict[tf.Operation, None]()
     while waiting:
         each = waiting.pop()
-        if each in kept:
-            return True
-        if each not in seen and each.type not in _SHAPES:
-            seen.add(each)
-            waiting += [tensor.op for tensor in each.inputs]
-    return False
+        if each not in seen and each.type not in SHAPES:
+            seen[each] = None
+            if each not in kept:
+                waiting += [tensor.op for tensor in each.inputs]
+    return list(seen)
 
 
 def _is_elementwise(operation: tf.Operation) -> bool:

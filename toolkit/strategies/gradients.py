@@ -28,10 +28,10 @@ from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_optimizers", "reduced"]
+__all__ = ["SHAPES", "adapt_optimizers", "reduced"]
 
 # Operations whose result says nothing of the values of a batch, only of its shape.
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
 _here = threading.local()
 
@@ -189,7 +189,7 @@ def _fixed(indices: Any) -> bool:
         if not hasattr(tensor, "graph"):  # A constant from outside of the function.
             continue
         operation, graph = tensor.op, tensor.graph
-        if operation in seen or operation.type in _SHAPES:
+        if operation in seen or operation.type in SHAPES:
             continue
         seen.add(operation)
         if operation.type == "Placeholder":
