@@ -1,5 +1,6 @@
 """The message about the task that failed first."""
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -19,11 +20,11 @@ def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
         tasks: All tasks of the job, after their end.
     """
     others = [task for task in tasks if task is not first and task.code]
-    # Leaving TensorFlow takes a while: by then the others have noticed.
+    # Leaving TensorFlow takes a while: by then the others have noticed, and it may crash in a call of theirs.
     gone = [
         str(task.task)
         for task in tasks
-        if task.code == 0 and (task.done_at or task.ended or 0) < (first.failed_at or 0)
+        if (task.done_at or (task.ended if task.code == 0 else None) or math.inf) < (first.failed_at or 0)
     ]
     also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
     also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""

@@ -25,6 +25,7 @@ class TaskState:
         code: Exit code as Popen has it, None while it runs.
         done_at: When its script had come to its end.
         failed_at: When it reported that it fails, or was seen to have.
+        said_so: Whether it reported that it fails.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
         served: Whether it has reported that it serves a chief.
@@ -52,6 +53,7 @@ class TaskState:
         self.failed_at: float | None = None
         self.stopped_since: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
+        self.said_so = False
         self.served = self.given_up = self.asked_to_end = self.found_stopped = self.dying = False
         self.looks = 0
         self.stacks = ""
@@ -90,6 +92,7 @@ class TaskState:
             self.done_at = self.done_at or at
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or at
+            self.said_so = True
         self.facts.update(facts)
         self.served = self.served or facts.get("state") == "serving"
         self.progressed = time.monotonic()
@@ -154,11 +157,11 @@ def ran_alone(tasks: Sequence[TaskState]) -> bool:
 
 
 def cause(tasks: Sequence[TaskState]) -> TaskState:
-    """Returns whose failure came first; but a SIGKILL that isn't the launcher's own never follows from another.
+    """Returns whose failure came first; but a sudden end that isn't the launcher's own never follows from another.
 
     Nor does a task follow that something has stopped: the others waited for it.
 
-    A killed process closes its connections, and its peers fail, before the system lets its end be seen.
+    A process that ends suddenly closes its connections, and its peers fail, before the system lets its end be seen.
 
     Args:
         tasks: The job's tasks, one of which has failed, before the launcher has signalled any.
@@ -167,8 +170,17 @@ def cause(tasks: Sequence[TaskState]) -> TaskState:
     if stopped:
         return stopped[0]
     failed = [task for task in tasks if task.failed_at is not None and not task.given_up]
-    killed = [task for task in failed if task.code == -signal.SIGKILL]
-    return min(killed or failed, key=lambda task: task.failed_at or 0.0)
+    sudden = [task for task in failed if _ended_suddenly(task)]
+    return min(sudden or failed, key=lambda task: task.failed_at or 0.0)
+
+
+def _ended_suddenly(task: TaskState) -> bool:
+    """Whether it was killed, or ended before its script could say so: by os._exit, by a fault in native code."""
+    if task.code == -signal.SIGKILL:
+        return True
+    # TensorFlow aborts a process whose peer is gone. A crash after the script's end may be due to the others' calls.
+    said = task.said_so or task.done_at is not None
+    return not said and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)
 
 
 def _name(number: int) -> str:

@@ -1,0 +1,66 @@
+"""Who is named where several tasks failed, and what is said of those that had ended before."""
+
+import signal
+
+import pytest
+
+from toolkit.cluster import Task
+from toolkit.launch.supervisor import failure, state
+
+
+@pytest.fixture
+def task(tmp_path):
+    all_made = []
+
+    def make(index, *events):
+        made = state.TaskState(Task("worker", index), host="", log=tmp_path / f"worker-{index}.log")
+        made.take({"event": "started", "pid": 7})
+        for event in events:
+            made.take(event)
+        all_made.append(made)
+        return made
+
+    yield make
+    for made in all_made:
+        made.output.close()
+
+
+def report(name, ago):
+    return {"event": "report", "facts": {"state": name}, "ago": ago}
+
+
+def ended(code):
+    return {"event": "ended", "pid": 7, "code": code}
+
+
+@pytest.mark.parametrize("code", [9, -signal.SIGKILL, -signal.SIGSEGV], ids=["os._exit(9)", "killed", "crashed"])
+def test_a_sudden_end_is_the_cause_of_an_error_that_was_reported_earlier(task, code):
+    follows, first = task(0, report("failed", 0.5), ended(1)), task(1, ended(code))
+    assert state.cause([follows, first]) is first
+
+
+@pytest.mark.parametrize("code", [-signal.SIGABRT, -signal.SIGTERM], ids=["aborted by TensorFlow", "asked to end"])
+def test_an_abort_follows_from_an_error_that_was_reported_earlier(task, code):
+    first, follows = task(0, report("failed", 0.5), ended(1)), task(1, ended(code))
+    assert state.cause([first, follows]) is first
+
+
+def test_of_two_errors_the_earlier_is_the_cause(task):
+    follows, first = task(0, report("failed", 0.5), ended(1)), task(1, report("failed", 0.9), ended(1))
+    assert state.cause([follows, first]) is first
+
+
+@pytest.mark.parametrize("code", [0, -signal.SIGSEGV], ids=["left", "crashed while leaving"])
+def test_one_that_had_come_to_the_end_of_its_script_is_named(task, code):
+    first, gone = task(0, report("failed", 0.5), ended(1)), task(1, report("ending", 9.0), ended(code))
+    assert state.cause([first, gone]) is first
+    words = str(failure.error(first, [first, gone]))
+    assert "worker:0 failed first: it ended with exit code 1" in words
+    assert "worker:1 had come to the end of the script before." in words
+
+
+def test_a_crash_while_leaving_says_that_the_script_had_ended(task):
+    only = task(0, report("ending", 9.0), ended(-signal.SIGSEGV))
+    words = str(failure.error(only, [only]))
+    assert "it was ended by SIGSEGV" in words
+    assert "worker:0 had come to the end of the script before." in words
