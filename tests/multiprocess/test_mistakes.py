@@ -124,6 +124,14 @@ def test_data_of_different_lengths_are_refused(tmp_path):
     assert "different lengths, such as 2 and 3 batches" in done.stderr
 
 
+def test_data_of_one_length_that_differ_are_said(tmp_path):
+    done = launch(tmp_path, "model.fit(x + me, y, batch_size=20, verbose=0)")
+    assert done.returncode == 0
+    assert "worker:1 has read another first batch than worker:0" in done.stdout
+    same = launch(tmp_path, "model.fit(x, y, batch_size=20, verbose=0)")
+    assert "first batch" not in same.stdout
+
+
 def test_one_that_stops_stops_all(tmp_path):
     body = """
 class Enough(keras.callbacks.Callback):

@@ -1,12 +1,22 @@
 """What is wrapped of Keras for several processes, without starting any: a strategy that says it has two."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
 from toolkit.strategies import fitting
 
-MOMENTS = ("set_model", "on_train_begin", "on_epoch_end", "on_train_end", "on_test_begin", "on_predict_begin")
+MOMENTS = (
+    "set_model",
+    "on_train_begin",
+    "on_train_batch_end",
+    "on_epoch_end",
+    "on_train_end",
+    "on_test_begin",
+    "on_predict_begin",
+)
 
 
 @pytest.fixture
@@ -103,6 +113,15 @@ def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkey
     assert path.read_bytes() == before
     assert seen[0].name.endswith(".weights.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["some.weights.h5"]
+
+
+@pytest.mark.parametrize("name", ["some.weights.h5", "whole.keras"])
+def test_a_save_that_fails_names_the_file_that_was_asked_for(adapted, tmp_path, monkeypatch, name):
+    model, _ = worker(monkeypatch, chief=True)
+    path = tmp_path / "no such" / name
+    with pytest.raises(OSError, match=re.escape(str(path))) as caught:
+        (model.save_weights if name.endswith("h5") else model.save)(path)
+    assert f".{name.partition('.')[0]}." not in str(caught.value)
 
 
 def test_adapting_twice_changes_nothing(adapted):

@@ -105,3 +105,29 @@ def test_a_pydataset_of_keras_is_cut():
     adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
     shared = sharing.shares(adapter.get_tf_dataset(), indices=[1], count=2)
     assert [element[0].numpy().tolist() for element in shared] == [[[0], [0]], [[1], [1]]]
+
+
+def test_the_first_element_is_shown_once_and_iterators_can_be_saved(tmp_path):
+    seen = []
+    numbers = tf.data.Dataset.range(6).map(lambda n: {"n": n, "name": tf.strings.as_string(n)}).batch(2)
+    shown = sharing.show_first(numbers, lambda *parts: seen.append([part.tolist() for part in parts]))
+    assert shown.cardinality() == 3
+    assert shown.element_spec == numbers.element_spec
+    batches = iter(shown)
+    assert next(batches)["n"].numpy().tolist() == [0, 1]
+    assert seen == [[[0, 1], [b"0", b"1"]]]
+    path = tf.train.Checkpoint(it=batches).save(str(tmp_path / "of"))
+    assert next(batches)["n"].numpy().tolist() == [2, 3]
+    again = iter(shown)
+    tf.train.Checkpoint(it=again).restore(path)
+    assert [batch["n"].numpy().tolist() for batch in again] == [[2, 3], [4, 5]]
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("count", [tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY])
+def test_a_dataset_that_shows_its_first_element_is_as_long_as_it_was(count):
+    endless = tf.data.Dataset.range(2).repeat()
+    dataset = endless if count == tf.data.INFINITE_CARDINALITY else endless.take(7).filter(lambda n: n >= 0)
+    shown = sharing.show_first(dataset, lambda _: None)
+    assert shown.cardinality() == count
+    assert len(list(shown.take(7))) == 7

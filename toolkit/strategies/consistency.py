@@ -1,4 +1,4 @@
-"""What must be the same on all workers: facts, random numbers, weights, and the statistics that each has estimated."""
+"""What must be the same on all workers: facts, random numbers, data, weights, and the statistics that each has."""
 
 import json
 import logging
@@ -19,6 +19,7 @@ from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = [
     "Difference",
+    "FirstBatch",
     "average_statistics",
     "check_equal_weights",
     "checksum",
@@ -63,6 +64,36 @@ def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Di
         if keys:
             return Difference(process, theirs, chief, chiefs, keys)
     return None
+
+
+class FirstBatch:
+    """The first batch of each process's data, of which each is to keep its share.
+
+    Args:
+        strategy: The strategy whose processes read the data.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._sum = 0
+
+    def take(self, *parts: np.ndarray) -> None:
+        """Notes it, called when it is read."""
+        for part in parts:
+            raw = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
+            self._sum = zlib.crc32(raw, self._sum)
+
+    def compare(self) -> None:
+        """Warns where the processes' differ. It is a collective, to be called when all have read one."""
+        found = difference(self._strategy, {"first batch": self._sum})
+        if found is not None:
+            _LOG.warning(
+                "%s has read another first batch than %s. Each worker keeps its share of every batch and leaves the "
+                "rest to the others, so of data that differ most are never trained on: give all workers the same "
+                "data, or set AutoShardPolicy.OFF where each has its own",
+                found.process,
+                found.chief,
+            )
 
 
 def checksum(array: np.ndarray) -> int:

@@ -43,6 +43,7 @@ def adapt_keras() -> None:
     wrap(callbacks, "set_model", _quieten)
     wrap(callbacks, "on_train_begin", _begin_training)
     wrap(callbacks, "on_epoch_begin", _begin_epoch)
+    wrap(callbacks, "on_train_batch_end", _end_batch)
     wrap(callbacks, "on_epoch_end", _end_epoch)
     wrap(callbacks, "on_train_end", _end_training)
     for moment in ("on_test_begin", "on_predict_begin"):
@@ -105,6 +106,7 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
     if _shared(callbacks.model) and callbacks.model.built:
         check_equal_weights(callbacks.model)
         callbacks._toolkit_training = True
+        callbacks._toolkit_first_batch = getattr(callbacks.model.distribute_strategy, "first_batch", None)
 
 
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
@@ -114,6 +116,13 @@ def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **k
     if (strategy := _dispatching(callbacks.model)) is not None:
         steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
         strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
+
+
+def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, *args, **kwargs)
+    if (first := getattr(callbacks, "_toolkit_first_batch", None)) is not None:
+        callbacks._toolkit_first_batch = None
+        first.compare()
 
 
 def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import gradients, hooks, sharing
 from toolkit.strategies.agreement import extremes, processes
 from toolkit.strategies.communication import options_for
-from toolkit.strategies.consistency import seed_alike
+from toolkit.strategies.consistency import FirstBatch, seed_alike
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
@@ -42,6 +42,7 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
 
     Attributes:
         cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
+        first_batch: That of the data which Keras's loop was given last; None where each worker has data of its own.
 
     A process trains with others once: whoever makes a second strategy of the same cluster gets the first. TensorFlow
     would connect the processes again, each at another time.
@@ -59,6 +60,7 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
     """
 
     cluster: _cluster.Cluster | None = None
+    first_batch: FirstBatch | None = None
     _first: "MultiWorkerStrategy | None" = None
 
     def __new__(cls, *_: Any, **__: Any) -> "MultiWorkerStrategy":
@@ -115,6 +117,7 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
         if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
             return super().experimental_distribute_dataset(dataset, options)
         policy = dataset.options().experimental_distribute.auto_shard_policy
+        self.first_batch = None
         local = len(self.extended.worker_devices)
         # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
         caller = sys._getframe(1)
@@ -125,6 +128,9 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
                 return JoinedDataset(self, theirs) if keras else theirs
             own = sharing.shares(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
+        if keras:
+            self.first_batch = FirstBatch(self)
+            dataset = sharing.show_first(dataset, self.first_batch.take)
         shared = self.distribute_datasets_from_function(
             lambda context: sharing.shares(
                 dataset, indices=sharing.shares_of_worker(context), count=self.num_replicas_in_sync

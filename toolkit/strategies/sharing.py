@@ -1,11 +1,12 @@
 """A replica's share of each global batch: every example once, and no replica without one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-__all__ = ["is_batched", "row_count", "row_range", "shares", "shares_of_worker"]
+__all__ = ["is_batched", "row_count", "row_range", "shares", "shares_of_worker", "show_first"]
 
 _TOO_FEW = (
     "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
@@ -65,9 +66,36 @@ def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> t
                 lambda index: share(_packed(batch, spec), index)
             )
         )
-    if cardinality != tf.data.INFINITE_CARDINALITY:
-        return cut  # Not stated: two batches may have become one.
-    return cut.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    # A finite one isn't stated: two batches may have become one.
+    return _stated(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
+
+
+def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
+    """Returns the same dataset, which shows its first element to a function when that is read.
+
+    Args:
+        dataset: Any dataset.
+        look: Takes a NumPy array for each dense component of the first element; what it returns isn't used. An
+            iterator that goes on from a checkpoint doesn't call it.
+    """
+
+    def seen(*parts: Any) -> np.bool_:
+        look(*parts)
+        return np.True_
+
+    def keep(index: tf.Tensor, batch: Any) -> tf.Tensor:
+        dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant]
+        # Stateless, so that the dataset's iterators can be saved; and so nothing but its result keeps it in the graph.
+        first = lambda: tf.ensure_shape(tf.numpy_function(seen, dense, tf.bool, stateful=False), ())  # noqa: E731
+        return tf.cond(tf.equal(index, 0), first, lambda: tf.constant(True))
+
+    return _stated(dataset.enumerate().filter(keep).map(lambda _, batch: batch), dataset.cardinality())
+
+
+def _stated(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.data.Dataset:
+    if cardinality == tf.data.UNKNOWN_CARDINALITY:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

@@ -66,6 +66,11 @@ def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathli
     try:
         yield aside
         aside.replace(path)
+    except OSError as error:  # Whoever asked for `path` knows of no other name.
+        for part in ("filename", "strerror"):
+            if (text := getattr(error, part)) is not None:
+                setattr(error, part, str(text).replace(str(aside), str(path)))
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

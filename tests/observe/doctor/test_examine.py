@@ -214,6 +214,16 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_keras_2_is_a_failure_where_it_is_missing(plant, installed):
+    plant.environ["TF_USE_LEGACY_KERAS"] = "1"
+    if installed:
+        plant.installed("tf_keras", "2.21.0")
+    (found,) = plant.wrong()
+    assert found.level == ("warning" if installed else "failure")
+    assert ("isn't installed" in found.found) is not installed
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_its_cure_named(plant, fault):
     spoil, check, cure = FAULTS[fault]

@@ -102,7 +102,8 @@ class Attempt:
 
     def _finish(self) -> None:
         """Ends those that never end by themselves; a task that says then what is wrong is the job's failure."""
-        if state.ran_alone(self.tasks):
+        # With --as_is nobody reports which strategy a script makes.
+        if not self.spec.as_is and state.ran_alone(self.tasks):
             self.crew.say(
                 "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
                 "each ran by itself"

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import metadata
 
 from toolkit.cluster import check, check_proxies, discover
 from toolkit.devices.visible import resolve
@@ -14,6 +15,7 @@ from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, wa
 __all__ = ["look"]
 
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_LEGACY = "TF_USE_LEGACY_KERAS"
 _MOST_SCRIPTS, _MOST_BYTES = 200, 1 << 20
 _DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras import .*\bdistribution\b", re.MULTILINE)
 
@@ -83,11 +85,16 @@ def _visible(situation: Situation) -> Iterator[Finding]:
 
 
 def _variables(situation: Situation) -> Iterator[Finding]:
-    """Yields a warning for each variable that TensorFlow obeys, and that should be unset."""
+    """Yields a finding for each variable that TensorFlow obeys, and that should be unset."""
     environ, cores = situation.environ, situation.inventory.cores
     wrong = {}
-    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        wrong["TF_USE_LEGACY_KERAS"] = " makes tf.keras Keras 2, whose models `import keras` doesn't take"
+    if environ.get(_LEGACY, "").lower() in ("1", "true"):
+        try:
+            metadata.version("tf_keras")
+            wrong[_LEGACY] = " makes tf.keras Keras 2, whose models `import keras` doesn't take"
+        except metadata.PackageNotFoundError:
+            missing = "makes tf.keras the package tf_keras, which isn't installed: every use of tf.keras fails"
+            yield failure(_LEGACY, f"{_LEGACY}={environ[_LEGACY]} {missing}", f"unset {_LEGACY}")
     if "TF_FORCE_GPU_ALLOW_GROWTH" in environ:
         wrong["TF_FORCE_GPU_ALLOW_GROWTH"] = " decides over what --memory and tf.config say"
     for name in _THREADS:
