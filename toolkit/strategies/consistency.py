@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+_ROW = 1024
 
 
 class Difference(NamedTuple):
@@ -112,9 +113,11 @@ def check_equal_weights(model: keras.Model) -> None:
     """
     variables = [variable for variable in variables_of(model) if not isinstance(variable, ReplicaShardedVariable)]
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
-    sums = {str(n): checksum(keras.ops.convert_to_numpy(v)) for n, v in enumerate(variables)}
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    sums = tf.stack([_sum_of_bits(value) for value in values]).numpy().tolist() if values else []
     # BackupAndRestore leaves the epoch there.
-    found = difference(model.distribute_strategy, {**sums, "epoch": getattr(model, "_initial_epoch", None) or 0})
+    facts = {str(number): total for number, total in enumerate(sums)}
+    found = difference(model.distribute_strategy, {**facts, "epoch": getattr(model, "_initial_epoch", None) or 0})
     if found is not None:
         names = ["the epoch to begin with" if key == "epoch" else variables[int(key)].path for key in found.keys[:3]]
         raise StrategyError(
@@ -122,6 +125,17 @@ def check_equal_weights(model: keras.Model) -> None:
             found=f"their weights differ ({', '.join(names)}{' and others' if len(found.keys) > 3 else ''})",
             remedy="Load or set weights on every worker alike, from a file that all of them see",
         )
+
+
+def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
+    """Returns an int64 that differs where a tensor's bits do, or their order; made where the tensor is."""
+    words = {1: tf.uint8, 2: tf.int16, 4: tf.int32}.get(value.dtype.size, tf.int64)
+    bits = value if value.dtype == tf.bool else tf.bitcast(value, words)
+    flat = tf.reshape(tf.cast(bits, tf.int64), [-1])
+    rows = tf.reshape(tf.pad(flat, [[0, -tf.size(flat) % _ROW]]), [-1, _ROW])
+    # Whole numbers wrap around, and an odd factor keeps all bits. Two short rows of factors: they are made on the host.
+    sums = tf.reduce_sum(rows * (2 * tf.range(_ROW, dtype=tf.int64) + 1), axis=1)
+    return tf.reduce_sum(sums * (2_654_435_761 * (2 * tf.range(tf.size(sums, tf.int64)) + 1)))
 
 
 def average_statistics(model: keras.Model) -> None:
@@ -134,8 +148,8 @@ def average_statistics(model: keras.Model) -> None:
     variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
     if not variables:
         return
-    sums = np.array([float(tf.reduce_sum(tf.cast(tf.convert_to_tensor(v), tf.float64))) for v in variables])
-    lowest, highest = extremes(strategy, sums)
+    sums = tf.stack([tf.reduce_sum(tf.cast(tf.convert_to_tensor(v), tf.float64)) for v in variables])
+    lowest, highest = extremes(strategy, sums.numpy())
     with strategy.scope():
         for variable, alike in zip(variables, lowest == highest, strict=True):
             if not alike:

@@ -34,6 +34,16 @@ from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_keras"]
 
+# A callback of ours says so by an attribute, `reads_weights`.
+_READ_NO_WEIGHTS = {
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TerminateOnNaN,
+}
 _NEVER = sys.maxsize  # Steps between two savings.
 
 
@@ -131,10 +141,29 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
         original(callbacks, *args, **kwargs)
         return
     average_statistics(model)
-    take_snapshots(variables_of(model))  # Callbacks of the chief's alone may save.
+    if _some_read_weights(callbacks):  # Callbacks of the chief's alone may save.
+        take_snapshots(variables_of(model))
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])
+
+
+def _some_read_weights(callbacks: Any) -> bool:
+    """Says whether a callback of any process may read sharded weights at the end of an epoch. It is a collective."""
+    model = callbacks.model
+    if not any(isinstance(variable, ReplicaShardedVariable) for variable in variables_of(model)):
+        return False
+    mine = any(_may_read_weights(callback) for callback in callbacks.callbacks)
+    return bool(extremes(model.distribute_strategy, np.array([mine], np.int64))[1])
+
+
+def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
+    """Whether its end of an epoch does anything that isn't known to leave weights alone."""
+    if isinstance(callback, keras.callbacks.EarlyStopping):
+        return bool(callback.restore_best_weights)
+    own = getattr(callback.on_epoch_end, "__func__", callback.on_epoch_end)
+    known = type(callback) in _READ_NO_WEIGHTS or not getattr(callback, "reads_weights", True)
+    return own is not keras.callbacks.Callback.on_epoch_end and not known
 
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:

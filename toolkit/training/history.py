@@ -26,6 +26,8 @@ class History(keras.callbacks.Callback):
         throughput: Where examples per second are measured.
     """
 
+    reads_weights = False
+
     def __init__(
         self, path: pathlib.Path | None, rows: list[dict], *, tracker: Tracker, throughput: Throughput
     ) -> None:

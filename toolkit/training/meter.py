@@ -23,6 +23,8 @@ class Meter(keras.callbacks.Callback):
         warm_up: Steps at the beginning that don't count: the first ones trace and compile.
     """
 
+    reads_weights = False
+
     def __init__(self, member: Membership | None = None, *, warm_up: int = 5) -> None:
         super().__init__()
         self._warm_up = warm_up

@@ -26,6 +26,8 @@ class ProgressDisplay(keras.callbacks.Callback):
             it.
     """
 
+    reads_weights = False
+
     def __init__(self, *, tracker: Tracker, throughput: Throughput, bar: bool = True) -> None:
         super().__init__()
         self.tracker = tracker

@@ -27,6 +27,8 @@ class Tracker(keras.callbacks.Callback):
         passing_over: Whether Keras's present step is one that an earlier process has done.
     """
 
+    reads_weights = False
+
     def __init__(self, *, epochs: int, resumed: Position) -> None:
         super().__init__()
         self.epochs = epochs

@@ -1,0 +1,60 @@
+"""What isn't moved between processes, or to the host, where nobody asked for it."""
+
+import json
+
+import processes
+import pytest
+
+SCRIPT = """
+import json, os
+import tensorflow as tf
+import toolkit
+strategy = toolkit.strategies.create("multi_worker")
+import keras, numpy as np
+from toolkit.strategies.replica_shards import ReplicaShardedVariable
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), toolkit.parallel.ShardedDense(6), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+gathered = []
+take = ReplicaShardedVariable.take_snapshot
+ReplicaShardedVariable.take_snapshot = lambda self: (gathered.append(self.path), take(self))[1]
+def epochs_with(*callbacks):
+    gathered.clear()
+    model.fit(x, y, batch_size=20, epochs=3, callbacks=list(callbacks), verbose=0)
+    return len(gathered) // len(set(gathered))
+stop = keras.callbacks.EarlyStopping(monitor="loss")
+plain = epochs_with(stop, keras.callbacks.CSVLogger(f"{me}.csv"))
+seen = []
+save = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(model.layers[0].kernel.numpy().tolist()))
+saving = epochs_with(*([save] if me == 0 else []))
+best = epochs_with(keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True))
+
+def refuse(*_):
+    raise AssertionError("copied to the host")
+keras.ops.convert_to_numpy = refuse
+loss = model.evaluate(x, y, verbose=0)
+rows = len(model.predict(x, verbose=0))
+print("SEEN", json.dumps([plain, saving, best, len(seen), loss, rows]))
+"""
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_gathered_where_somebody_may_read_them_and_none_are_copied_to_evaluate(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    found = {}
+    for line in processes.by_worker(done.stdout).splitlines():
+        name, _, text = line.partition(" | SEEN ")
+        if text:
+            found[name] = json.loads(text)
+    (plain, saving, best, saved, loss, rows), theirs = found["worker:0"], found["worker:1"]
+    assert plain == 1, "at the end of fit, after which a chief alone may save"
+    assert saving == best == 1 + 3
+    assert saved == 3
+    assert [loss, rows] == theirs[-2:]
+    assert rows == 40
