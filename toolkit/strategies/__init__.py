@@ -12,6 +12,7 @@ collectives   exchanges between the replicas of a step, each with its gradient
 replica_shards  a variable of which each replica holds a shard
 optimizers    the optimizers of a model, and what each trains
 sharing       a replica's share of each global batch
+early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
 weighting     how much a replica's means count in a step of `fit`
 losses        losses whose weights and masks are those of the whole batch

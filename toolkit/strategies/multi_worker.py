@@ -21,6 +21,7 @@ from toolkit.strategies import gradients, hooks, sharing
 from toolkit.strategies.agreement import extremes, processes
 from toolkit.strategies.communication import options_for
 from toolkit.strategies.consistency import FirstBatch, seed_alike
+from toolkit.strategies.early_shares import undecoded
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
@@ -109,10 +110,11 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
 
         Every worker reads the whole dataset and keeps its share, so that no example counts twice
-        and no replica goes without. Under AutoShardPolicy.OFF each worker's batches are its own, and
-        together they are the global batch; under FILE TensorFlow deals the files out. Both may leave
-        one worker with less: an epoch of `fit` then ends for all with the first that runs out. A
-        training loop of your own gets TensorFlow's own dataset there.
+        and no replica goes without; of what it reads it decodes its own share only, where that can
+        be told. Under AutoShardPolicy.OFF each worker's batches are its own, and together they are
+        the global batch; under FILE TensorFlow deals the files out. Both may leave one worker with
+        less: an epoch of `fit` then ends for all with the first that runs out. A training loop of
+        your own gets TensorFlow's own dataset there.
         """
         if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
             return super().experimental_distribute_dataset(dataset, options)
@@ -128,12 +130,13 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
                 return JoinedDataset(self, theirs) if keras else theirs
             own = sharing.shares(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
+        batches, decode = undecoded(dataset)
         if keras:
             self.first_batch = FirstBatch(self)
-            dataset = sharing.show_first(dataset, self.first_batch.take)
+            batches = sharing.show_first(batches, self.first_batch.take)
         shared = self.distribute_datasets_from_function(
-            lambda context: sharing.shares(
-                dataset, indices=sharing.shares_of_worker(context), count=self.num_replicas_in_sync
+            lambda context: decode(
+                sharing.shares(batches, indices=sharing.shares_of_worker(context), count=self.num_replicas_in_sync)
             ),
             options,
         )
