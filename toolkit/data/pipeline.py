@@ -191,7 +191,7 @@ class Batches:
         if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
             return self.strategy.distribute_datasets_from_function(lambda context: self._worker(make, context))
         # A pipeline per replica makes just its share. The ordinary way puts an iterator of TensorFlow's own between
-        # the pipeline and each device, whose tuning thread (see `_stated`) can't be switched off.
+        # the pipeline and each device, whose tuning thread (see `untuned`) can't be switched off.
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=False,
             experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -216,15 +216,14 @@ def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":
     """Leaves nothing about order, sharding and tuning to chance."""
     import tensorflow as tf
 
+    from toolkit.strategies.sharing import untuned
+
     options = tf.data.Options()
     options.deterministic = True
     # Where a strategy shards: every worker makes each global batch and keeps its share of it.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # tf.data's tuning thread can sleep through the end of its iterator, which then waits for it: for as long as the
-    # iterator has lived, up to 60 s, at the end of every `fit` and `evaluate` (TensorFlow 2.21, Model::OptimizeLoop:
-    # it is woken before the flag it looks at is set). There is nothing here that needs tuning.
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+    # There is nothing here that needs tuning.
+    return untuned(dataset.with_options(options))
 
 
 def evaluation_batch_size(count: int, largest: int, replicas: int) -> int:

@@ -6,12 +6,12 @@ all processes, steps that a chief dispatches to workers. One file per strategy, 
 exchange      how replicas exchange gradients: what a strategy is asked for
 one_device    everything on one device
 communication  NCCL or the ring between processes
+sharing       a replica's share of each global batch
 hooks         what only private functions of TensorFlow allow
 agreement     values that the processes of a strategy exchange between steps, and their barrier
 collectives   exchanges between the replicas of a step, each with its gradient
 replica_shards  a variable of which each replica holds a shard
 optimizers    the optimizers of a model, and what each trains
-sharing       a replica's share of each global batch
 early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
 weighting     how much a replica's means count in a step of `fit`

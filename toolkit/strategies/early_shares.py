@@ -51,7 +51,8 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
     if size is None:
         return Undecoded(dataset, lambda shares: shares)
     functions: list[Callable] = []
-    source, waiting = None, []
+    waiting: list[Callable] = []
+    source = None
     each = _below(batch._input_dataset)
     while type(each).__name__ in _MAP and _is_stateless(each):
         waiting.insert(0, each._map_func._func)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import gradients, hooks, sharing
-from toolkit.strategies.agreement import extremes, processes
+from toolkit.strategies.agreement import extremes, process_index, processes
 from toolkit.strategies.communication import options_for
 from toolkit.strategies.consistency import FirstBatch, seed_alike
 from toolkit.strategies.early_shares import undecoded
@@ -35,6 +35,7 @@ _LOG = logging.getLogger(__name__)
 # The share of the time in which a lost worker is to be noticed that is waited for heartbeats: its peers' errors have
 # their way to go, too.
 _HEARTBEAT_SHARE = 0.8
+_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to a device.
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -134,20 +135,35 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
         if keras:
             self.first_batch = FirstBatch(self)
             batches = sharing.show_first(batches, self.first_batch.take)
-        shared = self.distribute_datasets_from_function(
-            lambda context: decode(
-                sharing.shares(batches, indices=sharing.shares_of_worker(context), count=self.num_replicas_in_sync)
-            ),
-            options,
-        )
+
+        def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            mine = sharing.shares_of_worker(context)
+            return decode(sharing.shares(batches, indices=mine, count=self.num_replicas_in_sync))
+
         if not keras:
-            return shared
+            return self.distribute_datasets_from_function(share, options)
+        shared = self._read_evenly(share)
         # Keras knows the length of arrays too, whose datasets don't say it.
         adapter = getattr(caller.f_locals.get("self"), "data_adapter", None)
         batches = getattr(adapter, "num_batches", None)
         self._check_lengths(-1 if batches is None else int(batches))
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
         return JoinedDataset(self, shared) if unknown else shared
+
+    def _read_evenly(self, share: Callable) -> Any:
+        """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
+        if len(self.extended.worker_devices) == 1 and "CPU" in self.extended.worker_devices[0]:
+            # TensorFlow's distributed iterators, which bring batches to devices, take 80 ms to make in each epoch.
+            pipelines, index = processes(self), process_index(self)
+            return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
+        extended = self.extended
+        before = extended.experimental_enable_get_next_as_optional
+        # Else all workers ask one another in each step whether each has got a batch.
+        extended.experimental_enable_get_next_as_optional = False
+        try:
+            return self.distribute_datasets_from_function(lambda context: sharing.untuned(share(context)))
+        finally:
+            extended.experimental_enable_get_next_as_optional = before
 
     def _check_lengths(self, batches: int) -> None:
         """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""

@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["is_batched", "row_count", "row_range", "shares", "shares_of_worker", "show_first"]
+__all__ = [
+    "is_batched",
+    "row_count",
+    "row_range",
+    "shares",
+    "shares_of_worker",
+    "show_first",
+    "untuned",
+]
 
 _TOO_FEW = (
     "the data has too few examples for {} replicas, each of which needs at least one. Use more data or fewer replicas"
@@ -96,6 +104,19 @@ def _stated(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.data.Dataset
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the same dataset without tf.data's autotuning, unless its own options ask for that.
+
+    tf.data's tuning thread can sleep through the end of its iterator, which then waits for it: for as long as the
+    iterator has lived, up to 60 s, at the end of every epoch, `fit` and `evaluate` (TensorFlow 2.21,
+    Model::OptimizeLoop: it is woken before the flag it looks at is set). Without it AUTOTUNE means as many calls at
+    a time as there are cores, 16 at most.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = bool(dataset.options().autotune.enabled)
+    return dataset.with_options(options)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
