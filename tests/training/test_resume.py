@@ -215,3 +215,18 @@ def test_keras_still_calls_the_train_function_that_it_finds_on_the_model(four_de
     batches = Batches(examples=EXAMPLES, strategy=strategy, global_batch_size=64)
     model.fit(batches.train(), steps_per_epoch=3, callbacks=[Wrap()], verbose=0, shuffle=False)
     assert len(calls) == 3
+
+
+def test_without_a_global_generator_there_is_none_to_keep(monkeypatch):
+    """Under enable_op_determinism TensorFlow makes none by itself."""
+    import tensorflow as tf
+
+    from toolkit.training.random_state import random_state, restore_random
+
+    def refuse():
+        raise RuntimeError('"get_global_generator" cannot be called if determinism is enabled')
+
+    monkeypatch.setattr(tf.random, "get_global_generator", refuse)
+    state = random_state()
+    assert "tensorflow" not in state
+    restore_random(state)

@@ -166,7 +166,10 @@ def seed_alike(strategy: tf.distribute.Strategy) -> None:
     states = (random.getstate(), np.random.get_state(legacy=True))
     lowest, highest = extremes(strategy, np.array([zlib.crc32(pickle.dumps(state)) for state in states], np.int64))
     differ = lowest != highest
-    unseeded = tf.compat.v1.random.get_seed(None) == (None, None)
+    try:
+        unseeded = tf.compat.v1.random.get_seed(None) == (None, None)
+    except RuntimeError:  # Under enable_op_determinism TensorFlow asks the user for a seed, where one is needed.
+        unseeded = False
     if not unseeded and not differ.any():
         return
     drawn = random.getrandbits(31) if differ[0] or unseeded else 0

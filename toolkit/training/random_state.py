@@ -1,5 +1,6 @@
 """The global random generators of Python, NumPy and TensorFlow: what a user's data or callbacks may draw from."""
 
+import contextlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,8 @@ def random_state() -> dict[str, Any]:
     import tensorflow as tf
 
     if not tf.distribute.has_strategy():  # In a strategy's scope TensorFlow would make a distributed variable of it.
-        state["tensorflow"] = tf.random.get_global_generator().state.numpy().tolist()
+        with contextlib.suppress(RuntimeError):  # Under enable_op_determinism nothing draws from one that isn't set.
+            state["tensorflow"] = tf.random.get_global_generator().state.numpy().tolist()
     return state
 
 
