@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolkit import devices
 from toolkit.strategies import sharing
 
 
@@ -131,3 +132,11 @@ def test_a_dataset_that_shows_its_first_element_is_as_long_as_it_was(count):
     shown = sharing.show_first(dataset, lambda _: None)
     assert shown.cardinality() == count
     assert len(list(shown.take(7))) == 7
+
+
+def test_without_tuning_autotune_means_as_many_calls_as_cores():
+    options = sharing.untuned(tf.data.Dataset.range(3)).options().autotune
+    assert (options.enabled, options.initial_parallelism) == (False, devices.cores())
+    asked = tf.data.Options()
+    asked.autotune.enabled = True
+    assert sharing.untuned(tf.data.Dataset.range(3).with_options(asked)).options().autotune.enabled

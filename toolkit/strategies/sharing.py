@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from toolkit.devices import cores
+
 __all__ = [
     "is_batched",
     "row_count",
@@ -111,11 +113,14 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     tf.data's tuning thread can sleep through the end of its iterator, which then waits for it: for as long as the
     iterator has lived, up to 60 s, at the end of every epoch, `fit` and `evaluate` (TensorFlow 2.21,
-    Model::OptimizeLoop: it is woken before the flag it looks at is set). Without it AUTOTUNE means as many calls at
-    a time as there are cores, 16 at most.
+    Model::OptimizeLoop: it is woken before the flag it looks at is set). In its place AUTOTUNE means as many calls at
+    a time as there are cores.
     """
+    given = dataset.options().autotune
     options = tf.data.Options()
-    options.autotune.enabled = bool(dataset.options().autotune.enabled)
+    options.autotune.enabled = bool(given.enabled)
+    if not given.enabled and given.initial_parallelism is None:
+        options.autotune.initial_parallelism = cores()  # 16 is TensorFlow's.
     return dataset.with_options(options)
 
 
