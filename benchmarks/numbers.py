@@ -3,7 +3,7 @@
     python -m benchmarks.numbers
 
 The models and the script are those of tests/conformance/real_models.py, which hold them to limits; here is how far they
-are from those, one run each, about six minutes on two cores.
+are from those, one run each, about ten minutes on two cores.
 """
 
 import pathlib
@@ -28,6 +28,7 @@ RUNS = {  # What is run, by the table's heading: strategy, replicas, the launche
     "2 workers": ("multi_worker", 2, ("--workers=2",)),
     "3 workers": ("multi_worker", 3, ("--workers=3",)),
     "2 ps, in turn": ("in_turn_sharded", 2, SERVED),
+    "2 ps, free": ("free", 2, SERVED),
 }
 REFUSED = ("mixed_float16, an overflow", "accumulating, clipped, averaged")
 
@@ -65,19 +66,20 @@ def table(found: dict[str, dict]) -> str:
     """Returns the table, as Markdown."""
     one = found["one device"]
     others = [heading for heading in found if heading != "one device"]
-    rows = [f"| model | {' | '.join(others)} | saved | exported |", "| --- |" + " --- |" * (len(others) + 2)]
+    rows = [f"| model | {' | '.join(others)} | saved | exported | resumed |", "| --- |" + " --- |" * (len(others) + 3)]
     for name in [key.removesuffix("/losses") for key in one if key.endswith("/losses")]:
         cells = []
         for heading in others:
-            theirs, key = found[heading], "weights" if "ps" in heading else "losses"
+            theirs, key = found[heading], "weights" if "in turn" in heading else "losses"
             if f"{name}/{key}" not in theirs:
                 cells.append("refused")
                 continue
-            mine = one[f"{name}/{key}"]
-            apart = np.abs(theirs[f"{name}/{key}"] - mine).max()
+            which = slice(-1, None) if "free" in heading else slice(None)
+            mine = one[f"{name}/{key}"][which]
+            apart = np.abs(theirs[f"{name}/{key}"][which] - mine).max()
             cells.append(f"{apart / max(1.0, np.abs(mine).max()):.0e}" if apart else "0")
         left = [max(float(seen[f"{name}/{key}"]) for seen in found.values() if f"{name}/{key}" in seen)
-                for key in ("saved", "exported")]  # fmt: skip
+                for key in ("saved", "exported", "resumed")]  # fmt: skip
         rows.append(f"| {name} | {' | '.join([*cells, *(f'{value:.0e}' if value else '0' for value in left)])} |")
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("tensorflow", "keras"))
     return "\n".join([*rows, "", f"Python {platform.python_version()}, {versions}, on {platform.machine()}."])

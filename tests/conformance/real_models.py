@@ -6,6 +6,7 @@ STRATEGY is one of `create`'s names, or one of `train.SERVED`. What is drawn at 
 replica, so noise comes with the data here.
 """
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -18,6 +19,7 @@ import train
 from keras import layers, ops
 
 import toolkit
+from toolkit.strategies.optimizers import optimizers_of
 
 STEPS = 20
 BATCH = 30  # 4 replicas have 7 or 8 of them.
@@ -302,20 +304,49 @@ class StepLosses(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def trained(strategy, name):
-    """A model's losses by step, its weights, and how far what it leaves is from itself."""
-    build, data = MODELS[name]
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.steps:
+            raise toolkit.errors.StoppedBySignal(15, step=None)
+
+
+def begun(strategy, build, data):
+    """A new model, and the data that it is trained on."""
     keras.utils.set_random_seed(5)
     with strategy.scope():
         model = build()
-    dataset = tf.data.Dataset.from_tensor_slices(data if len(data) > 1 else (data[0],)).batch(BATCH).repeat()
+    return model, tf.data.Dataset.from_tensor_slices(data if len(data) > 1 else (data[0],)).batch(BATCH).repeat()
+
+
+def trained(strategy, name, folder):
+    """A model's losses by step, its weights, and how far what it leaves, and a resumed one, are from itself."""
+    build, data = MODELS[name]
+    model, dataset = begun(strategy, build, data)
     losses = StepLosses()
     model.fit(dataset, steps_per_epoch=STEPS, epochs=1, callbacks=[losses], verbose=0)
     toolkit.strategies.wait_for_steps(model)
     seen = {"losses": np.array(losses.losses), "weights": flat(model)}
+    seen["steps"] = [int(keras.ops.convert_to_numpy(each.iterations)) for each in optimizers_of(model)]
     if strategy.num_replicas_in_sync == 2:  # It takes as long as the training; beside parameter servers it isn't tried.
         seen["saved"], seen["exported"] = left(strategy, model, build, data[0])
+        other = resumed(strategy, build, data, folder / f"run-{list(MODELS).index(name)}")
+        seen["resumed"] = np.abs(flat(other) - seen["weights"]).max()
     return seen
+
+
+def resumed(strategy, build, data, folder):
+    """A model whose run is stopped in mid-epoch, between two checkpoints, and goes on in another model."""
+    model, dataset = begun(strategy, build, data)
+    with contextlib.suppress(toolkit.errors.StoppedBySignal), toolkit.training.Run(folder, checkpoint_steps=7) as run:
+        run.fit(model, dataset, steps_per_epoch=STEPS, epochs=1, callbacks=[StopAfter(11)], verbose=0)
+    model, dataset = begun(strategy, build, data)
+    with toolkit.training.Run(folder, checkpoint_steps=7, resume=True) as run:
+        run.fit(model, dataset, steps_per_epoch=STEPS, epochs=1, verbose=0)
+    return model
 
 
 def flat(model):
@@ -350,7 +381,8 @@ def main():
         strategy = toolkit.strategies.create(kind, devices=devices.logical_devices)
     seen = {}
     for name in names or MODELS:
-        seen |= {f"{name}/{key}": value for key, value in trained(strategy, name).items()}
+        found = trained(strategy, name, pathlib.Path(out).parent)
+        seen |= {f"{name}/{key}": value for key, value in found.items()}
     own = pathlib.Path(out).with_suffix(f".{os.getpid()}.npz")  # Workers may be given the same name.
     np.savez(own, **seen)
     own.replace(out)

@@ -50,6 +50,7 @@ def sharded():
 SERVED = {
     "rounds": {"synchronous": True},
     "rounds_sharded": {"synchronous": True, "variables": "sharded", "min_shard_bytes": 1024},
+    "free": {"variables": "sharded", "min_shard_bytes": 1024},
     "in_turn_sharded": {"max_staleness": 0, "variables": "sharded", "min_shard_bytes": 1024, "shards": 3},
 }
 MODELS = {"plain": plain, "sharded": sharded, "small_cnn": lambda: toolkit.models.build("small_cnn")}

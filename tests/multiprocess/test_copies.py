@@ -74,3 +74,35 @@ def test_nothing_is_gathered_copied_or_decoded_for_nobody(tmp_path):
     assert rows == 40
     assert {*decoded, *theirs[5]} == {*range(40)}
     assert 2 * len(decoded) <= count, "Keras may make an iterator that it doesn't use to its end"
+
+
+CHECKPOINTS = """
+import json, os
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import keras, numpy as np
+with strategy.scope():
+    model = keras.Sequential([keras.Input((200,)), keras.layers.Dense(2000), keras.layers.BatchNormalization()])
+    model.compile("adam", "mse")
+model.fit(np.ones((64, 200), "float32"), np.zeros((64, 2000), "float32"), verbose=0)
+it = tf.train.Checkpoint(model=model)
+for _ in range(15):
+    it.save("plain/it")
+manager = tf.train.CheckpointManager(it, "managed", max_to_keep=2)
+for _ in range(15):
+    path = manager.save()
+other = keras.models.clone_model(model)
+tf.train.Checkpoint(model=other).restore(path).assert_existing_objects_matched()
+print("SEEN", float(np.abs(other.get_weights()[0] - model.get_weights()[0]).max()))
+"""
+
+
+@pytest.mark.slow
+def test_checkpoints_of_tensorflows_that_every_worker_saves_under_one_name_are_whole(tmp_path):
+    (tmp_path / "train.py").write_text(CHECKPOINTS)
+    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    assert processes.by_worker(done.stdout).count("SEEN 0.0") == 2
+    left = sorted(path.name for path in (tmp_path / "managed").iterdir())
+    assert len([name for name in left if name.endswith(".index")]) == 2
+    assert all(name.startswith(("checkpoint", "ckpt-")) for name in left)

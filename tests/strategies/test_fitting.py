@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from toolkit.strategies import fitting
+from toolkit.strategies import fitting, shared_files
 
 MOMENTS = (
     "set_model",
@@ -33,7 +33,8 @@ def adapted(monkeypatch):
 
 def worker(monkeypatch, *, chief):
     """A compiled model whose strategy has several processes, of which this is the chief or another."""
-    monkeypatch.setattr(fitting, "processes", lambda _: 2)
+    for module in (fitting, shared_files):
+        monkeypatch.setattr(module, "processes", lambda _: 2)
     monkeypatch.setattr(fitting, "is_chief", lambda _: chief)
     averaged = []
     monkeypatch.setattr(fitting, "average_statistics", averaged.append)
@@ -79,7 +80,8 @@ def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted
 
 def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
     _, averaged = worker(monkeypatch, chief=False)
-    monkeypatch.setattr(fitting, "processes", lambda _: 1)
+    for module in (fitting, shared_files):
+        monkeypatch.setattr(module, "processes", lambda _: 1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))
@@ -109,7 +111,7 @@ def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkey
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        fitting._save(failing, model, path)
+        shared_files._save(failing, model, path)
     assert path.read_bytes() == before
     assert seen[0].name.endswith(".weights.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["some.weights.h5"]
@@ -128,3 +130,24 @@ def test_adapting_twice_changes_nothing(adapted):
     before = keras.Model.save
     fitting.adapt_keras()
     assert keras.Model.save is before
+
+
+def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(shared_files.TrackableSaver, "save", shared_files.TrackableSaver.save)
+    shared_files.adapt_checkpoints()
+    it = tf.train.Checkpoint(a=tf.Variable(3.0))
+    path = it.save(tmp_path / "it")
+    assert path == str(tmp_path / "it-1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "it-1.data-00000-of-00001", "it-1.index"]
+    it.a.assign(4.0)
+    manager = tf.train.CheckpointManager(it, str(tmp_path / "kept"), max_to_keep=1)
+    manager.save()
+    assert manager.save() == manager.latest_checkpoint
+    it.a.assign(5.0)
+    it.restore(manager.latest_checkpoint)
+    assert it.a.numpy() == 4.0
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    it.restore(path)
+    assert it.a.numpy() == 3.0

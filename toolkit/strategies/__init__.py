@@ -23,6 +23,7 @@ reducing      `reduce` as Keras's training loop calls it
 mirrored      a replica on each device of this machine, gradients all-reduced
 shutdown      the shutdown barrier: processes that train together end together
 consistency   what must be the same on all workers: facts, random numbers, weights, statistics
+shared_files  files that every worker writes under the same name
 exporting     `Model.export`: whole weights, written by one process
 fitting       what Keras's training loop needs from several processes
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once

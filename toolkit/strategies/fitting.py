@@ -1,18 +1,15 @@
 """What Keras's own training loop needs from several processes, and has no hook for.
 
 Keras 3 knows nothing of other workers. `CallbackList` is the one object through which `fit`,
-`evaluate` and `predict` of every model pass at the right moments, and `Model.save` and
-`save_weights` are how it writes; so those public methods are wrapped, once for the process, for
-models that were built under a strategy of several processes. Others notice nothing. Here,
-in `gradients` and in `parameter_servers.step` Keras's classes are touched, and nowhere else in strategies;
-`tests/strategies/test_fitting.py` fails when they change.
+`evaluate` and `predict` of every model pass at the right moments; so its public methods are
+wrapped, once for the process, for models that were built under a strategy of several processes.
+Others notice nothing; `tests/strategies/test_fitting.py` fails when Keras changes there. CONTRIBUTING
+lists all places where Keras's classes are touched.
 """
 
 import concurrent.futures
 import functools
 import os
-import pathlib
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -29,7 +26,7 @@ from toolkit.strategies.consistency import average_statistics, check_equal_weigh
 from toolkit.strategies.exporting import adapt_exports
 from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, take_snapshots
-from toolkit.support import files
+from toolkit.strategies.shared_files import adapt_models
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_keras"]
@@ -49,7 +46,7 @@ _NEVER = sys.maxsize  # Steps between two savings.
 
 def adapt_keras() -> None:
     """Makes callbacks and saving fit several processes; calling it again changes nothing."""
-    callbacks, model = keras.callbacks.CallbackList, keras.Model
+    callbacks = keras.callbacks.CallbackList
     wrap(callbacks, "set_model", _quieten)
     wrap(callbacks, "on_train_begin", _begin_training)
     wrap(callbacks, "on_epoch_begin", _begin_epoch)
@@ -60,8 +57,7 @@ def adapt_keras() -> None:
         wrap(callbacks, moment, _begin_other)
     wrap(saving_lib, "get_attr_skipset", _without_strategy)
     adapt_exports()
-    wrap(model, "save", _save)
-    wrap(model, "save_weights", _save)
+    adapt_models()
 
 
 def _shared(model: Any) -> bool:
@@ -195,22 +191,3 @@ def _without_strategy(original: Callable, kind: str) -> Any:
         return original(kind)
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(original, kind).result()
-
-
-def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes aside, and puts the whole file in place.
-
-    Every worker of an unmodified script calls `model.save` with the same path. Written in place,
-    they would write into each other's file. Each writes it, although they write the same: whoever
-    goes on may read it at once, and a worker that left it to the chief could read an older one.
-    """
-    if (strategy := _dispatching(model)) is not None:
-        strategy.wait_for_steps(model)
-    if not _shared(model) or not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
-        return original(model, filepath, *args, **kwargs)
-    path = pathlib.Path(filepath)
-    # Keras tells the format by the end of the name.
-    suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
-    own = f".{path.name.removesuffix(suffix)}.{socket.gethostname()}-{os.getpid()}{suffix}"
-    with files.replacing(path, name=own) as aside:
-        return original(model, aside, *args, **kwargs)

@@ -25,6 +25,7 @@ from toolkit.strategies.early_shares import undecoded
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
+from toolkit.strategies.shared_files import adapt_checkpoints
 from toolkit.strategies.shutdown import wait_at_exit
 from toolkit.strategies.uneven_inputs import JoinedDataset
 from toolkit.support import status
@@ -258,6 +259,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_keras()
+    adapt_checkpoints()
     hooks.install()
     gradients.adapt_optimizers()
     seed_alike(strategy)

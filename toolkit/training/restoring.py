@@ -62,14 +62,13 @@ def restore(
         directory.check_space(state.size_in_bytes(model))
         if not resumes or not isinstance(store, CheckpointStore):
             return None
-        loaded = store.load()
-        state.check(model, loaded.arrays)
-        return loaded
+        return store.load()
 
     found = run_together(strategy, prepare)
     if not resumes:
         return None, Position()
     checkpoint = broadcast_checkpoint(strategy, found)
+    # Each finds by itself whether it fits: to build what it needs takes all processes.
     state.restore(model, checkpoint.arrays)
     check_restored(model, step=checkpoint.step)
     # The rest is kept while the first epoch goes on; the variables' arrays are as large as model and optimizer.
