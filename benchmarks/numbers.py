@@ -45,7 +45,8 @@ def main() -> None:
 
 def seen(folder: pathlib.Path, strategy: str, replicas: int, launch: tuple) -> dict:
     """Returns what real_models.py saw of each model under one strategy."""
-    out = folder / f"{strategy}{replicas}.npz"
+    out = folder / f"{strategy}{replicas}" / "seen.npz"
+    out.parent.mkdir()
     command = [str(SCRIPT), strategy, str(replicas), str(out)]
     if launch == SERVED:
         command += [name for name in names(folder) if name not in REFUSED]
@@ -58,7 +59,7 @@ def seen(folder: pathlib.Path, strategy: str, replicas: int, launch: tuple) -> d
 
 def names(folder: pathlib.Path) -> list[str]:
     """Returns the models' names."""
-    with np.load(folder / "one_device1.npz") as one:
+    with np.load(folder / "one_device1" / "seen.npz") as one:
         return [key.removesuffix("/losses") for key in one if key.endswith("/losses")]
 
 
