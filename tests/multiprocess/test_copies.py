@@ -106,3 +106,40 @@ def test_checkpoints_of_tensorflows_that_every_worker_saves_under_one_name_are_w
     left = sorted(path.name for path in (tmp_path / "managed").iterdir())
     assert len([name for name in left if name.endswith(".index")]) == 2
     assert all(name.startswith(("checkpoint", "ckpt-")) for name in left)
+
+
+READS = """
+import json, sys
+import tensorflow as tf
+import toolkit
+from toolkit.strategies.multi_worker import MultiWorkerStrategy
+strategy = toolkit.strategies.create("multi_worker")
+import keras, numpy as np
+random = np.random.default_rng(0)
+x = random.normal(size=(203, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+def trained():
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    of_unknown_length = data.filter(lambda *_: True).batch(30)
+    twice = data.map(lambda a, b: (a * 2, b)).batch(30)
+    history = model.fit(twice, epochs=2, validation_data=(x, y), verbose=0).history
+    more = model.fit(of_unknown_length, epochs=2, verbose=0).history
+    left = [model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).tolist(), model.get_weights()[0].tolist()]
+    return [history, more, left]
+seen = [trained()]
+MultiWorkerStrategy._computes_on_host = lambda self: False  # As on a GPU.
+seen.append(trained())
+print("SEEN", seen[0] == seen[1], len(seen[0][2][1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_batches_that_tensorflow_brings_to_a_device_are_those_that_stay_on_the_host(tmp_path):
+    (tmp_path / "train.py").write_text(READS)
+    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    assert processes.by_worker(done.stdout).count("SEEN True 203") == 2

@@ -151,9 +151,12 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
         return JoinedDataset(self, shared) if unknown else shared
 
+    def _computes_on_host(self) -> bool:
+        return len(self.extended.worker_devices) == 1 and "CPU" in self.extended.worker_devices[0]
+
     def _read_evenly(self, share: Callable) -> Any:
         """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
-        if len(self.extended.worker_devices) == 1 and "CPU" in self.extended.worker_devices[0]:
+        if self._computes_on_host():
             # TensorFlow's distributed iterators, which bring batches to devices, take 80 ms to make in each epoch.
             pipelines, index = processes(self), process_index(self)
             return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
