@@ -213,6 +213,7 @@ def test_too_late_with_tensorflow_itself(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_a_real_gpu_is_limited():
     import tensorflow as tf
 

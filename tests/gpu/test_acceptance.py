@@ -19,8 +19,8 @@ from toolkit import devices
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CASES = pathlib.Path(__file__).parent / "acceptance.py"
-PLACES = [pytest.param("CPU", marks=pytest.mark.long), pytest.param("GPU", marks=pytest.mark.gpu)]
-ONLY_THERE = [pytest.param("GPU", marks=pytest.mark.gpu)]
+ONLY_THERE = [pytest.param("GPU", marks=[pytest.mark.gpu, pytest.mark.slow])]
+PLACES = [pytest.param("CPU", marks=[pytest.mark.long, pytest.mark.slow]), *ONLY_THERE]
 # TF32 is off, and cuDNN may choose another algorithm for another batch.
 NEAR = {"CPU": 1e-5, "GPU": 1e-3}
 

@@ -22,7 +22,8 @@ uneven_inputs  epochs that end for all with the shortest, where each worker read
 reducing      `reduce` as Keras's training loop calls it
 mirrored      a replica on each device of this machine, gradients all-reduced
 shutdown      the shutdown barrier: processes that train together end together
-consistency   what must be the same on all workers: facts, random numbers, weights, statistics
+consistency   what must be the same on all workers: facts, random numbers, data, weights, statistics
+reading       how a worker reads: the whole data set, of which it keeps its share of each batch
 shared_files  files that every worker writes under the same name
 exporting     `Model.export`: whole weights, written by one process
 fitting       what Keras's training loop needs from several processes

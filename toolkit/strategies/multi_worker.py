@@ -7,27 +7,24 @@ import contextlib
 import faulthandler
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import gradients, hooks, sharing
-from toolkit.strategies.agreement import extremes, process_index, processes
+from toolkit.strategies import gradients, hooks
+from toolkit.strategies.agreement import processes
 from toolkit.strategies.communication import options_for
-from toolkit.strategies.consistency import FirstBatch, seed_alike
-from toolkit.strategies.early_shares import undecoded
+from toolkit.strategies.consistency import seed_alike
 from toolkit.strategies.fitting import adapt_keras
+from toolkit.strategies.reading import ReadsShares
 from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
 from toolkit.strategies.shared_files import adapt_checkpoints
 from toolkit.strategies.shutdown import wait_at_exit
-from toolkit.strategies.uneven_inputs import JoinedDataset
 from toolkit.support import status
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
@@ -36,16 +33,13 @@ _LOG = logging.getLogger(__name__)
 # The share of the time in which a lost worker is to be noticed that is waited for heartbeats: its peers' errors have
 # their way to go, too.
 _HEARTBEAT_SHARE = 0.8
-_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to a device.
-_Policy = tf.data.experimental.AutoShardPolicy
 
 
-class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorkerMirroredStrategy):
     """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
 
     Attributes:
         cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
-        first_batch: That of the data which Keras's loop was given last; None where each worker has data of its own.
 
     A process trains with others once: whoever makes a second strategy of the same cluster gets the first. TensorFlow
     would connect the processes again, each at another time.
@@ -63,7 +57,6 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
     """
 
     cluster: _cluster.Cluster | None = None
-    first_batch: FirstBatch | None = None
     _first: "MultiWorkerStrategy | None" = None
 
     def __new__(cls, *_: Any, **__: Any) -> "MultiWorkerStrategy":
@@ -107,77 +100,6 @@ class MultiWorkerStrategy(ReducesForKeras, tf.distribute.MultiWorkerMirroredStra
         """Returns TensorFlow's scope, in which variables that it can't send to the others are refused."""
         with super().scope() as inner, tf.variable_creator_scope(_refuse_bfloat16):
             yield inner
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
-
-        Every worker reads the whole dataset and keeps its share, so that no example counts twice
-        and no replica goes without; of what it reads it decodes its own share only, where that can
-        be told. Under AutoShardPolicy.OFF each worker's batches are its own, and together they are
-        the global batch; under FILE TensorFlow deals the files out. Both may leave one worker with
-        less: an epoch of `fit` then ends for all with the first that runs out. A training loop of
-        your own gets TensorFlow's own dataset there.
-        """
-        if not isinstance(dataset, tf.data.Dataset) or not sharing.is_batched(dataset):
-            return super().experimental_distribute_dataset(dataset, options)
-        policy = dataset.options().experimental_distribute.auto_shard_policy
-        self.first_batch = None
-        local = len(self.extended.worker_devices)
-        # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
-        caller = sys._getframe(1)
-        keras = caller.f_globals.get("__name__", "").startswith("keras.") and processes(self) > 1
-        if policy not in (_Policy.AUTO, _Policy.DATA):
-            if not keras or policy != _Policy.OFF:
-                theirs = super().experimental_distribute_dataset(dataset, options)
-                return JoinedDataset(self, theirs) if keras else theirs
-            own = sharing.shares(dataset, indices=range(local), count=local)
-            return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
-        batches, decode = undecoded(dataset)
-        if keras:
-            self.first_batch = FirstBatch(self)
-            batches = sharing.show_first(batches, self.first_batch.take)
-
-        def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            mine = sharing.shares_of_worker(context)
-            return decode(sharing.shares(batches, indices=mine, count=self.num_replicas_in_sync))
-
-        if not keras:
-            return self.distribute_datasets_from_function(share, options)
-        shared = self._read_evenly(share)
-        # Keras knows the length of arrays too, whose datasets don't say it.
-        adapter = getattr(caller.f_locals.get("self"), "data_adapter", None)
-        batches = getattr(adapter, "num_batches", None)
-        self._check_lengths(-1 if batches is None else int(batches))
-        unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
-        return JoinedDataset(self, shared) if unknown else shared
-
-    def _computes_on_host(self) -> bool:
-        return len(self.extended.worker_devices) == 1 and "CPU" in self.extended.worker_devices[0]
-
-    def _read_evenly(self, share: Callable) -> Any:
-        """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
-        if self._computes_on_host():
-            # TensorFlow's distributed iterators, which bring batches to devices, take 80 ms to make in each epoch.
-            pipelines, index = processes(self), process_index(self)
-            return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
-        extended = self.extended
-        before = extended.experimental_enable_get_next_as_optional
-        # Else all workers ask one another in each step whether each has got a batch.
-        extended.experimental_enable_get_next_as_optional = False
-        try:
-            return self.distribute_datasets_from_function(lambda context: sharing.untuned(share(context)))
-        finally:
-            extended.experimental_enable_get_next_as_optional = before
-
-    def _check_lengths(self, batches: int) -> None:
-        """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""
-        lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
-        if lowest != highest:
-            raise StrategyError(
-                asked="every worker is to read the whole data set, and keep its share of each batch",
-                found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
-                remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
-            )
 
 
 def _refuse_bfloat16(make: Callable, **kwargs: Any) -> Any:
