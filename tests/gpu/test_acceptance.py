@@ -3,6 +3,7 @@
 Each test says how many GPUs it needs, and is skipped where there are fewer.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -49,8 +51,10 @@ def seen(case, strategy, count, place, folder):
     return json.loads(found[1])
 
 
-def one(case, place, folder):
-    return seen(case, "one_device", 1, place, folder)
+@functools.cache
+def one(case, place):
+    with tempfile.TemporaryDirectory() as folder:
+        return seen(case, "one_device", 1, place, folder)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -90,7 +94,7 @@ def test_memory_stays_below_its_limit(place, tmp_path):
 )
 def test_two_devices_train_as_one_does(place, case, strategy, near, tmp_path):
     needs(place, 2)
-    expected = one("trains" if case == "sharded" else case, place, tmp_path)
+    expected = one("trains" if case == "sharded" else case, place)
     found = seen(case, strategy, 2, place, tmp_path)
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=near * NEAR[place])
     np.testing.assert_allclose(found["predicted"], expected["predicted"], atol=10 * near * NEAR[place])
@@ -99,9 +103,9 @@ def test_two_devices_train_as_one_does(place, case, strategy, near, tmp_path):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_compiled_by_xla_it_trains_the_same(place, tmp_path):
+def test_compiled_by_xla_it_trains_the_same(place):
     needs(place, 1)
-    plain, compiled = one("trains", place, tmp_path), one("compiled", place, tmp_path)
+    plain, compiled = one("trains", place), one("compiled", place)
     np.testing.assert_allclose(compiled["losses"], plain["losses"], rtol=10 * NEAR[place])
 
 
