@@ -19,6 +19,7 @@ import train
 from keras import layers, ops
 
 import toolkit
+from toolkit.strategies import agreement
 from toolkit.strategies.optimizers import optimizers_of
 
 STEPS = 20
@@ -333,6 +334,7 @@ def trained(strategy, name, folder):
     seen["steps"] = [int(keras.ops.convert_to_numpy(each.iterations)) for each in optimizers_of(model)]
     if strategy.num_replicas_in_sync == 2:  # It takes as long as the training; beside parameter servers it isn't tried.
         seen["saved"], seen["exported"] = left(strategy, model, build, data[0])
+    if strategy.num_replicas_in_sync == 2 and agreement.processes(strategy) == 2:  # As long again, and once will do.
         other = resumed(strategy, build, data, folder / f"run-{list(MODELS).index(name)}")
         seen["resumed"] = np.abs(flat(other) - seen["weights"]).max()
     return seen
