@@ -194,3 +194,14 @@ def python(folder, *arguments, limit=200, **environment):
 def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
     """Runs `toolkit launch` to its end, in a folder."""
     return python(folder, "-m", "toolkit", "launch", *tasks, *arguments, limit=limit)
+
+
+def seen(done):
+    """What each of two workers printed behind SEEN, as JSON, in a job that came to its end."""
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    found = {}
+    for line in by_worker(done.stdout).splitlines():
+        name, _, text = line.partition(" | SEEN ")
+        if text:
+            found[name] = json.loads(text)
+    return [found["worker:0"], found["worker:1"]]

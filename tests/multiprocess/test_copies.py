@@ -1,7 +1,5 @@
 """What isn't done for nobody: sharded weights gathered, weights copied to evaluate, others' examples decoded."""
 
-import json
-
 import processes
 import pytest
 
@@ -56,17 +54,17 @@ print("SEEN", json.dumps([plain, saving, best, len(seen), len(found), decoded, l
 """
 
 
+def launched(folder, script):
+    (folder / "train.py").write_text(script)
+    done = processes.launch(folder, "--grace=3", "train.py", limit=150)
+    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    return done
+
+
 @pytest.mark.slow
 def test_nothing_is_gathered_copied_or_decoded_for_nobody(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
-    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
-    found = {}
-    for line in processes.by_worker(done.stdout).splitlines():
-        name, _, text = line.partition(" | SEEN ")
-        if text:
-            found[name] = json.loads(text)
-    (plain, saving, best, saved, count, decoded, loss, rows), theirs = found["worker:0"], found["worker:1"]
+    first, theirs = processes.seen(launched(tmp_path, SCRIPT))
+    plain, saving, best, saved, count, decoded, loss, rows = first
     assert plain == 1, "at the end of fit, after which a chief alone may save"
     assert saving == best == 1 + 3
     assert saved == 3
@@ -99,9 +97,7 @@ print("SEEN", float(np.abs(other.get_weights()[0] - model.get_weights()[0]).max(
 
 @pytest.mark.slow
 def test_checkpoints_of_tensorflows_that_every_worker_saves_under_one_name_are_whole(tmp_path):
-    (tmp_path / "train.py").write_text(CHECKPOINTS)
-    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
-    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    done = launched(tmp_path, CHECKPOINTS)
     assert processes.by_worker(done.stdout).count("SEEN 0.0") == 2
     left = sorted(path.name for path in (tmp_path / "managed").iterdir())
     assert len([name for name in left if name.endswith(".index")]) == 2
@@ -139,7 +135,5 @@ print("SEEN", seen[0] == seen[1], len(seen[0][2][1]), flush=True)
 
 @pytest.mark.slow
 def test_batches_that_tensorflow_brings_to_a_device_are_those_that_stay_on_the_host(tmp_path):
-    (tmp_path / "train.py").write_text(READS)
-    done = processes.launch(tmp_path, "--grace=3", "train.py", limit=150)
-    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
+    done = launched(tmp_path, READS)
     assert processes.by_worker(done.stdout).count("SEEN True 203") == 2

@@ -32,17 +32,6 @@ def launch(folder, body, *flags):
     return processes.launch(folder, "--grace=3", *flags, "train.py", limit=150)
 
 
-def seen(done):
-    """What each worker printed behind SEEN."""
-    assert done.returncode == 0, done.stdout[-2500:] + done.stderr
-    found = {}
-    for line in processes.by_worker(done.stdout).splitlines():
-        name, _, text = line.partition(" | SEEN ")
-        if text:
-            found[name] = json.loads(text)
-    return [found["worker:0"], found["worker:1"]]
-
-
 def test_generators_of_both_workers_stay_together(tmp_path):
     body = """
 def batches():
@@ -61,7 +50,7 @@ other.fit(few(), verbose=0)
 steps = int(keras.ops.convert_to_numpy(other.optimizer.iterations))
 print("SEEN", json.dumps([weights(model), weights(other), steps]))
 """
-    first, second = seen(launch(tmp_path, body))
+    first, second = processes.seen(launch(tmp_path, body))
     assert first == second
     assert "NaN" not in json.dumps(first)
     assert first[2] == 7, "each of the generator's batches is a step"
@@ -85,7 +74,7 @@ with strategy.scope():
 own.fit(x, batch_size=21, verbose=0)
 print("SEEN", json.dumps(weights(own)))
 """
-    first, second = seen(launch(tmp_path, body))
+    first, second = processes.seen(launch(tmp_path, body))
     assert first == second
 
 
@@ -101,7 +90,7 @@ model.save("whole.keras")
 again = keras.models.load_model("whole.keras")
 print("SEEN", json.dumps([weights(model), weights(again)]))
 """
-    first, second = seen(launch(tmp_path, body))
+    first, second = processes.seen(launch(tmp_path, body))
     assert first == second
     assert first[0] == first[1]
 
@@ -140,7 +129,7 @@ class Enough(keras.callbacks.Callback):
 history = model.fit(x, y, batch_size=20, epochs=5, callbacks=[Enough()], verbose=0)
 print("SEEN", json.dumps([len(history.epoch)]))
 """
-    assert seen(launch(tmp_path, body)) == [[2], [2]]
+    assert processes.seen(launch(tmp_path, body)) == [[2], [2]]
 
 
 def test_one_that_ends_early_is_named(tmp_path):
@@ -171,4 +160,4 @@ os.waitpid(child, 0)
 model.fit(x, y, batch_size=20, verbose=0)
 print("SEEN", json.dumps([0]))
 """
-    assert seen(launch(tmp_path, body)) == [[0], [0]]
+    assert processes.seen(launch(tmp_path, body)) == [[0], [0]]

@@ -52,7 +52,7 @@ def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: A
 
 def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
     """Writes the files of a checkpoint aside, and puts all of them in place: others' index would be of other data."""
-    if not tf.executing_eagerly() or not isinstance(file_prefix, (str, os.PathLike)) or not _is_here(file_prefix):
+    if not tf.executing_eagerly() or not _is_here(file_prefix):
         return original(saver, file_prefix, *args, **kwargs)
     path = pathlib.Path(file_prefix)
     aside = path.with_name(f".{path.name}.{_own()}")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "capture",
     "capture_metrics",
-    "check",
     "digest",
     "metrics_in",
     "restore",
@@ -43,11 +42,11 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
-    check(model, arrays)
+    _check(model, arrays)
     _assign(model, *_matching(model, arrays))
 
 
-def check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
+def _check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     """Makes sure that `restore` can set these.
 
     Raises:
