@@ -73,6 +73,14 @@ made = model()
 made.layers[1].trainable = False  # Whatever is compiled again.
 made.compile(made.optimizer, made.loss)
 note("frozen", made, made.fit(X, Y, batch_size=20, **plain))
+made = model()  # The scale is doubled until a gradient overflows in 32 bits, halved then, and the step left out.
+with strategy.scope():
+    doubling = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.05), initial_scale=2.0**124, dynamic_growth_steps=2
+    )
+    made.compile(doubling, made.loss)
+note("loss scale", made, made.fit(X, Y, batch_size=20, **plain))
+SEEN["scaled steps"] = [float(v.numpy()) for v in (doubling.iterations, doubling.dynamic_scale, doubling.step_counter)]
 with strategy.scope():
     never = keras.Sequential([keras.Input((None, 6)), keras.layers.Dense(3, kernel_initializer="ones")])
 SEEN["never compiled"] = never.predict(X.reshape(103, 1, 6), batch_size=103, verbose=0).tolist()

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+tf.get_logger().setLevel("INFO")  # Says when a lost worker is back.
 keras.utils.set_random_seed(3)
 EXAMPLES, BATCH = 320, 16
 random = np.random.default_rng(0)

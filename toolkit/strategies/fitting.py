@@ -7,7 +7,6 @@ Others notice nothing; `tests/strategies/test_fitting.py` fails when Keras chang
 lists all places where Keras's classes are touched.
 """
 
-import concurrent.futures
 import functools
 import os
 import sys
@@ -27,6 +26,7 @@ from toolkit.strategies.exporting import adapt_exports
 from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable, drop_snapshots, take_snapshots
 from toolkit.strategies.shared_files import adapt_models
+from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_keras"]
@@ -185,9 +185,8 @@ def _without_strategy(original: Callable, kind: str) -> Any:
     """Lets Keras look at an optimizer that it makes for it and throws away, outside of any strategy's scope.
 
     `fit` in a scope, as Keras's guide has it, has callbacks save there: the optimizer's variable would be a broadcast,
-    which the chief alone enters. A thread has no scope of its caller's.
+    which the chief alone enters.
     """
     if not tf.distribute.has_strategy():
         return original(kind)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(original, kind).result()
+    return outside(lambda: original(kind))

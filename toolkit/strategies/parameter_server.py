@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
@@ -147,12 +146,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Raises:
             StrategyError: The model can't be trained by workers.
         """
-        if any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in optimizers_of(model)):
-            raise StrategyError(
-                asked="mixed_float16 under parameter servers",
-                found="the scale of its loss would be set by all workers at once",
-                remedy="Use mixed_bfloat16, which needs no scale",
-            )
+        in_turn = self.options.synchronous or self.options.max_staleness == 0 or self.dispatcher.workers == 1
+        for optimizer in optimizers_of(model):
+            steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+            if steps and not in_turn:
+                raise StrategyError(
+                    asked=f"gradient_accumulation_steps={steps} under parameter servers",
+                    found="workers that train at the same time would add to one sum while others use it up",
+                    remedy="Take batches that are as many times as large, or one step at a time: max_staleness=0",
+                )
         if self.options.variables == "sharded" and not any(
             isinstance(v.value, ServerShardedVariable) for v in model.variables
         ):

@@ -16,7 +16,7 @@ from toolkit.strategies.uneven_inputs import JoinedDataset
 
 __all__ = ["ReadsShares"]
 
-_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to a device.
+_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to devices.
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -75,13 +75,16 @@ class ReadsShares:
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
         return JoinedDataset(self, shared) if unknown else shared
 
-    def _computes_on_host(self) -> bool:
-        return len(self.extended.worker_devices) == 1 and "CPU" in self.extended.worker_devices[0]
+    def _has_one_device(self) -> bool:
+        return len(self.extended.worker_devices) == 1
 
     def _read_evenly(self, share: Callable) -> Any:
         """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
-        if self._computes_on_host():
-            # TensorFlow's distributed iterators, which bring batches to devices, take 80 ms to make in each epoch.
+        if self._has_one_device():
+            # As Keras reads for one device without a strategy. TensorFlow's distributed iterators, which bring batches
+            # to devices, take 80 ms to make in each epoch, and at times crash where one is dropped that isn't at its
+            # end, as Keras does each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, one of some hundred
+            # evaluations on arrays).
             pipelines, index = processes(self), process_index(self)
             return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
         extended = self.extended

@@ -6,6 +6,7 @@ one way in the whole house.
 umask      files that not everybody may write
 files      writing a file so that it is there whole or not at all, and its SHA-256
 redaction  which variables and flags hold secrets, and texts without them
+scopes     work outside of the scopes of its caller
 wrapping   a function of somebody else's, wrapped once
 signals    signals that ask a program to stop: recorded, or obeyed with a message
 status     what a task and the launcher that started it tell each other

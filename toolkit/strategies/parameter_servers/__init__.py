@@ -9,6 +9,7 @@ placement  which task holds which variable, and the table of it
 ledger     what each ps has applied, once each, and with which staleness
 tables     large tables of which a step pulls and pushes a few rows
 variables  a model's variables, by what a step does with them, and a step's own copy
+branches   what branches of a step assign, carried out of them
 step       a step: pull, compute, push
 updates    of variables that are sharded, in a step and in a loop of the user's own
 functions  what workers run: steps of training, batches to evaluate or predict

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import functions, private
@@ -38,10 +39,10 @@ class Calls:
         """
 
         def make() -> Any:
-            run, assigned = functions.training(
+            run, assigned, conditional = functions.training(
                 self._variables, stream.batch, signature=stream.signature(len(items)), count=len(items), only=only
             )
-            self._counters.note(assigned)
+            self._counters.note(assigned, conditional)
             return run
 
         run = self._once(("steps", stream.key, len(items), only), make)
@@ -83,12 +84,13 @@ class Calls:
 
         def make() -> Any:
             rounds = Rounds(self._variables, shares)
-            run, assigned = rounds.share(
+            run, assigned, _ = rounds.share(
                 lambda number, share, sent: stream.batch(0, number, sent, share=share, shares=shares),
                 signature=stream.signature(1),
             )
-            self._counters.note(assigned)
-            return run, rounds.applying()
+            applying, conditional = rounds.applying()
+            self._counters.note(assigned, conditional)
+            return run, applying
 
         return self._once(("round", stream.key), make)
 
@@ -100,18 +102,22 @@ class Calls:
             return self._made[key]
 
     def _counters_after(self, steps: int) -> list[tf.Tensor]:
-        with tf.device("CPU:0"):
-            return [tf.constant(value) for value in self._counters.after(steps)]
+        return [_on_chief(value) for value in self._counters.after(steps)]
 
     def _call(self, run: Any, stream: Stream, items: Sequence[Any], second: int, since: int) -> Callable[[bool], Any]:
         counters = self._counters_after(since)
-        with tf.device("CPU:0"):
-            first = tf.constant(items[0] if stream.kind == "numbered" else 0, tf.int64)
-            scalars = first, tf.constant(second, tf.int64)
+        scalars = _on_chief(np.int64(items[0] if stream.kind == "numbered" else 0)), _on_chief(np.int64(second))
         sent = [leaf for item in items for leaf in item] if stream.kind == "sent" else []
 
         def call(anew: bool) -> Any:
+            for index, value in self._counters.branched_after(since).items():  # Known when others' steps are done.
+                counters[index] = _on_chief(value)
             own = [stream.iterator(private.worker_index(), anew=anew)] if stream.kind == "per worker" else sent
             return run(*scalars, counters, own)
 
         return call
+
+
+def _on_chief(value: np.generic | np.ndarray) -> tf.Tensor:
+    with tf.device(None), tf.device("CPU:0"):  # A worker's thread has that worker's device.
+        return tf.constant(value)

@@ -1,6 +1,5 @@
 """What workers run, traced on the chief: steps of training, batches to evaluate, a batch to predict."""
 
-import concurrent.futures
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,10 +10,13 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.step import Step, changes, push, tracing
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
+from toolkit.support.scopes import outside
 
 __all__ = [
     "Traced",
+    "branched",
     "build_optimizers",
+    "conditional_in",
     "evaluation",
     "flattened",
     "prediction",
@@ -24,8 +26,9 @@ __all__ = [
     "training",
 ]
 
-# A function for a worker, and how often one of its steps assigns each of `Variables.counters`.
-Traced = tuple[Any, list[int]]
+# A function for a worker, how often one of its steps assigns each of `Variables.counters`, and the indices of those
+# that it assigns in a branch.
+Traced = tuple[Any, list[int], list[int]]
 
 
 def training(
@@ -44,10 +47,12 @@ def training(
 
     Returns:
         A function of (the first batch's number, the first step's number in the ledgers, the values of
-        `variables.counters`, data), which returns (sums of the metrics, the last step's logs).
+        `variables.counters`, data), which returns (sums of the metrics, followed by what `branched` returns, the last
+        step's logs).
     """
     model = variables.model
     assigned: list[int] = []
+    conditional: list[int] = []
 
     def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any) -> tuple:
         starts = {}
@@ -56,6 +61,7 @@ def training(
                 starts[device] = tf.identity(ledger_step)
         sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
         logs: Any = {}
+        before = counters
         for index in range(count):
             values, versions = variables.pull()
             scope = variables.scope(values, counters, sums)
@@ -69,9 +75,20 @@ def training(
             counters = [scope.values[id(v)] for v in variables.counters]
             sums = [scope.values[id(v)] for v in variables.metrics]
         assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]  # By the last step, as by each.
-        return flattened(sums), scalars(logs)
+        conditional[:] = conditional_in(scope, variables)
+        return flattened([*sums, *branched(conditional, before, counters)]), scalars(logs)
 
-    return trace(variables, replica, signature), assigned
+    return trace(variables, replica, signature), assigned, conditional
+
+
+def conditional_in(scope: LocalScope, variables: Variables) -> list[int]:
+    """Returns the indices of `Variables.counters` that were assigned in a branch."""
+    return [index for index, v in enumerate(variables.counters) if id(v) in scope.conditional]
+
+
+def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Returns what the chief must be told of counters that a branch assigned: their values before, and those after."""
+    return [values[index] for values in (before, after) for index in indices]
 
 
 def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> None:
@@ -93,7 +110,11 @@ class _BuildingStep:
     Keras makes those of the optimizer that a model was compiled with. A `train_step` of the user's own may keep others.
     """
 
-    def apply(self, _original: Callable, optimizer: Any, _grads: list, variables: list) -> None:
+    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
+        """As `apply`."""
+        self.apply(None, optimizer, grads, variables)
+
+    def apply(self, _original: Any, optimizer: Any, _grads: list, variables: list) -> None:
         """Makes an optimizer's variables where those are that it trains."""
         if optimizer.built:
             return
@@ -103,9 +124,7 @@ class _BuildingStep:
             with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)
 
-        # A thread has none of the scopes of the step: variables that are made in those are the step's.
-        with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-            thread.submit(build).result()
+        outside(build)  # Variables that are made in the scopes of the step are the step's.
 
 
 def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:

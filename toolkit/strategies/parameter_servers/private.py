@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src.backend import core as keras_core
 from keras.src.backend import numpy as keras_numpy
 from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.eager import record, tape
@@ -16,6 +18,8 @@ from toolkit.support.wrapping import wrap
 
 __all__ = [
     "accessed",
+    "apply_if_finite",
+    "around_branches",
     "around_lookups",
     "computed_from",
     "gradients_through",
@@ -76,6 +80,25 @@ def around_lookups(function: Callable) -> None:
     A layer hands its variable to `keras.ops.take`, but what arrives where TensorFlow is called is a whole tensor.
     """
     wrap(keras_numpy, "take", function)
+
+
+def around_branches(function: Callable) -> None:
+    """Hands Keras's `cond` to a function of (`cond`, pred, true_fn, false_fn); called again, it does nothing."""
+    wrap(keras_core, "cond", function)
+
+
+def apply_if_finite(
+    optimizer: keras.optimizers.LossScaleOptimizer, grads: list, variables: list, skip: Callable
+) -> None:
+    """Does what a LossScaleOptimizer does on one device, and calls `skip` where a gradient has overflowed."""
+
+    def overflowed() -> None:
+        skip()
+        optimizer._stateful_handle_non_finite_grads()
+
+    keras.ops.cond(
+        optimizer.check_finite(grads), lambda: optimizer._stateful_handle_finite_grads(grads, variables), overflowed
+    )
 
 
 def held(variable: Any) -> Any:

@@ -3,10 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.parameter_servers.functions import Traced, flattened, scalars, single_replica, trace
+from toolkit.strategies.parameter_servers.functions import (
+    Traced,
+    branched,
+    conditional_in,
+    flattened,
+    scalars,
+    single_replica,
+    trace,
+)
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.step import Step, changes, tracing
@@ -62,29 +71,31 @@ class Rounds:
             self._others = changes(variables, scope, values)
             for device, pairs in self._others.items():
                 self._store("others", device, [change for change, _ in pairs], share)
-            # The optimizer's count of steps moves when the round is applied.
-            steps = model.optimizer.iterations
+            # The optimizer's count of steps moves when the round is applied. `iterations` is what Keras makes of it.
+            steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
             examples = tf.shape(next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None))[0]
             sums = [scope.values[id(v)] for v in variables.metrics]
             return flattened(sums), {**scalars(logs), EXAMPLES: tf.cast(examples, tf.float64)}
 
-        return trace(variables, replica, signature), assigned
+        return trace(variables, replica, signature), assigned, []
 
-    def applying(self) -> Any:
+    def applying(self) -> tuple[Any, list[int]]:
         """Makes the function, run by the chief, that applies a round.
 
         It takes the shares' weights in the mean (float64 [shares]), the step's number in the ledgers, and the
-        values of `variables.counters`.
+        values of `variables.counters`, and returns what `branched` does, in one tensor. The indices of those are
+        returned beside it.
         """
         variables = self.variables
         optimizer = variables.model.optimizer
         strategy = variables.model.distribute_strategy
         counters = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counters]
+        conditional: list[int] = []
 
         @tf.function(input_signature=[tf.TensorSpec([self.shares], tf.float64), tf.TensorSpec([], tf.int64), counters])
         @tf.autograph.experimental.do_not_convert
-        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list) -> None:
+        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list) -> tf.Tensor:
             with single_replica(strategy):
                 versions, slots = {}, {}
                 for device, ledger in variables.ledgers.items():
@@ -99,16 +110,21 @@ class Rounds:
                 scope = LocalScope(variables.counters, counters)
                 step = _RoundStep(variables, scope, versions, slots)
                 step.gradients = self._gradients(weights)
-                # Clipping needs them on the chief; else they stay on the ps, and the optimizer sees zeros.
-                step.clips = bool(optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue)
+                # These need them on the chief; else they stay on the ps, and the optimizer sees zeros.
+                clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
+                scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+                step.looks = bool(clips or scaled or optimizer.gradient_accumulation_steps)
                 grads = [
-                    None if not there else step.whole(value) if step.clips else tf.zeros([], value.dtype)
+                    None if not there else step.whole(value) if step.looks else tf.zeros([], value.dtype)
                     for value, there in self._order
                 ]
                 with tracing(step, scope):
                     optimizer.apply(grads, variables.model.trainable_variables)
+                conditional[:] = conditional_in(scope, variables)
+                after = [scope.values[id(v)] for v in variables.counters]
+                return flattened(branched(conditional, counters, after))
 
-        return run.get_concrete_function()
+        return run.get_concrete_function(), conditional
 
     def store(self, grads: Sequence[Any], values: Sequence[Any], share: tf.Tensor) -> None:
         """Stores a share's gradients on the ps."""
@@ -175,7 +191,10 @@ class _ShareStep:
         self.share = share
         self.applied = False
 
-    def apply(self, _original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
+    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
+        self.apply(None, optimizer, grads, variables)  # The scale is undone when the round is applied.
+
+    def apply(self, _original: Any, optimizer: Any, grads: list, variables: Any) -> None:
         if self.applied or optimizer is not self.rounds.variables.model.optimizer:
             raise StrategyError(
                 asked="a synchronous round applies the gradients of one train_step",
@@ -190,14 +209,14 @@ class _RoundStep(Step):
     """The step in which a round is applied: the gradients are on the ps already."""
 
     gradients: dict[int, dict[int, tf.Tensor]]
-    clips: bool
+    looks: bool  # Whether the optimizer looks at them before it applies them.
 
     def whole(self, value: Any) -> tf.Tensor:
         shards = self.gradients[id(value)]
         return tf.concat([shards[index] for index in sorted(shards)], 0) if len(shards) > 1 else shards[0]
 
     def send(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
-        if self.clips:
+        if self.looks:
             return super().send(grads_and_vars)
         out = []
         for gradient, value in grads_and_vars:

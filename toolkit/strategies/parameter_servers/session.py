@@ -202,6 +202,8 @@ class Session:
 
         def done(result: list) -> None:
             self._totals.add(result)
+            for counted, _ in result:  # One of all steps, or one of each.
+                self._counters.take(counted[self._totals.size :], len(pending) // len(result))
             if len(pending) == 1:
                 self._size.note(work.seconds)
 
@@ -247,10 +249,12 @@ class Session:
             self.dispatcher.send(one(share, data), staleness=None)
         self.dispatcher.wait_for_all()
         try:
-            applying(tf.constant(examples / examples.sum()), tf.constant(self._first + self._sent, tf.int64), counters)
+            weights = tf.constant(examples / examples.sum())
+            branched = applying(weights, tf.constant(self._first + self._sent, tf.int64), counters)
         except tf.errors.OpError:
             self.dispatcher.look()
             raise
+        self._counters.take(branched.numpy(), 1)
         self._sent += 1
 
     def _predicted(self, batch: Any) -> Any:

@@ -12,14 +12,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
 from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers.branches import adapt_branches
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import (
     LocalTable,
     LocalValue,
     RowsOfVariable,
+    UpdatedValue,
     with_each_row_once,
 )
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
@@ -49,34 +50,44 @@ def current() -> Any:
 def adapt_optimizers() -> None:
     """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
     wrap(keras.optimizers.Optimizer, "apply", _apply)
+    wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+    adapt_branches()
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     step = current()
     if step is None:
         return original(optimizer, grads, trainable_variables)
-    if optimizer.gradient_accumulation_steps:
-        raise StrategyError(
-            asked=f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps} under parameter servers",
-            found="each worker's gradient is applied by itself there: there is no sum of several that they share",
-            remedy="Take batches that are as many times as large",
-        )
+    grads, variables = _paired(optimizer, grads, trainable_variables)
+    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
+
+
+def _apply_scaled(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    step = current()
+    if step is None:
+        return original(optimizer, grads, trainable_variables)
+    return step.apply_scaled(optimizer, *_paired(optimizer, grads, trainable_variables))
+
+
+def _paired(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list, list]:
     grads = list(grads)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     for gradient, variable in zip(grads, variables, strict=False):
         if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
             gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
-    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
+    return grads, variables
 
 
 class _OptimizerScope(LocalScope):
     """What an optimizer sees while it applies: its counters' values in the step, and of what is sharded one shard."""
 
-    def __init__(self, variables: Variables, values: Sequence[Any]) -> None:
-        super().__init__(variables.counters, values)
+    def __init__(self, step: "Step", values: Sequence[Any]) -> None:
+        super().__init__(step.variables.counters, values)
+        self.updating = False  # Whether a variable's own update is under way.
         self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
         self.rows: tuple[Any, tf.Tensor] | None = None  # The variable or shard, and which of its rows.
-        self._wholes = variables.values
+        self._wholes = step.variables.values
+        self._step = step
 
     def get_current_value(self, variable: Any) -> Any:
         value = self._wholes.get(id(variable))
@@ -86,6 +97,19 @@ class _OptimizerScope(LocalScope):
         if self.rows is not None and value is not None and value.shape == self.rows[0].shape:
             found = RowsOfVariable(value, self.rows[1])
         return super().get_current_value(variable) if found is None else found
+
+    def add_update(self, update: tuple) -> None:
+        """Takes an assignment, of variables on the ps where this step is to change them, such as sums of gradients."""
+        variable, value = update
+        whole = self._wholes.get(id(variable))
+        if self.updating or whole is None or id(variable) in self.values:
+            super().add_update(update)
+            return
+        value = tf.cast(value, whole.dtype)
+        for index, shard in enumerate(shards_of(whole)):
+            if self._step.wanted(shard.device):
+                with self._step.begun(shard.device):
+                    shard.assign(whole.rows(value, index) if isinstance(whole, ServerShardedVariable) else value)
 
 
 class Step:
@@ -116,7 +140,7 @@ class Step:
 
     def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
         counters = self.variables.counters
-        scope = _OptimizerScope(self.variables, [self.scope.values[id(v)] for v in counters])
+        scope = _OptimizerScope(self, [self.scope.values[id(v)] for v in counters])
         self.optimizer_scope = scope
         values = self.variables.values
         looked_up = [v for g, v in zip(grads, variables, strict=False) if isinstance(g, tf.IndexedSlices)]
@@ -124,7 +148,8 @@ class Step:
         with scope:
             shards = [shard for v in variables for shard in shards_of(v.value)]
             devices = sorted({shard.device for shard in shards})
-            if optimizer.weight_decay is not None:  # It changes variables before the gradients are sent.
+            # Something is changed before the gradients are sent, or where they aren't.
+            if optimizer.weight_decay is not None or optimizer.gradient_accumulation_steps:
                 dense = [g for g in grads if g is not None]
                 with tf.control_dependencies([tf.convert_to_tensor(g) for g in dense]):
                     ready = tf.constant(0)
@@ -147,9 +172,21 @@ class Step:
         for v in variables:
             if id(v) in self.scope.values:
                 before = self.scope.values[id(v)]
-                table = isinstance(before, LocalTable)
-                self.scope.values[id(v)] = before.anew() if table else _UpdatedValue(values[id(v)], before)
+                fresh = before.anew() if isinstance(before, LocalTable) else UpdatedValue(values[id(v)], before)
+                self.scope.values[id(v)] = fresh
         return result
+
+    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
+        """Applies gradients of a loss that was scaled, or enters in the ledgers that they were left out."""
+
+        def skip() -> None:
+            values = self.variables.values
+            for device in sorted({shard.device for v in variables for shard in shards_of(values[id(v)])}):
+                with tf.device(device):
+                    self.begin(device)
+                    self._finish(device)
+
+        private.apply_if_finite(optimizer, grads, variables, skip)
 
     def begin(self, device: str) -> None:
         if device in self.entries or not self.wanted(device) or device not in self.variables.ledgers:
@@ -206,7 +243,7 @@ class Step:
         scope = self.optimizer_scope
         of = getattr(shard, "_shard_of", None)
         if scope is not None:
-            scope.shard = of
+            scope.updating, scope.shard = True, of
             whole = shard if of is None else of[0]
             if args and isinstance(args[0], tf.IndexedSlices) and self._by_rows.get(id(whole)):
                 indices, by_rows = args[0].indices, fn
@@ -217,24 +254,7 @@ class Step:
                 return original(shard, fn, args, kwargs, group)
         finally:
             if scope is not None:
-                scope.shard = scope.rows = None
-
-
-class _UpdatedValue(LocalValue):
-    """A variable that this step has updated: read from its ps again, but only when somebody asks for it."""
-
-    def __init__(self, value: Any, before: LocalValue) -> None:
-        self._value = value
-        self.trainable = before.trainable
-        self.shape = before.shape
-        self.dtype = before.dtype
-        self._read: tf.Tensor | None = None
-
-    @property
-    def handle(self) -> tf.Tensor:
-        if self._read is None:
-            self._read = self._value.read_value()
-        return self._read
+                scope.updating, scope.shard, scope.rows = False, None, None
 
 
 def changes(

@@ -12,7 +12,15 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 
-__all__ = ["LocalTable", "LocalValue", "Rows", "RowsOfVariable", "updates_by_rows", "with_each_row_once"]
+__all__ = [
+    "LocalTable",
+    "LocalValue",
+    "Rows",
+    "RowsOfVariable",
+    "UpdatedValue",
+    "updates_by_rows",
+    "with_each_row_once",
+]
 
 _OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Nadam", "Adamax", "Adadelta", "Adagrad", "Ftrl", "Lion")
 # Those whose update of a row depends on nothing else of a table.
@@ -45,6 +53,27 @@ class LocalValue:
             private.accessed(self)
         value = self._current()
         return value if dtype is None or dtype == self.dtype else tf.cast(value, dtype)
+
+
+class UpdatedValue(LocalValue):
+    """A variable that this step has updated: read from its ps again, but only when somebody asks for it."""
+
+    def __init__(self, value: Any, before: LocalValue) -> None:
+        self._value = value
+        self.trainable = before.trainable
+        self.shape = before.shape
+        self.dtype = before.dtype
+        self._read: tf.Tensor | None = None
+
+    @property
+    def handle(self) -> tf.Tensor:
+        if self._read is None:
+            self._read = self._value.read_value()
+        return self._read
+
+    def anew(self) -> "UpdatedValue":
+        """Returns it as it is after another update in the same step."""
+        return UpdatedValue(self._value, self)
 
 
 class LocalTable(LocalValue):

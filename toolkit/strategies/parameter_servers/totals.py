@@ -1,10 +1,14 @@
 """What the chief keeps while steps are under way: counters, and totals of the metrics."""
 
+import dataclasses
+import math
 import threading
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 
+from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers.variables import Variables
 
 __all__ = ["Counters", "MetricTotals"]
@@ -21,25 +25,82 @@ class Counters:
         self._variables = variables.counters
         self._start: list[np.ndarray] = []  # Their values when last no step was under way.
         self._increments: list[np.ndarray] = []
+        self._conditional: list[int] = []  # Which ones a step assigns in a branch, and the worker tells of.
+        self._corrections: dict[int, np.ndarray] = {}  # How far those are from what they would be without the branch.
+        self._scales = _scales(variables)
+        self._lock = threading.Lock()
 
-    def note(self, assigned: Sequence[int]) -> None:
-        """Takes how often a step assigns each: it moves a seed generator's second element by that, or a count."""
+    def note(self, assigned: Sequence[int], conditional: Sequence[int]) -> None:
+        """Takes how often a step assigns each: it moves a seed generator's second element by that, or a count.
+
+        Args:
+            assigned: For each, how often.
+            conditional: The indices of those that it assigns in a branch.
+        """
         pairs = zip(self._variables, assigned, strict=True)
         self._increments = [np.array([0, times] if tuple(v.shape) == (2,) else times) for v, times in pairs]
+        for scale in self._scales:
+            self._increments[scale.finite] = np.array(0)
+        self._conditional = list(conditional)
+
+    def take(self, branched: np.ndarray, steps: int) -> None:
+        """Takes what so many steps did to counters in branches: their values before, and those after, in one array.
+
+        It is called in a worker's thread.
+        """
+        like = [self._variables[index] for index in self._conditional] * 2
+        ends = np.cumsum([math.prod(v.shape) for v in like], dtype=int)
+        values = [part.reshape(v.shape) for v, part in zip(like, np.split(branched, ends)[:-1], strict=True)]
+        before = dict(zip(self._conditional, values[: len(values) // 2], strict=True))
+        after = dict(zip(self._conditional, values[len(values) // 2 :], strict=True))
+        with self._lock:
+            for scale in self._scales:
+                if scale.value in after:
+                    self._take_scale(scale, before, after)
+            for index, value in after.items():
+                if any(index in (scale.value, scale.finite) for scale in self._scales):
+                    continue
+                if _is_whole(self._start[index]):
+                    more = value - before[index] - self._increments[index] * steps
+                    self._corrections[index] = self._corrections.get(index, 0) + more
+                else:
+                    self._variables[index].assign(value)
+
+    def _take_scale(self, of: "_Scale", before: dict[int, np.ndarray], after: dict[int, np.ndarray]) -> None:
+        """Takes a loss scale that a worker has come to: from any if it is smaller, else if it began with today's."""
+        now = float(self._variables[of.value].numpy())
+        finite = self._start[of.finite] + self._corrections.get(of.finite, 0)
+        sent, found = float(before[of.value]), float(after[of.value])
+        if found < min(sent, now) or found > sent == now:
+            now, finite = found, after[of.finite]
+        elif found == sent == now:
+            finite = np.maximum(0, finite + after[of.finite] - before[of.finite])
+        self._variables[of.value].assign(now)
+        # A worker doubles the scale when it counts exactly so many.
+        self._corrections[of.finite] = np.minimum(finite, of.growth - 1) - self._start[of.finite]
 
     def after(self, steps: int) -> list[np.ndarray]:
         """Returns the values, so many steps after there was last none under way."""
         if not self._start:
             self._start = [np.array(v.numpy()) for v in self._variables]
         values = []
-        for index, (variable, start) in enumerate(zip(self._variables, self._start, strict=True)):
-            if not _is_whole(start):
-                values.append(np.array(variable.numpy()))  # Such as a learning rate that a callback sets.
-            elif self._increments:
-                values.append((start + self._increments[index] * steps).astype(start.dtype))
-            else:
-                values.append(start)
+        with self._lock:
+            for index, (variable, start) in enumerate(zip(self._variables, self._start, strict=True)):
+                if not _is_whole(start):
+                    values.append(np.array(variable.numpy()))  # Such as a learning rate that a callback sets.
+                elif self._increments:
+                    moved = self._increments[index] * steps + self._corrections.get(index, 0)
+                    values.append((start + moved).astype(start.dtype))
+                else:
+                    values.append(start)
         return values
+
+    def branched_after(self, steps: int) -> dict[int, np.ndarray]:
+        """Returns those that are assigned in branches, by index, as far as results have come; otherwise as `after`."""
+        if not self._conditional:
+            return {}
+        values = self.after(steps)
+        return {index: values[index] for index in self._conditional}
 
     def set_after(self, steps: int) -> None:
         """Sets them, when so many steps are done and none is under way."""
@@ -48,6 +109,7 @@ class Counters:
                 if _is_whole(value):
                     variable.assign(value)
         self._start = []
+        self._corrections = {}
 
 
 class MetricTotals:
@@ -65,6 +127,11 @@ class MetricTotals:
         self._sums: list[np.ndarray] | None = None
         self._last: dict[str, float] = {}  # The logs of the last step whose results have come.
         self._logs: dict[str, float] = {}
+
+    @property
+    def size(self) -> int:
+        """How many elements all metrics' sums have."""
+        return sum(math.prod(v.shape) for v in self._variables)
 
     def start(self) -> None:
         """Begins with what the metrics hold, unless it has begun."""
@@ -111,6 +178,24 @@ class MetricTotals:
     def _set(self, sums: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self._variables, sums, strict=True):
             variable.assign(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+    """A loss scale: the indices among the counters of its value and its count of finite steps, and where that ends."""
+
+    value: int
+    finite: int
+    growth: int
+
+
+def _scales(variables: Variables) -> list[_Scale]:
+    places = {id(v): index for index, v in enumerate(variables.counters)}
+    return [
+        _Scale(places[id(each.dynamic_scale)], places[id(each.step_counter)], each.dynamic_growth_steps)
+        for each in optimizers_of(variables.model)
+        if isinstance(each, keras.optimizers.LossScaleOptimizer) and each.built
+    ]
 
 
 def _is_whole(value: np.ndarray) -> bool:

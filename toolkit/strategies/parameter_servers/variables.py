@@ -19,7 +19,7 @@ from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import LocalTable, LocalValue, Rows, updates_by_rows
 
-__all__ = ["LocalScope", "Variables", "adapt_lookups", "packed", "unpacked"]
+__all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()  # `_here.scopes` are those that are entered.
@@ -38,6 +38,7 @@ class LocalScope(keras.StatelessScope):
     Attributes:
         values: By a variable's id, what it has been set to last.
         assigned: By a variable's id, how often it was assigned.
+        conditional: The ids of variables that were assigned in a branch, so that what they hold isn't known beforehand.
     """
 
     def __init__(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
@@ -45,6 +46,7 @@ class LocalScope(keras.StatelessScope):
         ids = [id(variable) for variable in variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
+        self.conditional: set[int] = set()
 
     def __enter__(self) -> "LocalScope":
         _scopes().append(self)
@@ -74,6 +76,11 @@ def _scopes() -> list[LocalScope]:
     if not hasattr(_here, "scopes"):
         _here.scopes = []
     return _here.scopes
+
+
+def innermost() -> LocalScope | None:
+    """Returns the scope that this thread has entered last and not left; None outside of all."""
+    return _scopes()[-1] if _scopes() else None
 
 
 def adapt_lookups() -> None:
