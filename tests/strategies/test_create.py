@@ -31,7 +31,13 @@ def test_a_strategy_says_what_it_is(four_devices):
     one = {"strategy": "one_device", "replicas": 1, "devices": ["CPU:0"]}
     assert strategies.describe(tf.distribute.get_strategy()) == one
     assert strategies.describe(strategies.create("one_device", devices=("CPU:0",))) == one
-    mirrored = {"strategy": "mirrored", "replicas": 2, "devices": ["CPU:2", "CPU:1"]}
+    mirrored = {
+        "strategy": "mirrored",
+        "replicas": 2,
+        "devices": ["CPU:2", "CPU:1"],
+        "mesh": {"shards": 2, "groups": 1},
+        "optimizer_state": "replicated",
+    }
     assert strategies.describe(strategies.create("mirrored", devices=("CPU:2", "CPU:1"))) == mirrored
     assert strategies.describe(tf.distribute.MirroredStrategy(["CPU:2", "CPU:1"])) == mirrored
     other = {"strategy": "OneDeviceStrategy", "replicas": 1, "devices": ["CPU:1"]}

@@ -7,15 +7,17 @@ exchange      how replicas exchange gradients: what a strategy is asked for
 one_device    everything on one device
 communication  NCCL or the ring between processes
 sharing       a replica's share of each global batch
+mesh          groups of replicas that hold one copy of a sharded model between them
 hooks         what only private functions of TensorFlow allow
 agreement     values that the processes of a strategy exchange between steps, and their barrier
 collectives   exchanges between the replicas of a step, each with its gradient
-replica_shards  a variable of which each replica holds a shard
+replica_shards  a variable of which each replica of a group holds a shard
 optimizers    the optimizers of a model, and what each trains
 early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
 weighting     how much a replica's means count in a step of `fit`
 losses        losses whose weights and masks are those of the whole batch
+state_shards  optimizer state in shards: each replica's part of what all have
 shard_updates  what an optimizer needs for sharded variables
 gradients     the exchange of gradients, after which each replica does what one device does
 uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own

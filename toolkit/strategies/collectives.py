@@ -5,8 +5,8 @@ all-reduce. Here are the exchanges that layers split over replicas need, none of
 process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them.
 
 Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
-of the same shape. Each takes a communication dtype, None for the tensor's own, in which elements are sent, both in the
-exchange and in its gradient; sums are made in the tensor's own dtype.
+of the same shape. Each says among which replicas of the mesh it is, and takes a communication dtype, None for the
+tensor's own, in which elements are sent, both in the exchange and in its gradient; sums are made in the tensor's own.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.strategies import hooks
+from toolkit.strategies.mesh import Among, mesh_of, replicas
 
 __all__ = [
     "all_gather",
@@ -29,10 +30,10 @@ __all__ = [
     "on_cpus_of_one_process",
     "reduce_scatter",
     "replica_id_and_count",
-    "replicas",
 ]
 
-_GROUP = 1_000_007  # Far from the keys that TensorFlow counts up from 1.
+# Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
+_KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
 _TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorFlow's own heartbeat.
 
 
@@ -44,23 +45,25 @@ _EAGER = _Eager()
 _counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
 
 
-def replica_id_and_count() -> tuple[int, int]:
-    """Returns this replica's id and how many replicas exchange; (0, 1) where none do.
+def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
+    """Returns this replica's place among those that exchange, and how many do; (0, 1) where none do.
 
-    Parameter servers' workers train by themselves, and so does everything outside a replica context.
+    Among all, its place is its id. Parameter servers' workers train by themselves, and so does everything outside a
+    replica context.
     """
+    members, place = _members(among)
+    return place, len(members)
+
+
+def _members(among: Among) -> tuple[list[int], int]:
+    """Returns the ids of the replicas among which this one is, and its place in that list."""
     context = tf.distribute.get_replica_context()
-    count = replicas()
-    if context is None or count == 1:
-        return 0, 1
-    return int(tf.get_static_value(context.replica_id_in_sync_group)), count
-
-
-def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
-    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step."""
-    strategy = strategy or tf.distribute.get_strategy()
-    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
+    mesh = mesh_of()
+    if context is None or mesh.shards * mesh.groups == 1:
+        return [0], 0
+    replica_id = int(tf.get_static_value(context.replica_id_in_sync_group))
+    members = mesh.members(replica_id, among)
+    return members, members.index(replica_id)
 
 
 def on_cpus_of_one_process() -> bool:
@@ -68,89 +71,92 @@ def on_cpus_of_one_process() -> bool:
     return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
 
 
-def all_gather(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns all replicas' tensors: [n, ...] to [replicas, n, ...]."""
-    return _exchanged(x, dtype, _gather, _scatter)
+    return _exchanged(x, among, dtype, _gather, _scatter)
 
 
-def reduce_scatter(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+def reduce_scatter(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
     """Sends row r to replica r, and returns the sum of what each sent here: [replicas, n, ...] to [n, ...]."""
-    return _exchanged(x, dtype, _scatter, _gather)
+    return _exchanged(x, among, dtype, _scatter, _gather)
 
 
-def all_to_all(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
+def all_to_all(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
     """Sends row r to replica r, and returns what each sent here: [replicas, n, ...] to the same."""
-    return _exchanged(x, dtype, _swap, _swap)
+    return _exchanged(x, among, dtype, _swap, _swap)
 
 
-def _exchanged(x: tf.Tensor, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
+def _exchanged(x: tf.Tensor, among: Among, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
     @tf.custom_gradient
     def exchange(x: tf.Tensor) -> tuple:
-        return forward(x, dtype), lambda dy: backward(dy, dtype)
+        return forward(x, among, dtype), lambda dy: backward(dy, among, dtype)
 
     return exchange(x)
 
 
-def all_reduce(x: tf.Tensor, *, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns the sum over all replicas, for tensors of any shape. It has no gradient."""
-    _, count = replica_id_and_count()
+def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns the sum over replicas, for tensors of any shape. It has no gradient."""
+    _, count = replica_id_and_count(among)
     if count == 1:
         return x
     if _within_one_process():
-        return _together(x, lambda values, _: _sum(_sent(values, dtype), x.dtype))
+        return _together(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
     if count == 2:  # Each needs but the other's: half the rounds of a reduce-scatter and a gather, and as many bytes.
-        return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), dtype), 0), tf.shape(x))
+        return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), among, dtype), 0), tf.shape(x))
     flat = tf.reshape(x, [-1])
     size = tf.size(flat)
     rows = tf.reshape(tf.pad(flat, [[0, -size % count]]), [count, -1])
-    return tf.reshape(tf.reshape(_gather(_scatter(rows, dtype), dtype), [-1])[:size], tf.shape(x))
+    whole = _gather(_scatter(rows, among, dtype), among, dtype)
+    return tf.reshape(tf.reshape(whole, [-1])[:size], tf.shape(x))
 
 
 def concatenated(x: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
-    return _together(x, lambda values, _: tf.concat(values, 0))
+    return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
 
 
-def all_reduce_max(x: tf.Tensor) -> tf.Tensor:
+def all_reduce_max(x: tf.Tensor, *, among: Among) -> tf.Tensor:
     """Returns the largest of the replicas' scalars."""
-    _, count = replica_id_and_count()
+    _, count = replica_id_and_count(among)
     if count == 1:
         return x
-    return tf.reduce_max(_gather(tf.reshape(x, [1]), None))
+    return tf.reduce_max(_gather(tf.reshape(x, [1]), among, None))
 
 
 # One exchange each, without a gradient.
 
 
-def _gather(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = replica_id_and_count()
+def _gather(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
     if count == 1:
         return x[None]
     if _within_one_process():
-        return _together(x, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
+        return _together(x, among, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
     sent = tf.cast(x, dtype or x.dtype)
-    got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent), tf.concat([[count], tf.shape(x)], 0))
+    got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent, among), tf.concat([[count], tf.shape(x)], 0))
     got.set_shape([count, *x.shape])
     return tf.cast(got, x.dtype)
 
 
-def _scatter(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = replica_id_and_count()
+def _scatter(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
     if count == 1:
         return x[0]
     if _within_one_process():
-        return _together(x, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
-    return tf.reduce_sum(_swap(x, dtype), 0)
+        return _together(x, among, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
+    return tf.reduce_sum(_swap(x, among, dtype), 0)
 
 
-def _swap(x: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
-    _, count = replica_id_and_count()
+def _swap(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
     if count == 1:
         return x
     if _within_one_process():
-        return _together(x, lambda values, index: tf.cast(tf.stack(_sent([v[index] for v in values], dtype)), x.dtype))
+        return _together(
+            x, among, lambda values, index: tf.cast(tf.stack(_sent([v[index] for v in values], dtype)), x.dtype)
+        )
     sent = tf.reshape(tf.cast(x, dtype or x.dtype), [count, -1])
-    return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent))
+    return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent, among))
 
 
 def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
@@ -163,8 +169,8 @@ def _within_one_process() -> bool:
     return isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
 
 
-def _together(x: tf.Tensor, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
-    """Makes each replica's result where all replicas' tensors are at hand."""
+def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
+    """Makes each replica's result, of the tensors of those among which it is and its place there, in one thread."""
     context = tf.distribute.get_replica_context()
     replica_id, _ = replica_id_and_count()
 
@@ -172,8 +178,9 @@ def _together(x: tf.Tensor, result: Callable[[list, int], tf.Tensor]) -> tf.Tens
         values = list(strategy.experimental_local_results(value))
         results = []
         for index, device in enumerate(strategy.extended.worker_devices):
+            members = mesh_of(strategy).members(index, among)
             with tf.device(device):
-                results.append(result(values, index))
+                results.append(result([values[member] for member in members], members.index(index)))
         return results
 
     return context.merge_call(all_results, args=(x,))[replica_id]
@@ -188,7 +195,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
     return tf.add_n([tf.cast(value, dtype) for value in values])
 
 
-def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
+def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
     """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
 
     On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
@@ -198,9 +205,10 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
     end the training with an error: so the key is made of the place, of the operation and of the tensor's size.
     """
-    replica_id, count = replica_id_and_count()
+    members, place = _members(among)
+    replica_id = members[place]
     if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
-        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16)), tf.bfloat16)
+        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
     strategy = tf.distribute.get_strategy()
     nccl = hooks.communication_of(strategy) == "nccl"
     here = len(strategy.extended.worker_devices)
@@ -208,8 +216,8 @@ def _collective(operation: Callable, x: tf.Tensor) -> tf.Tensor:
     call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
         input=x,
-        group_size=count,
-        group_key=_GROUP,
+        group_size=len(members),
+        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
         ordering_token=[hooks.ordering_token(strategy, replica_id % here)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",

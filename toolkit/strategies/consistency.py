@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import broadcast, extremes, gather, mean, process_names, processes
+from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.optimizers import variables_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
@@ -106,25 +107,44 @@ def check_equal_weights(model: keras.Model) -> None:
     """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
 
     Training would go on without a word where they differ. Of a sharded variable each worker holds
-    shards of its own, which nothing can be compared with.
+    shards of its own, which are compared with those of other groups, where there are any.
 
     Raises:
         StrategyError: On every worker, where any two differ.
     """
-    variables = [variable for variable in variables_of(model) if not isinstance(variable, ReplicaShardedVariable)]
+    variables: list[Any] = []
+    sharded: list[Any] = []
+    for variable in variables_of(model):
+        (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
     values = [tf.convert_to_tensor(variable) for variable in variables]
     sums = tf.stack([_sum_of_bits(value) for value in values]).numpy().tolist() if values else []
     # BackupAndRestore leaves the epoch there.
     facts = {str(number): total for number, total in enumerate(sums)}
     found = difference(model.distribute_strategy, {**facts, "epoch": getattr(model, "_initial_epoch", None) or 0})
-    if found is not None:
-        names = ["the epoch to begin with" if key == "epoch" else variables[int(key)].path for key in found.keys[:3]]
+    keys = found.keys if found is not None else []
+    names = ["the epoch to begin with" if key == "epoch" else variables[int(key)].path for key in keys]
+    names += _that_differ_among_groups(model.distribute_strategy, sharded)
+    if names:
         raise StrategyError(
             asked="all workers train the same model",
-            found=f"their weights differ ({', '.join(names)}{' and others' if len(found.keys) > 3 else ''})",
+            found=f"their weights differ ({', '.join(names[:3])}{' and others' if len(names) > 3 else ''})",
             remedy="Load or set weights on every worker alike, from a file that all of them see",
         )
+
+
+def _that_differ_among_groups(strategy: tf.distribute.Strategy, variables: list) -> list[str]:
+    """Returns the paths of sharded variables of which some group holds other shards than the first."""
+    mesh = mesh_of(strategy)
+    variables = [variable for variable in variables if variable.among is Among.GROUP]
+    if mesh.groups == 1 or not variables:
+        return []
+    own = [_sum_of_bits(shard.value()) for variable in variables for shard in variable.shards]
+    sums = np.frombuffer(b"".join(gather(strategy, tf.stack(own).numpy().tobytes())), np.int64)
+    # By process, variable, and replica of the process.
+    by_variable = sums.reshape(processes(strategy), len(variables), -1).swapaxes(0, 1)
+    by_group = by_variable.reshape(len(variables), mesh.groups, mesh.shards)
+    return [v.path for v, each in zip(variables, by_group, strict=True) if (each != each[:1]).any()]
 
 
 def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:

@@ -23,12 +23,14 @@ import tensorflow as tf
 
 from toolkit.strategies import collectives, losses, weighting
 from toolkit.strategies.exchange import exchange_of
+from toolkit.strategies.mesh import Among
 from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
+from toolkit.strategies.state_shards import cut_among, part_of_rows, scattered
 from toolkit.support.wrapping import wrap
 
-__all__ = ["SHAPES", "adapt_optimizers", "reduced"]
+__all__ = ["SHAPES", "adapt_optimizers", "reduced", "same_everywhere"]
 
 # Operations whose result says nothing of the values of a batch, only of its shape.
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
@@ -74,9 +76,10 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     grads = list(grads)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     if len(grads) == len(variables):  # Else Keras says what is wrong.
-        grads = reduced(grads, variables)
+        cut = cut_among(optimizer, variables)
+        grads = reduced(grads, variables, cut)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            grads = _finite_alike(grads, variables)
+            grads = _finite_alike(grads, variables, cut)
     with _with_sums():
         original(optimizer, grads, trainable_variables)
 
@@ -99,10 +102,12 @@ def _apply_finite(original: Callable, *args: Any) -> None:
         original(*args)
 
 
-def _finite_alike(grads: list, variables: Sequence) -> list:
+def _finite_alike(grads: list, variables: Sequence, cut: frozenset) -> list:
     """Has all replicas find the same answer where the shard of one has overflowed: it shows in a gradient of each."""
     shards = [
-        g for g, v in zip(grads, variables, strict=True) if g is not None and isinstance(v, ReplicaShardedVariable)
+        gradient
+        for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
+        if gradient is not None and (number in cut or isinstance(variable, ReplicaShardedVariable))
     ]
     if not shards:
         return grads
@@ -113,16 +118,22 @@ def _finite_alike(grads: list, variables: Sequence) -> list:
     return grads
 
 
-def reduced(grads: Sequence, variables: Sequence) -> list:
-    """Returns gradients of all replicas together; those of shards are left as they are.
+def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset()) -> list:
+    """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
 
     Args:
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
         variables: A `keras.Variable` for each gradient.
+        cut: The numbers of those variables of which each replica updates its part: that part of the gradient is
+            returned, flat.
     """
     exchange = exchange_of(tf.distribute.get_strategy())
     share = weighting.current()
+    dtype = tf.as_dtype(exchange.dtype)
     out = list(grads)
+    for number, variable in enumerate(variables):
+        if out[number] is not None and isinstance(variable, ReplicaShardedVariable):
+            out[number] = _over_groups(out[number], dtype if dtype.size < 4 else None)
     summed = [
         number
         for number, variable in enumerate(variables)
@@ -133,31 +144,55 @@ def reduced(grads: Sequence, variables: Sequence) -> list:
     if not summed:
         return out
     summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
-    dtype = tf.as_dtype(exchange.dtype)
+
+    def weighted(gradient: Any) -> Any:
+        if share is None:
+            return gradient
+        weight = tf.cast(share.weight, gradient.dtype)
+        factor = 1 if share.in_loss else weight
+        # A replica without examples has no mean: 0 / 0.
+        return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
 
     def sent(gradient: Any) -> Any:
-        if share is not None:
-            weight = tf.cast(share.weight, gradient.dtype)
-            factor = 1 if share.in_loss else weight
-            # A replica without examples has no mean: 0 / 0.
-            gradient = mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
-        return _cast(gradient, dtype) if dtype.size < 4 else gradient
+        return _cast(weighted(gradient), dtype) if dtype.size < 4 else weighted(gradient)
 
+    dense = [number for number in summed if number in cut and not isinstance(out[number], tf.IndexedSlices)]
+    if dense:
+        parts = scattered([weighted(out[number]) for number in dense], dtype=dtype if dtype.size < 4 else None)
+        for number, part in zip(dense, parts, strict=True):
+            out[number] = part
+    summed = [number for number in summed if number not in dense]
+    if not summed:
+        return out
     totals = _summed_over_replicas([sent(out[number]) for number in summed], exchange.bytes_per_pack)
     for number, total in zip(summed, totals, strict=True):
         out[number] = _cast(total, out[number].dtype)
+        if number in cut:
+            out[number] = part_of_rows(out[number], variables[number])
     return out
+
+
+def _over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
+    """Returns the sum of a shard's gradients: each group has that of its own examples, weighted already."""
+    if collectives.replica_id_and_count(Among.PEERS)[1] == 1:
+        return gradient
+    if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
+        return mapped(gradient, lambda values: collectives.all_reduce(values, among=Among.PEERS, dtype=dtype))
+    # Rows beside one another, as those of one device's lookups are. Groups may have different numbers of them: what is
+    # missing is filled with zeros of the first row.
+    size = tf.shape(gradient.indices)[0]
+    missing = collectives.all_reduce_max(size, among=Among.PEERS) - size
+    values = tf.pad(gradient.values, [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)])
+    values = collectives.all_gather(values, among=Among.PEERS, dtype=dtype)
+    indices = collectives.all_gather(tf.pad(gradient.indices, [[0, missing]]), among=Among.PEERS)
+    values = tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], 0))
+    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), gradient.dense_shape)
 
 
 def _summed_over_replicas(gradients: list, bytes_per_pack: int) -> list:
     # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
     # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
-    alike = [
-        isinstance(gradient, tf.IndexedSlices)
-        and gradient.values.shape.is_fully_defined()  # Else replicas may have different numbers of them.
-        and _fixed(gradient.indices)
-        for gradient in gradients
-    ]
+    alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     if collectives.on_cpus_of_one_process():
         # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
@@ -179,9 +214,10 @@ def _added(gradient: Any) -> Any:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _fixed(indices: Any) -> bool:
+def same_everywhere(indices: Any) -> bool:
     """Says whether indices can be seen to depend on no example: on constants, variables and shapes only."""
-    if tf.executing_eagerly():
+    # Replicas may have different numbers of those whose number isn't known here.
+    if tf.executing_eagerly() or not indices.shape.is_fully_defined():
         return False
     waiting, seen = [indices], set()
     while waiting:

@@ -1,4 +1,4 @@
-"""A variable of which each replica holds a shard; read, saved and set it is whole.
+"""A variable of which each replica of a group holds a shard; read, saved and set it is whole.
 
 Under tf.distribute each replica has a copy of its own of every variable. Nothing says that the copies must be equal:
 here each holds its shard, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
@@ -6,6 +6,7 @@ here each holds its shard, cut along one axis and padded with zeros to the same 
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.agreement import process_index, processes
-from toolkit.strategies.collectives import all_gather, replica_id_and_count, replicas
+from toolkit.strategies.collectives import all_gather, replica_id_and_count
+from toolkit.strategies.mesh import Among, mesh_of
 
 __all__ = ["ReplicaShardedVariable", "drop_snapshots", "take_snapshots"]
 
@@ -25,12 +27,13 @@ _reads = iter(range(1, 2**31 - 1))
 
 
 class ReplicaShardedVariable(keras.Variable):
-    """A `keras.Variable` with a shard on each replica of the strategy in whose scope it is made.
+    """A `keras.Variable` with a shard on each replica of a group, or of all, of the strategy in whose scope it is made.
 
     Args:
         initializer: Makes the whole value, so that it is the same at any number of replicas.
         shape: The shape of the whole.
-        axis: The axis along which the whole is cut.
+        axis: The axis along which the whole is cut; None for the whole laid out flat.
+        among: The replicas that have a shard each: those of a group, or all.
         repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
             such as Ftrl divides by it.
         kwargs: As for `keras.Variable`.
@@ -40,14 +43,23 @@ class ReplicaShardedVariable(keras.Variable):
     """
 
     def __init__(
-        self, initializer: Any, shape: Sequence[int], *, axis: int, repeats: bool = False, **kwargs: Any
+        self,
+        initializer: Any,
+        shape: Sequence[int],
+        *,
+        axis: int | None,
+        among: Among = Among.GROUP,
+        repeats: bool = False,
+        **kwargs: Any,
     ) -> None:
-        self.axis = axis
+        self.among = among
         self.repeats = repeats
         self.strategy = tf.distribute.get_strategy()
-        self.count = replicas(self.strategy)
-        self.shard_shape = list(shape)
-        self.shard_shape[axis] = -(-shape[axis] // self.count)
+        self.count = len(mesh_of(self.strategy).members(0, among))
+        self._laid_out = [math.prod(shape)] if axis is None else list(shape)
+        self.axis = axis or 0
+        self.shard_shape = list(self._laid_out)
+        self.shard_shape[self.axis] = -(-self._laid_out[self.axis] // self.count)
         self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
         self._plain: tf.Variable | None = None
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
@@ -74,8 +86,9 @@ class ReplicaShardedVariable(keras.Variable):
 
     def _cut(self, whole: np.ndarray, replica_id: int) -> np.ndarray:
         """Returns a replica's shard of a whole array."""
+        whole = whole.reshape(self._laid_out)
         size = self.shard_shape[self.axis]
-        indices = np.arange(replica_id * size, (replica_id + 1) * size)
+        indices = np.arange(size) + replica_id % self.count * size
         if self.repeats:
             return np.take(whole, np.minimum(indices, whole.shape[self.axis] - 1), axis=self.axis)
         shard = np.take(whole, indices[indices < whole.shape[self.axis]], axis=self.axis)
@@ -109,7 +122,8 @@ class ReplicaShardedVariable(keras.Variable):
                     timeout_seconds=_PATIENCE,
                 )
             shards = list(everybodys.numpy())
-        return np.take(np.concatenate(shards, axis=self.axis), range(self._shape[self.axis]), axis=self.axis)
+        whole = np.concatenate(shards[: self.count], axis=self.axis)  # The first group's.
+        return np.take(whole, range(self._laid_out[self.axis]), axis=self.axis).reshape(self._shape)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
@@ -148,6 +162,8 @@ class ReplicaShardedVariable(keras.Variable):
         """Returns the whole, as a tensor, outside of steps."""
         if self._plain is not None:
             return self._plain.read_value()
+        if self._value is None:  # Keras looks for shapes, and makes variables afterwards.
+            return tf.convert_to_tensor(self.value)
         if processes(self.strategy) > 1:
             if tf.executing_eagerly():
                 return tf.constant(self.numpy())
@@ -155,20 +171,22 @@ class ReplicaShardedVariable(keras.Variable):
             value = tf.numpy_function(self.numpy, [], self._value.dtype)
             value.set_shape(self._shape)
             return value
-        return self._joined([shard.value() for shard in self.shards])
+        return self._joined([shard.value() for shard in self.shards[: self.count]])
 
     def gather(self, shard: tf.Tensor) -> tf.Tensor:
         """Returns, in a step, the whole of which each replica has a shard: of this variable, or of its gradient."""
-        return self._joined(tf.unstack(all_gather(shard), self.count))
+        return self._joined(tf.unstack(all_gather(shard, among=self.among), self.count))
 
     def _joined(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.gather(tf.concat(shards, self.axis), tf.range(self._shape[self.axis]), axis=self.axis)
+        laid_out = tf.gather(tf.concat(shards, self.axis), tf.range(self._laid_out[self.axis]), axis=self.axis)
+        return tf.reshape(laid_out, self._shape)
 
     def shard_of(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns, in a step, this replica's shard of a whole."""
-        padding = [[0, 0] for _ in self._shape]
-        padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._shape[self.axis]
-        return tf.split(tf.pad(whole, padding), self.count, self.axis)[replica_id_and_count()[0]]
+        padding = [[0, 0] for _ in self._laid_out]
+        padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._laid_out[self.axis]
+        padded = tf.pad(tf.reshape(whole, self._laid_out), padding)
+        return tf.split(padded, self.count, self.axis)[replica_id_and_count(self.among)[0]]
 
     def take_snapshot(self) -> None:
         """Keeps the whole as it is now; see `take_snapshots`."""

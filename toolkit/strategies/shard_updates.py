@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies import collectives
+from toolkit.strategies.mesh import Among
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.state_shards import WHOLE, Parts, is_cut, make_part_of_slot, make_slot, shards_slots
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_to_shards", "mapped", "values_of"]
 
-# They look at a layer's variable as a whole: it is gathered for them, and each replica has all of its slots.
-_WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
 _here = threading.local()
 
 
@@ -28,6 +28,7 @@ def adapt_to_shards() -> None:
     wrap(optimizer, "_backend_apply_gradients", _apply_shards)
     wrap(optimizer, "_clip_gradients", _clip)
     wrap(optimizer, "add_variable_from_reference", _slot)
+    wrap(optimizer, "_update_model_variables_moving_average", _average)
 
 
 def values_of(gradient: Any) -> tf.Tensor:
@@ -43,24 +44,42 @@ def mapped(gradient: Any, function: Callable) -> Any:
 
 
 def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
-    """Gathers shards for an optimizer that has to see a variable whole, and the norms by which others clip."""
+    """Gathers shards for an optimizer that has to see a variable whole, and the norms by which others clip.
+
+    Of variables whose slots are sharded over all replicas, it is given this replica's parts, which come together then.
+    """
     sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
-    if not any(sharded) or collectives.replica_id_and_count()[1] == 1:
+    cut = [is_cut(optimizer, variable) for variable in variables]
+    if not any(sharded + cut) or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, variables)
         return
-    if isinstance(optimizer, _WHOLE):
+    if isinstance(optimizer, WHOLE):
+        # Each replica has all slots of what is gathered.
         grads = [
-            v.gather(tf.convert_to_tensor(g)) if cut else g for g, v, cut in zip(grads, variables, sharded, strict=True)
+            v.gather(tf.convert_to_tensor(g)) if its else g for g, v, its in zip(grads, variables, sharded, strict=True)
         ]
-        variables = [_Whole(v) if cut else v for v, cut in zip(variables, sharded, strict=True)]
+        variables = [_Whole(v) if its else v for v, its in zip(variables, sharded, strict=True)]
         original(optimizer, grads, variables)
         return
     if optimizer.clipnorm or optimizer.global_clipnorm:
-        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded)
+        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, cut)
+    in_branch = bool(optimizer.gradient_accumulation_steps)
+    _here.parts = parts = Parts(
+        optimizer, [v for v, its in zip(variables, cut, strict=True) if its], in_branch=in_branch
+    )
+    part = iter(parts.each)
     try:
-        original(optimizer, grads, variables)
+        original(optimizer, grads, [next(part) if its else v for v, its in zip(variables, cut, strict=True)])
+        parts.bring_together()
     finally:
-        _here.squares = None
+        _here.squares = _here.parts = None
+
+
+def _average(original: Callable, optimizer: Any, *args: Any) -> None:
+    """Has averages be of whole weights."""
+    if (parts := getattr(_here, "parts", None)) is not None:
+        parts.bring_together()
+    original(optimizer, *args)
 
 
 def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequence:
@@ -72,12 +91,19 @@ def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequ
     return [(gradient + total) / steps for gradient, total in zip(grads, sums, strict=True)]
 
 
-def _squares(grads: Sequence, sharded: Sequence[bool]) -> list:
-    """Returns each whole gradient's sum of squares, shards on other replicas included."""
+def _squares(grads: Sequence, sharded: Sequence[bool], cut: Sequence[bool]) -> list:
+    """Returns each whole gradient's sum of squares: of shards the group's, of parts all replicas'."""
     squares = [_square(gradient) for gradient in grads]
-    totals = collectives.all_reduce(tf.stack([square for square, cut in zip(squares, sharded, strict=True) if cut]))
+    return _added(_added(squares, sharded, Among.GROUP), cut, Among.ALL)
+
+
+def _added(squares: Sequence, chosen: Sequence[bool], among: Among) -> list:
+    """Returns sums, the chosen ones of several replicas: one exchange for all."""
+    if not any(chosen):
+        return list(squares)
+    totals = collectives.all_reduce(tf.stack([s for s, its in zip(squares, chosen, strict=True) if its]), among=among)
     whole = iter(tf.unstack(totals))
-    return [next(whole) if cut else square for square, cut in zip(squares, sharded, strict=True)]
+    return [next(whole) if its else square for square, its in zip(squares, chosen, strict=True)]
 
 
 def _square(gradient: Any) -> tf.Tensor:
@@ -86,13 +112,14 @@ def _square(gradient: Any) -> tf.Tensor:
 
 
 def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
-    """Clips by the norms of whole variables where some are sharded."""
+    """Clips by the norms of whole variables where some are sharded, in the ways that Keras does."""
     squares = getattr(_here, "squares", None)
     if squares is None:
         return original(optimizer, grads)
     most, norms = optimizer.clipnorm, [tf.sqrt(square) for square in squares]
     if not most:
         most, norms = optimizer.global_clipnorm, [tf.sqrt(tf.add_n(squares))] * len(squares)
+        grads = [tf.convert_to_tensor(gradient) for gradient in grads]  # It adds rows that are named twice.
     scales = [most / tf.maximum(norm, most) for norm in norms]
     return [
         mapped(gradient, lambda values, scale=scale: values * tf.cast(scale, values.dtype))
@@ -129,25 +156,19 @@ class _Whole:
 
 
 def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives a sharded variable's slots, such as its momentum, shards where its own are."""
-    whole = isinstance(optimizer, _WHOLE) and args[:1] != ("average",) and kwargs.get("name") != "average"
-    if whole or not isinstance(reference_variable, ReplicaShardedVariable):
-        return original(optimizer, reference_variable, *args, **kwargs)
-    return _sharded_slot(optimizer, reference_variable, *args, **kwargs)
+    """Gives a sharded variable's slots, such as its momentum, shards where its own are, and others where asked for."""
+    return _make_slot(
+        lambda: original(optimizer, reference_variable, *args, **kwargs), optimizer, reference_variable, *args, **kwargs
+    )
 
 
-def _sharded_slot(
-    optimizer: Any, reference: ReplicaShardedVariable, name: str | None = None, initializer: Any = "zeros"
-) -> ReplicaShardedVariable:
-    with reference.strategy.scope(), keras.name_scope(optimizer.name):
-        variable = ReplicaShardedVariable(
-            keras.initializers.get(initializer),
-            tuple(reference.shape),
-            axis=reference.axis,
-            repeats=name != "average",  # It is put in the place of weights, which end in zeros.
-            dtype=reference.dtype,
-            trainable=False,
-            name=f"{reference.path}_{name}".replace("/", "_"),
-        )
-    optimizer._track_variable(variable)
-    return variable
+def _make_slot(
+    original: Callable, optimizer: Any, reference: Any, name: str | None = None, initializer: Any = "zeros"
+) -> Any:
+    if not isinstance(reference, ReplicaShardedVariable):
+        sharded = shards_slots(optimizer, reference, name)
+        return make_part_of_slot(optimizer, reference, name, initializer) if sharded else original()
+    if isinstance(optimizer, WHOLE) and name != "average":
+        return original()
+    # An average is put in the place of weights, which end in zeros.
+    return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")

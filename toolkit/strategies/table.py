@@ -1,5 +1,6 @@
 """The names of the strategies, what "auto" means, and what a strategy is, for a summary."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ def create(
     parameter_server: ParameterServerOptions | None = None,
     gradients: "GradientExchange | None" = None,
     communication: str = "auto",
+    shards: int | None = None,
+    optimizer_state: str = "replicated",
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -48,6 +51,11 @@ def create(
         gradients: How replicas exchange them, under mirrored and multi_worker; None for as they are.
         communication: What processes exchange tensors by, under multi_worker: "nccl", "ring", or "auto" for NCCL where
             each replica has a GPU of its own, the ring elsewhere.
+        shards: How many replicas hold one copy of a model with sharded layers between them, under mirrored and
+            multi_worker: as many times as there are groups of so many it is trained data parallel. None for all
+            replicas; 1 for sharded layers that are the plain ones.
+        optimizer_state: "replicated", or "sharded" for optimizers that keep, of layers that every replica has, one
+            replica's part of their slots on each (ZeRO stage 1, arXiv 1910.02054), under mirrored and multi_worker.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -74,6 +82,19 @@ def create(
                 asked=f"gradients with communication dtype {gradients.dtype}",
                 found="with parameter servers they are sent as they are",
                 remedy="Leave gradients out, or train under mirrored or multi_worker",
+            )
+        if shards is not None:
+            raise StrategyError(
+                asked=f"shards={shards!r} with parameter servers",
+                found="their workers exchange no activations with one another",
+                remedy="Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), "
+                "or train under mirrored or multi_worker",
+            )
+        if optimizer_state != "replicated":
+            raise StrategyError(
+                asked=f"optimizer_state={optimizer_state!r} with parameter servers",
+                found="there an optimizer's state is with its variables, on the ps",
+                remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
             )
         from toolkit.strategies import parameter_server as served
 
@@ -108,6 +129,16 @@ def create(
         from toolkit.strategies.exchange import set_exchange
 
         set_exchange(strategy, gradients)
+    if optimizer_state != "replicated":
+        from toolkit.strategies.gradients import adapt_optimizers
+        from toolkit.strategies.state_shards import set_optimizer_state
+
+        adapt_optimizers()
+        set_optimizer_state(strategy, optimizer_state)
+    if shards is not None:
+        from toolkit.strategies.mesh import set_shards
+
+        set_shards(strategy, shards)
     return strategy
 
 
@@ -122,6 +153,9 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         replicas: How many copies of the model train; under parameter servers the number of workers.
         devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
         cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
+        mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker: how many replicas hold one copy of a
+            model with sharded layers, and how many times.
+        optimizer_state: "replicated" or "sharded", under mirrored and multi_worker.
         communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
@@ -142,6 +176,12 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
             from toolkit.strategies.hooks import communication_of
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
+        from toolkit.strategies.mesh import mesh_of
+        from toolkit.strategies.state_shards import optimizer_state_of
+
+        if described["strategy"] in ("mirrored", "multi_worker"):
+            described["mesh"] = dataclasses.asdict(mesh_of(strategy))
+            described["optimizer_state"] = optimizer_state_of(strategy)
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
     return {**described, "cluster": cluster.as_dict()} if cluster else described

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives, step_logs
+from toolkit.strategies import collectives, mesh, step_logs
 from toolkit.strategies.sharing import row_count
 from toolkit.support.wrapping import wrap
 
@@ -108,7 +108,7 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
 
 def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Has each replica sum its own metrics where a model is compiled outside of its strategy's scope, too."""
-    if collectives.replicas(model.distribute_strategy) == 1:
+    if mesh.replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     with model.distribute_strategy.scope():
         return original(model, *args, **kwargs)
@@ -116,7 +116,7 @@ def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any)
 
 def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Has Keras make its function of a step that knows its share: Keras takes the model's method when it makes it."""
-    if collectives.replicas(model.distribute_strategy) == 1:
+    if mesh.replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
     before = model.__dict__.get(name)

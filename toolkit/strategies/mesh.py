@@ -1,0 +1,102 @@
+"""The mesh of a strategy's replicas: groups, each of which holds one copy of a sharded model, train data parallel.
+
+Replica r is shard r mod `shards` of group r div `shards`. TensorFlow numbers a host's replicas one after another, so a
+group stays inside a host where a host has room for whole groups: what is chatty uses the fast link.
+"""
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+
+__all__ = ["Among", "Mesh", "in_one_group", "mesh_of", "replicas", "set_shards"]
+
+_ATTRIBUTE = "_toolkit_shards"
+
+
+class Among(enum.Enum):
+    """Which replicas exchange with one another."""
+
+    ALL = "all replicas"
+    GROUP = "the replicas that hold one copy of a sharded model between them"
+    PEERS = "the replicas that hold the same shard, one of each group"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """How replicas are divided into groups.
+
+    Attributes:
+        shards: Replicas of a group.
+        groups: How many groups there are.
+    """
+
+    shards: int
+    groups: int
+
+    def members(self, replica: int, among: Among) -> list[int]:
+        """Returns the replicas, by id and in order, with which one exchanges, itself included."""
+        group, shard = divmod(replica, self.shards)
+        if among is Among.ALL:
+            return list(range(self.shards * self.groups))
+        if among is Among.GROUP:
+            return list(range(group * self.shards, (group + 1) * self.shards))
+        return list(range(shard, self.shards * self.groups, self.shards))
+
+
+def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
+    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step."""
+    strategy = strategy or tf.distribute.get_strategy()
+    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
+
+
+def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:
+    """Returns the mesh of a strategy, None for the one in scope: one group of all replicas unless it was set."""
+    strategy = strategy or tf.distribute.get_strategy()
+    count = replicas(strategy)
+    shards = getattr(strategy, _ATTRIBUTE, count)
+    return Mesh(shards, count // shards)
+
+
+def set_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
+    """Divides a strategy's replicas into groups of so many, before any model is built under it.
+
+    Raises:
+        StrategyError: The replicas can't be divided so, or don't exchange activations.
+    """
+    count = replicas(strategy)
+    asked = f"sharded layers over groups of {shards!r} replicas"
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise StrategyError(
+            asked=asked, found="it must be a whole number of at least 1", remedy="Give such as shards=2"
+        )
+    if count == 1 and shards > 1:
+        raise StrategyError(
+            asked=asked,
+            found="there is one replica, or each trains by itself",
+            remedy="Leave shards out, or train under mirrored or multi_worker on several devices",
+        )
+    if count % shards:
+        fitting = [str(number) for number in range(1, count + 1) if count % number == 0]
+        raise StrategyError(
+            asked=asked,
+            found=f"the {count} replicas can't be divided into such groups",
+            remedy=f"Give one of {', '.join(fitting)}, or start another number of replicas",
+        )
+    setattr(strategy, _ATTRIBUTE, shards)
+
+
+@contextlib.contextmanager
+def in_one_group(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """While entered, all replicas of a strategy are one group, whatever was set."""
+    before = mesh_of(strategy).shards
+    setattr(strategy, _ATTRIBUTE, replicas(strategy))
+    try:
+        yield
+    finally:
+        setattr(strategy, _ATTRIBUTE, before)
