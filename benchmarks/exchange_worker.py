@@ -15,6 +15,8 @@ import time
 
 from absl import flags
 
+from benchmarks.namespaces import received
+
 ROWS = (
     "ddp float32",
     "ddp float16",
@@ -39,12 +41,6 @@ def main() -> None:
     library, _, how = _ROW.value.partition(" ")
     measured = ddp(how) if library == "ddp" else keras_fit(library, how)
     pathlib.Path(_OUT.value).write_text(json.dumps(measured))
-
-
-def received() -> int:
-    """Bytes received on all interfaces but loopback."""
-    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.split(":")[1].split()[0]) for line in lines if not line.strip().startswith("lo:"))
 
 
 def pictures(numpy: object) -> tuple:

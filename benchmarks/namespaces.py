@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import pathlib
 import subprocess
 from collections.abc import Iterator
 
-__all__ = ["HOSTS", "two_hosts"]
+__all__ = ["HOSTS", "received", "two_hosts"]
 
 HOSTS = ("10.178.0.1", "10.178.0.2")
 
@@ -37,6 +38,12 @@ def two_hosts(rate: str) -> Iterator[tuple[str, str]]:
             shaped = ("root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms")
             _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, *shaped)
         yield names
+
+
+def received() -> int:
+    """Bytes received on all interfaces but loopback."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.split(":")[1].split()[0]) for line in lines if not line.strip().startswith("lo:"))
 
 
 def _run(*command: str) -> None:

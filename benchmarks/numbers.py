@@ -30,7 +30,7 @@ RUNS = {  # What is run, by the table's heading: strategy, replicas, the launche
     "2 ps, in turn": ("in_turn_sharded", 2, SERVED),
     "2 ps, free": ("free", 2, SERVED),
 }
-REFUSED = ("mixed_float16, an overflow", "accumulating, clipped, averaged")
+REFUSED = "accumulating, clipped, averaged"
 
 
 def main() -> None:
@@ -48,8 +48,8 @@ def seen(folder: pathlib.Path, strategy: str, replicas: int, launch: tuple) -> d
     out = folder / f"{strategy}{replicas}" / "seen.npz"
     out.parent.mkdir()
     command = [str(SCRIPT), strategy, str(replicas), str(out)]
-    if launch == SERVED:
-        command += [name for name in names(folder) if name not in REFUSED]
+    if strategy == "free":
+        command += [name for name in names(folder) if name != REFUSED]
     run = [sys.executable, *(("-m", "toolkit", "launch", *launch, f"--log_dir={folder / 'logs'}") if launch else ())]
     print(f"{strategy}, {replicas}", flush=True)
     # Workers write the same file in turn; what is kept is one's.

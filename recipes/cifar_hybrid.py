@@ -16,6 +16,7 @@ toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
 toolkit.cli.flags.define_activations()
+toolkit.cli.flags.define_mesh()
 flags.DEFINE_integer("units", 512, "Of each of the two hidden FC layers.", lower_bound=1)
 FLAGS = flags.FLAGS
 
@@ -53,8 +54,7 @@ def main() -> None:
             devices=devices.logical_devices,
             membership=run.membership,
             start_timeout=FLAGS.start_timeout,
-            gradients=toolkit.cli.flags.gradients(),
-            communication=FLAGS.communication,
+            **toolkit.cli.flags.exchanges(),
         )
 
         import keras  # Only now: importing it starts TensorFlow.

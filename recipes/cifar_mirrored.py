@@ -28,7 +28,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_mirrored") as run:
         devices = toolkit.cli.configure_devices()
         strategy = toolkit.strategies.create(
-            "mirrored", devices=devices.logical_devices, gradients=toolkit.cli.flags.gradients()
+            "mirrored", devices=devices.logical_devices, **toolkit.cli.flags.exchanges()
         )
 
         import keras  # Only now: importing it starts TensorFlow.

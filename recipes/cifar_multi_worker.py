@@ -32,8 +32,7 @@ def main() -> None:
             devices=devices.logical_devices,
             membership=run.membership,
             start_timeout=FLAGS.start_timeout,
-            gradients=toolkit.cli.flags.gradients(),
-            communication=FLAGS.communication,
+            **toolkit.cli.flags.exchanges(),
         )
 
         import keras  # Only now: importing it starts TensorFlow.

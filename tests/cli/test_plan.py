@@ -63,6 +63,7 @@ REFUSED = {
     "no unit": (["alexnet", "--device=5", "--bandwidth=10"], "no unit: bits or bytes"),
     "nothing between hosts": (["alexnet", "--device=5", "--hosts=2"], "nothing says what joins them"),
     "more hosts than replicas": (["alexnet", "--device=5", "--hosts=4", "--bandwidth=1Gbit"], "there are 2 replicas"),
+    "no length": (["alexnet", "--device=5", "--length=0"], "--length=0"),
     "no replicas": (["alexnet", "--device=5", "--replicas=0"], "--replicas=0"),
     "overlap": (["alexnet", "--device=5", "--overlap=2"], "overlap is from 0 to 1"),
     "a chart of another kind": (["alexnet", "--device=5", "--chart=plan.gif"], "PNG or SVG"),
@@ -77,3 +78,31 @@ def test_what_cannot_be_planned_is_said(capsys, case):
     code, out, err = plan(capsys, *arguments)
     assert code == 2, out
     assert says in err
+
+
+SCRIPT = """
+import keras
+def build():
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(1000, 64)(inputs)
+    x = keras.layers.MultiHeadAttention(4, 16)(x, x)
+    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(x)), name="any_length")
+"""
+
+
+def test_a_length_that_a_model_leaves_open_is_asked_for(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_any_length.py").write_text(SCRIPT)
+    code, _, err = plan(capsys, "of_any_length:build", "--device=500")
+    assert code == 2
+    assert "any_length" in err
+    assert "--length=128" in err
+    code, out, _ = plan(capsys, "of_any_length:build", "--device=500", "--length=128")
+    assert code == 0
+    # 4 products of 64 x 64 for each word, two of 128 x 64 for each, and the last layer.
+    assert f"{128 * (4 * 64 * 64 + 2 * 128 * 64) / 1e6:.3g}M multiply-adds" in out
+    code, out, _ = plan(capsys, "of_any_length:build", "--device=500", "--length=256", "--json")
+    layers = {layer["kind"]: layer for layer in json.loads(out)["layers"]}
+    assert layers["MultiHeadAttention"]["splits"] == {"heads": 4}
+    assert layers["MultiHeadAttention"]["multiply_adds"] == 256 * (4 * 64 * 64 + 2 * 256 * 64)

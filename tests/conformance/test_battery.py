@@ -27,6 +27,8 @@ STRATEGIES = {
     "multi_worker of 1": ("multi_worker", 1),
     "multi_worker of 2": ("multi_worker", 2),
     "multi_worker of 3": ("multi_worker", 3),
+    "multi_worker of 4, by twos": ("multi_worker/2", 4),
+    "multi_worker of 4, by twos, state sharded": ("multi_worker/2/sharded", 4),
     "parameter servers, rounds": ("rounds", 2),
     "parameter servers, sharded, rounds": ("rounds_sharded", 2),
     "parameter servers, sharded, in turn": ("in_turn_sharded", 2),
@@ -36,6 +38,8 @@ TRAININGS = {
     "float32 adam": ("plain", "adam", "float32", 1e-5, 1e-6),
     "float32 adamw, clipped, averaged": ("plain", "adamw", "float32", 1e-5, 1e-6),
     "sharded, float64 adam": ("sharded", "adam", "float64", 1e-10, 1e-10),
+    "sharded vit, float64 adam": ("sharded_vit", "adam", "float64", 1e-10, 1e-10),
+    "sharded vit, float64 adamw": ("sharded_vit", "adamw", "float64", 1e-10, 1e-10),
     "float64 with batch normalisation": ("small_cnn", "adam", "float64", 1e-10, 1e-10),
 }
 STEPS = 20
@@ -53,8 +57,12 @@ FLOAT32 = {
 
 def belongs(strategy, training):
     """Whether a case tells something: the long ones cost a quarter of a minute each."""
+    if strategy.endswith("state sharded"):
+        return training == "sharded vit, float64 adamw"
+    if "sharded vit" in training:
+        return training.endswith("adam") and strategy in ("multi_worker of 2", "multi_worker of 4, by twos")
     if "sharded, " in training:  # Parameter servers' workers have a whole layer each.
-        return strategy == "multi_worker of 3"
+        return strategy in ("multi_worker of 3", "multi_worker of 4, by twos")
     if "float32" in training:  # More of them are in test_combinations.py; here weights are compared too.
         return (strategy, training) in FLOAT32
     # Workers of a round normalise each its own share: a batch's statistics aren't shared there.
@@ -66,6 +74,10 @@ LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIE
     ("multi_worker of 1", "float32 adam"),
     ("multi_worker of 3", "float32 adam"),
     ("multi_worker of 3", "sharded, float64 adam"),
+    ("multi_worker of 4, by twos", "sharded, float64 adam"),
+    ("multi_worker of 4, by twos", "sharded vit, float64 adam"),
+    ("multi_worker of 2", "sharded vit, float64 adam"),
+    ("multi_worker of 4, by twos, state sharded", "sharded vit, float64 adamw"),
     ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, in turn", "float32 adam"),
@@ -88,7 +100,7 @@ def trained(strategy, replicas, model, optimizer, dtype):
             ended = processes.launch(folder, str(script), *arguments, str(out), tasks=processes.SERVED, limit=250)
             assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
             return dict(np.load(out))
-        together = strategy == "multi_worker"
+        together = strategy.startswith("multi_worker")
         tasks = replicas if together else 1
         outs = [pathlib.Path(folder, f"{number}.npz") for number in range(tasks)]
         command = [[*arguments, str(out)] for out in outs]
@@ -107,7 +119,8 @@ def test_the_numbers_are_those_of_one_device(strategy, training):
     if STRATEGIES[strategy][1] == 3:
         # Keras keeps the 1/3 of a loss's scale in float32: losses in float64 are 3e-8 off on 3 replicas.
         loss_tolerance = max(loss_tolerance, 1e-6)
-    one = trained("one_device", 1, "plain" if arguments[0] == "sharded" else arguments[0], *arguments[1:])
+    alone = {"sharded": "plain", "sharded_vit": "vit"}.get(arguments[0], arguments[0])
+    one = trained("one_device", 1, alone, *arguments[1:])
     many = trained(*STRATEGIES[strategy], *arguments)
     assert np.max(np.abs(one["losses"] - many["losses"])) < loss_tolerance
     assert one["losses"].shape == (STEPS,)
@@ -122,7 +135,7 @@ def test_the_numbers_are_those_of_one_device(strategy, training):
     assert many["evaluated"][1] * 203 == pytest.approx(round(many["evaluated"][1] * 203), abs=1e-3)
     assert many["agree"], "replicas hold different weights"
     described = json.loads(str(many["described"]))
-    name, replicas = STRATEGIES[strategy]
+    name, replicas = STRATEGIES[strategy][0].partition("/")[0], STRATEGIES[strategy][1]
     assert described["strategy"] == ("parameter_server" if name in train.SERVED else name)
     assert described["replicas"] == replicas
     assert described["devices"] == [f"CPU:{i}" for i in range(replicas if name == "mirrored" else 1)]

@@ -2,8 +2,7 @@
 
 A batch of 30 leaves replicas with different numbers of examples. What can't hold: BatchNormalization that isn't
 synchronized normalises each replica's share by itself; what a step draws at random differs from replica to replica;
-beside free parameter servers gradients are late, so that the counts of steps are one device's, and losses near it; and
-there a round, whose shares are workers', isn't held to these models yet.
+beside free parameter servers gradients are late, so that the counts of steps are one device's, and losses near it.
 """
 
 import functools
@@ -18,9 +17,11 @@ import train
 
 SCRIPT = pathlib.Path(__file__).with_name("real_models.py")
 FLOAT16 = ("mixed_float16, an overflow", "mixed_bfloat16")
-# Beside parameter servers both are refused in a sentence: what is skipped or summed would be each worker's own.
-REFUSED = ("mixed_float16, an overflow", "accumulating, clipped, averaged")
-SERVED = [name for name in real_models.MODELS if name not in REFUSED]
+# Beside free parameter servers accumulation is refused in a sentence: workers would add to one sum that others use up.
+FREE = tuple(name for name in real_models.MODELS if name != "accumulating, clipped, averaged")
+# A round applies the gradients of one optimizer, and adds those of a row before Adam squares them, where Keras squares
+# each lookup's by itself on one device.
+ROUNDS = ("time series transformer", "U-Net", "mixed_float16, an overflow", "accumulating, clipped, averaged")
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
@@ -74,15 +75,21 @@ def test_the_numbers_are_those_of_one_device(strategy, replicas, name):
     held(many, name)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", real_models.MODELS)
 def test_weights_are_those_of_one_device_beside_parameter_servers(name):
     # Steps are under way when a batch's losses are reported.
-    held(trained("in_turn_sharded", 2, tuple(SERVED)), name, losses=False)
+    held(trained("in_turn_sharded", 2), name, losses=False)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_weights_are_those_of_one_device_in_rounds(name):
+    held(trained("rounds_sharded", 2, ROUNDS), name, losses=False)
+
+
+@pytest.mark.parametrize("name", FREE)
 def test_free_parameter_servers_do_every_step_once_and_learn_alike(name):
-    free, one = trained("free", 2, tuple(SERVED)), trained("one_device", 1)
+    free, one = trained("free", 2, FREE), trained("one_device", 1)
     assert free[f"{name}/steps"].tolist() == one[f"{name}/steps"].tolist()
     assert np.isfinite(free[f"{name}/weights"]).all()
-    np.testing.assert_allclose(free[f"{name}/losses"][-1], one[f"{name}/losses"][-1], rtol=0.1)
+    if name != "mixed_float16, an overflow":  # Its pictures are 1000 times as bright, and so are steps between them.
+        np.testing.assert_allclose(free[f"{name}/losses"][-1], one[f"{name}/losses"][-1], rtol=0.1)

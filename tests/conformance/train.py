@@ -3,7 +3,7 @@
 A process of its own for each, because TensorFlow's collectives, which synchronised batch normalisation uses, keep the
 size of a group of devices for the process's life.
 
-    python train.py STRATEGY REPLICAS MODEL OPTIMIZER DTYPE STEPS OUT.npz
+    python train.py STRATEGY[/SHARDS[/OPTIMIZER_STATE]] REPLICAS MODEL OPTIMIZER DTYPE STEPS OUT.npz
 
 Under multi_worker there are as many of these as replicas, each with its TF_CONFIG; under one of SERVED one in each task
 of a cluster with parameter servers, of which the chief writes.
@@ -11,6 +11,7 @@ of a cluster with parameter servers, of which the chief writes.
 
 import json
 import sys
+import types
 
 import keras
 import numpy as np
@@ -47,13 +48,58 @@ def sharded():
     return keras.Sequential([*parts, parallel.ShardedDense(10, split="inputs")])
 
 
+@keras.saving.register_keras_serializable()
+class Positions(keras.layers.Layer):
+    """Adds what a table has for each place of a sequence."""
+
+    def __init__(self, table, **more):
+        super().__init__(**more)
+        self.table = table
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(keras.ops.shape(x)[1]))
+
+    def get_config(self):
+        return {**super().get_config(), "table": keras.saving.serialize_keras_object(self.table)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("table")), **config)
+
+
+def vit(kinds=keras.layers, *, table=None, first=None, second=None):
+    """A vision transformer of one block, in layers of Keras's or sharded ones."""
+    layers = keras.layers
+    pictures = keras.Input((32, 32, 3))
+    x = layers.Conv2D(16, 8, strides=8)(layers.Rescaling(1 / 64, offset=-1.9)(pictures))
+    x = Positions(kinds.Embedding(16, 16, **(table or {})))(layers.Reshape((16, 16))(x))
+    normalised = layers.LayerNormalization()(x)
+    x = x + kinds.MultiHeadAttention(4, 5)(normalised, normalised)
+    hidden = kinds.Dense(50, activation="gelu", **(first or {}))(layers.LayerNormalization()(x))
+    x = x + kinds.Dense(16, **(second or {}))(hidden)
+    return keras.Model(pictures, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+def sharded_vit():
+    """The same, its attention by heads, its FFN as a pair, its table by rows."""
+    ours = {name.removeprefix("Sharded"): getattr(toolkit.parallel, name) for name in dir(toolkit.parallel)}
+    ways = {"table": {"split": "rows"}, "first": {"keep_split": True}, "second": {"split": "inputs"}}
+    return vit(types.SimpleNamespace(**ours), **ways)
+
+
 SERVED = {
     "rounds": {"synchronous": True},
     "rounds_sharded": {"synchronous": True, "variables": "sharded", "min_shard_bytes": 1024},
     "free": {"variables": "sharded", "min_shard_bytes": 1024},
     "in_turn_sharded": {"max_staleness": 0, "variables": "sharded", "min_shard_bytes": 1024, "shards": 3},
 }
-MODELS = {"plain": plain, "sharded": sharded, "small_cnn": lambda: toolkit.models.build("small_cnn")}
+MODELS = {
+    "plain": plain,
+    "sharded": sharded,
+    "vit": vit,
+    "sharded_vit": sharded_vit,
+    "small_cnn": lambda: toolkit.models.build("small_cnn"),
+}
 
 
 class StepLosses(keras.callbacks.Callback):
@@ -94,9 +140,11 @@ def main():
             "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**SERVED[name])
         )
     else:
+        name, shards, slots = [*name.split("/"), "", ""][:3]
         here = 1 if name == "multi_worker" else int(replicas)
         devices = toolkit.devices.configure(gpus=here, emulate="always")
-        strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
+        more = {"shards": int(shards) if shards else None, "optimizer_state": slots or "replicated"}
+        strategy = toolkit.strategies.create(name, devices=devices.logical_devices, **more)
     examples = shapes.load(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)
     model = compiled(strategy, model, optimizer)

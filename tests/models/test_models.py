@@ -26,6 +26,7 @@ def test_a_model_is_a_trunk_joined_to_a_head(name):
     logits = head(trunk(np.zeros((2, 32, 32, 3), np.uint8)))
     assert logits.shape == (2, 7)
     assert not any(len(layer.kernel.shape) == 4 for layer in layers_of(head) if hasattr(layer, "kernel"))
+    assert trunk(np.zeros((2, 32, 32, 3), np.uint8)).shape[0] == 2
     assert model.count_params() == trunk.count_params() + head.count_params()
 
 
@@ -43,7 +44,7 @@ def test_alexnets_head_holds_the_parameters_and_its_trunk_does_the_arithmetic():
 @pytest.mark.parametrize(
     ("name", "arguments", "word"),
     [
-        ("no_such_model", {}, "small_cnn, alexnet"),
+        ("no_such_model", {}, "small_cnn, alexnet, vit"),
         ("alexnet", {"dropout": 1.0}, "Give 0"),
         ("small_cnn", {"dropout": -0.1}, "Give 0"),
     ],

@@ -106,30 +106,82 @@ class Conv2D(L.Conv2D):
     """One's own, of a known name."""
 
 
-def test_what_a_layer_of_ones_own_computes_is_not_guessed():
-    parts = [keras.Input((8, 8, 3)), Conv2D(4, 3, name="mine"), L.Lambda(lambda x: 2 * x, name="function")]
-    found = by_name(keras.Sequential([*parts, Odd(name="odd"), L.Flatten(), L.Dense(2)]))
-    for name in ("mine", "function", "odd"):
-        assert found[name].operations is None
-        assert "isn't known" in found[name].note
+class Looped(L.Layer):
+    def call(self, x):
+        return tf.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, 2 * y), [0, x])[1]
+
+
+class Hidden(L.Layer):
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(lambda y: 2 * y, [x], tf.float32), x.shape)
+
+
+def test_layers_of_ones_own_are_counted_as_keras_own_are():
+    settings = {"kernel_initializer": "zeros", "padding": "same"}
+    parts = [keras.Input((8, 8, 3)), Conv2D(4, 3, name="mine", **settings), L.Conv2D(4, 3, name="keras", **settings)]
+    found = by_name(keras.Sequential([*parts, L.Lambda(lambda x: 2 * x, name="function"), Odd(name="odd")]))
+    assert found["mine"].forward == 2 * 8 * 8 * 4 * 27 + 8 * 8 * 4
+    assert found["keras"].forward == 2 * 8 * 8 * 4 * 36 + 8 * 8 * 4
+    assert not found["mine"].splits
+    assert "can't be split" in found["mine"].note
+    assert (found["function"].forward, found["function"].backward) == (8 * 8 * 4, 8 * 8 * 4)
     assert found["odd"].parameters == 4
+    assert found["odd"].forward == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("kind", [Looped, Hidden])
+def test_what_the_graph_does_not_show_is_not_guessed(kind):
+    found = by_name(keras.Sequential([keras.Input((4,)), L.Dense(4), kind(name="hidden")]))
+    assert found["hidden"].operations is None
+    assert "isn't known" in found["hidden"].note
+
+
+def test_recurrent_layers_are_counted_by_formula():
+    found = by_name(keras.Sequential([keras.Input((5, 3)), L.Bidirectional(L.LSTM(8), name="both"), L.Dense(2)]))
+    assert found["both"].forward == 2 * (2 * 5 * 4 * 8 * (3 + 8))
+    assert found["both"].parameters == 2 * 4 * 8 * (3 + 8 + 1)
+    cells = L.RNN([L.LSTMCell(4), L.GRUCell(4)])
+    unknown = by_name(keras.Sequential([keras.Input((5, 3)), L.Bidirectional(cells, name="stacked")]))
+    assert unknown["stacked"].operations is None
+
+
+# Of one picture of 224 pixels: weights and, in G, multiply-adds. Keras's table of applications has the weights;
+# multiply-adds: Simonyan and Zisserman by count (15.47), He et al. 3.8 (3.86 with stride in the first 1 x 1),
+# Sandler et al. 0.30, Tan and Le 0.39.
+PUBLISHED = {
+    "VGG16": (138_357_544, 15.47),
+    "ResNet50": (25_636_712, 3.86),
+    "MobileNetV2": (3_538_984, 0.30),
+    "EfficientNetB0": (5_330_571, 0.386),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_totals_are_those_of_published_tables(name):
+    found = costs(getattr(keras.applications, name)(weights=None))
+    weights, multiply_adds = PUBLISHED[name]
+    assert sum(cost.parameters + cost.state for cost in found) == weights
+    assert sum(cost.multiply_adds for cost in found) / 1e9 == pytest.approx(multiply_adds, rel=0.01)
+    assert all(cost.operations is not None for cost in found)
 
 
 def test_a_layer_that_is_called_twice_is_said():
     inputs = keras.Input((8,))
     shared = L.Dense(8, name="shared")
     found = by_name(keras.Model(inputs, shared(shared(inputs))))
-    assert found["shared"].units == 0
+    assert not found["shared"].splits
     assert "several times" in found["shared"].note
+    assert found["shared"].multiply_adds == 2 * 64
 
 
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
-        self.dense = L.Dense(3)
+        self.dense = [L.Dense(3, activation="relu", name="one"), L.Dense(2, name="two")]
 
     def call(self, x):
-        return self.dense(x)
+        return self.dense[1](self.dense[0](x)) + 1.0
 
 
 def subclassed():
@@ -138,11 +190,90 @@ def subclassed():
     return model
 
 
+def test_a_model_joined_in_python_is_counted_as_one_of_a_graph():
+    found, same = by_name(subclassed()), keras.Sequential([keras.Input((2,)), *subclassed().dense])
+    for cost in costs(same):
+        assert found[cost.name] == cost
+    assert found["two"].takes_split_from == "one"
+    assert next(found[name] for name in found if name.startswith("subclassed")).forward == 2, (
+        "what it computes by itself"
+    )
+
+
+class Penalty(L.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def test_a_model_is_left_as_it_is():
+    dense = L.Dense(8, activity_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), dense, Penalty(), L.BatchNormalization(), L.Dropout(0.5)])
+    before = [weight.copy() for weight in model.get_weights()]
+    costs(model)
+    assert model.losses == []
+    assert all((mine == was).all() for mine, was in zip(model.get_weights(), before, strict=True))
+
+
+class Several(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = L.Dense(3, name="one"), L.Dense(3, name="other")
+
+    def call(self, a, b=None):
+        return self.one(a) + self.other(b)
+
+
+class Named(Several):
+    def build(self, a_shape, b_shape):
+        self.one.build(a_shape)
+        self.other.build(b_shape)
+
+
+class InList(Several):
+    def call(self, x):
+        return super().call(*x)
+
+
+class InDict(Several):
+    def call(self, x):
+        return super().call(x["a"], x["b"])
+
+
+def test_a_model_joined_in_python_is_called_as_it_was_before():
+    a, b = tf.zeros([1, 2]), tf.zeros([1, 5])
+    named, in_list, in_dict = Named(), InList(), InDict()
+    named(a, b=b)
+    in_list([a, b])
+    in_dict({"a": a, "b": b})
+    for model in (named, in_list, in_dict):
+        found = by_name(model)
+        assert (found["one"].multiply_adds, found["other"].multiply_adds) == (6, 15)
+    several = Several()
+    several(a, b=b)
+    with pytest.raises(ModelError, match="fails: .* for layer 'other'"):  # Keras remembers nothing of b.
+        costs(several)
+
+
+class Raises(keras.Model):
+    def build(self, shape):
+        self.built = True
+
+    def call(self, x):
+        raise ValueError("not today")
+
+
+def raising():
+    model = Raises(name="mine")
+    model.build((None, 3))
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (lambda: keras.Sequential([L.Dense(3)]), "it isn't built"),
-        (subclassed, "stands in its code only"),
+        (raising, "'mine' .* that fails: not today"),
         (lambda: 5, "this is a int"),
     ],
 )

@@ -8,6 +8,7 @@ ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
 recipe     what every recipe does with its flags before its strategy and after training
+comparing  one model trained in several ways to divide its layers
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
 doctor     `toolkit doctor`
@@ -43,9 +44,11 @@ __all__ = [
     "show_devices",
     "show_seconds",
     "show_variables",
+    "train_ways",
 ]
 
 # They need `training`, which the commands don't.
 __getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"recipe": ["check_same", "configure_devices", "open_run"]}
+    __name__,
+    submod_attrs={"comparing": ["train_ways"], "recipe": ["check_same", "configure_devices", "open_run"]},
 )

@@ -16,10 +16,11 @@ __all__ = [
     "define_activations",
     "define_cluster",
     "define_gradients",
+    "define_mesh",
     "define_parameter_servers",
     "define_shared",
     "devices",
-    "gradients",
+    "exchanges",
     "parameter_servers",
 ]
 
@@ -82,13 +83,14 @@ def define_parameter_servers() -> None:
 
 
 def define_gradients(*, between_processes: bool = True) -> None:
-    """Defines the flags that say how replicas exchange gradients."""
+    """Defines the flags that say how replicas exchange gradients, and who keeps what an optimizer remembers."""
     flags.DEFINE_enum(
         "gradient_dtype", "float32", list(DTYPES), "Communication dtype of gradients, which are added in it too."
     )
     if between_processes:
         flags.DEFINE_enum("communication", "auto", list(COMMUNICATIONS), "Between processes; auto: NCCL with GPUs.")
     flags.DEFINE_integer("bytes_per_pack", 0, "Gradients are joined up to so many bytes; 0 for all in one pack.")
+    flags.DEFINE_boolean("shard_optimizer", False, "Each replica keeps its part of the optimizer's state (ZeRO 1).")
 
 
 def devices_only() -> None:
@@ -123,6 +125,13 @@ def define_activations() -> None:
     flags.DEFINE_enum("activation_dtype", "float32", list(DTYPES), "Communication dtype of activations.")
 
 
+def define_mesh() -> None:
+    """Defines the flag that says how replicas are divided into groups for sharded layers."""
+    flags.DEFINE_integer(
+        "shards", None, "Replicas that hold one copy of sharded layers between them. Default: all.", lower_bound=1
+    )
+
+
 def devices() -> dict:
     """Returns the parsed device flags as arguments of `toolkit.devices.configure`."""
     values = flags.FLAGS
@@ -131,14 +140,17 @@ def devices() -> dict:
     return {**arguments, "split": values["split_gpus"].value}
 
 
-def gradients() -> GradientExchange:
-    """Returns what the flags of `define_gradients` say.
+def exchanges() -> dict:
+    """Returns what the flags of `define_gradients` and `define_mesh` say, as arguments of `strategies.create`.
 
     Raises:
         StrategyError: A value is none that it can be.
     """
     values = flags.FLAGS
-    return GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
+    gradients = GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
+    others = {name: values[name].value for name in ("communication", "shards") if name in values}
+    state = "sharded" if values["shard_optimizer"].value else "replicated"
+    return {"gradients": gradients, "optimizer_state": state, **others}
 
 
 def parameter_servers() -> ParameterServerOptions:

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speed.add_argument("--device", metavar="NAME|GFLOPS", help="such as V100, or billions of operations a second")
     speed.add_argument("--measure", action="store_true", help="measure devices, and what joins them, on this machine")
     what = parser.add_argument_group("how it is to train")
+    what.add_argument("--length", type=int, metavar="L", help="of sequences, where the model takes any length")
     what.add_argument("--batch", type=int, metavar="B", help="examples per step, over all replicas [64 for each]")
     what.add_argument(
         "--gradient_dtype", choices=DTYPES, default="float32", help="communication dtype of gradients [float32]"
@@ -87,7 +88,8 @@ def run(arguments: argparse.Namespace) -> None:
     from toolkit.parallel.plan import powers, scaling
 
     model = models.open_model(arguments.model)
-    layers = costs(model)
+    _check_length(model, arguments.length)
+    layers = costs(model, length=arguments.length)
     batch = (arguments.batch or 64 * arguments.replicas) / arguments.replicas
     setting = Setting(
         replicas=arguments.replicas,
@@ -99,7 +101,8 @@ def run(arguments: argparse.Namespace) -> None:
     if strategy is None:
         machine = Machine(name=name, speed=speed, memory=memory, inside=inside)
     else:
-        machine = _measured(model, strategy, setting, inside=inside, keep_inside=arguments.inside is not None)
+        keep = arguments.inside is not None
+        machine = _measured(model, strategy, setting, inside=inside, keep_inside=keep, length=arguments.length)
     machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts, overlap=arguments.overlap)
     plan = choose(layers, machine, setting)
     points = scaling(layers, machine, setting, powers(arguments.most or arguments.replicas))
@@ -122,8 +125,19 @@ def run(arguments: argparse.Namespace) -> None:
     _print(model.name, plan, points, arguments)
 
 
+def _check_length(model: Any, length: int | None) -> None:
+    shapes = [tuple(tensor.shape) for tensor in getattr(model, "inputs", None) or []]
+    open_ones = [shape for shape in shapes if None in shape[1:]]
+    if open_ones and length is None:
+        raise RequestError(
+            asked=f"a plan of {model.name}",
+            found=f"it takes inputs of any length, {open_ones[0]}, and what it computes depends on that",
+            remedy="Say how long they are, such as --length=128",
+        )
+
+
 def _check(arguments: argparse.Namespace) -> None:
-    for name, least in (("replicas", 1), ("hosts", 1), ("slots", 0), ("most", 1), ("batch", 1)):
+    for name, least in (("replicas", 1), ("hosts", 1), ("slots", 0), ("most", 1), ("batch", 1), ("length", 1)):
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise RequestError(asked=f"--{name}={value}", found=f"it is at least {least}", remedy="Give such a number")
@@ -164,11 +178,14 @@ def _strategy(arguments: argparse.Namespace) -> Any:
     return strategies.create(devices=setup.logical_devices)
 
 
-def _measured(model: Any, strategy: Any, setting: "Setting", *, inside: Any, keep_inside: bool) -> "Machine":
+def _measured(
+    model: Any, strategy: Any, setting: "Setting", *, inside: Any, keep_inside: bool, length: int | None
+) -> "Machine":
     """Returns the devices here, measured; the link between them too, unless it is given or there is one device."""
     from toolkit.parallel import measure
 
-    machine = measure(model, strategy, batch=max(1, round(setting.batch)), slots=setting.slots)
+    batch = max(1, round(setting.batch))
+    machine = measure(model, strategy, batch=batch, slots=setting.slots, length=length)
     count = strategy.num_replicas_in_sync
     return dataclasses.replace(
         machine,
@@ -192,11 +209,13 @@ def _print(name: str, plan: "Plan", points: Any, arguments: argparse.Namespace) 
         markup=False,
     )
     show_plan(plan)
-    show_scaling(points, setting)
-    if plan.unknown:
+    if not plan.unknown:
+        show_scaling(points, setting)
+    else:
         console.print(
-            f"What {len(plan.unknown)} of the layers compute isn't known, and counts as no time: "
-            + ", ".join(plan.unknown),
+            f"What {len(plan.unknown)} of the layers compute isn't known, so there is no total: "
+            + ", ".join(plan.unknown)
+            + ". With --measure their time is measured here.",
             style="yellow",
             highlight=False,
             markup=False,

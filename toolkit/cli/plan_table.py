@@ -43,8 +43,13 @@ def show_plan(plan: "Plan") -> None:
             style=None if plan.choices[layer.name].split is None else "bold green",
         )
     console.print(shown)
+    weights, products = (sum(getattr(layer, what) for layer in plan.layers) for what in ("parameters", "multiply_adds"))
+    state = sum(layer.state for layer in plan.layers)
+    total = f"{weights:,} weights" + (f" and {state:,} that aren't trained" if state else "")
+    console.print(f"In all {total}; {_count(products)} multiply-adds forward for one example.", highlight=False)
     words = [
-        "Sharded layers are split by outputs (units, filters) or by inputs; kept: the next layer takes the shards.",
+        "Sharded layers are split by outputs (units, filters) or inputs, heads, or a table's rows or columns; "
+        "kept: the next layer takes the shards.",
         "Mop: million operations of a training step for one example; activ.: elements of the output for one example;",
         "received: bytes of each replica and step.",
         *([f"Layers without weights, {rest} of them, are left out."] if rest else []),
@@ -52,7 +57,7 @@ def show_plan(plan: "Plan") -> None:
     console.print(" ".join(words), style="dim", highlight=False)
     console.print()
     for layer in plan.layers:
-        if layer.units or (layer.operations is None):
+        if layer.splits or layer.operations is None:
             _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
 
 

@@ -18,7 +18,7 @@ from toolkit.training import Run
 __all__ = ["check_same", "configure_devices", "open_run"]
 
 # All tasks must have the same of these, though they may change on resume.
-_EXCHANGES = ("gradient_dtype", "bytes_per_pack", "activation_dtype")
+_EXCHANGES = ("gradient_dtype", "bytes_per_pack", "activation_dtype", "shards", "shard_optimizer")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ arithmetic with few parameters, the head the reverse (Krizhevsky, arXiv 1404.599
 
     small_cnn   three convolutions, one hidden FC layer: minutes on a CPU
     alexnet     AlexNet for 32x32 pictures: the FC head holds most of the parameters
+    vit         a vision transformer: attention and FC layers, which share most of the parameters
     table       names and `build`
     opening     a model by its name, by a function, or from a file
 """

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["head", "trunk"]
 
 
-def trunk() -> "keras.Sequential":
+def trunk(input_shape: tuple[int, int, int]) -> "keras.Sequential":
     """Five 3x3 convolutions and three poolings: [32, 32, 3] to [4096]."""
-    from keras import Sequential, layers
+    from keras import Input, Sequential, layers
 
-    parts: list = [layers.Rescaling(1 / 64, offset=-1.9)]
+    parts: list = [Input(input_shape), layers.Rescaling(1 / 64, offset=-1.9)]
     stages = ((64, True), (192, True), (384, False), (256, False), (256, True))
     for number, (filters, pool) in enumerate(stages, start=1):
         parts += [

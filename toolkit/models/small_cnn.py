@@ -8,11 +8,11 @@ if TYPE_CHECKING:
 __all__ = ["head", "trunk"]
 
 
-def trunk() -> "keras.Sequential":
+def trunk(input_shape: tuple[int, int, int]) -> "keras.Sequential":
     """Convolutions of 32, 64 and 128 filters, each normalised and pooled: [32, 32, 3] to [2048]."""
-    from keras import Sequential, layers
+    from keras import Input, Sequential, layers
 
-    parts: list = [layers.Rescaling(1 / 64, offset=-1.9)]  # Pictures have mean 121, deviation 64.
+    parts: list = [Input(input_shape), layers.Rescaling(1 / 64, offset=-1.9)]  # Pictures have mean 121, deviation 64.
     for number, filters in enumerate((32, 64, 128), start=1):
         parts += [
             layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "build"]
 
-NAMES = ("small_cnn", "alexnet")
+NAMES = ("small_cnn", "alexnet", "vit")
 
 
 def build(
@@ -19,7 +19,7 @@ def build(
     """Builds a model, variables and all: call it under the strategy's scope.
 
     Args:
-        name: "small_cnn" or "alexnet".
+        name: One of `NAMES`.
         classes: Number of outputs.
         input_shape: (height, width, channels) of the uint8 pictures.
         dropout: Share of the units dropped before FC layers in training, in [0, 1).
@@ -44,4 +44,6 @@ def build(
     import keras
 
     parts = importlib.import_module(f"toolkit.models.{name}")
-    return keras.Sequential([keras.Input(input_shape), parts.trunk(), parts.head(classes, dropout)], name=name)
+    return keras.Sequential(
+        [keras.Input(input_shape), parts.trunk(input_shape), parts.head(classes, dropout)], name=name
+    )

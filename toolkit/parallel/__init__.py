@@ -2,8 +2,14 @@
 
 activations   examples and features between replicas
 regularizers  regularizers and constraints of sharded variables
-layers        ShardedDense and ShardedConv2D
-graph         a model taken apart into layers, and copied with others
+sharded       what layers have in common whose weights are sharded
+layers        ShardedDense, ShardedEinsumDense and ShardedConv2D
+embedding     ShardedEmbedding
+attention     ShardedMultiHeadAttention and ShardedGroupedQueryAttention
+graph         the layers within a model, and the model copied with others
+kinds         which of Keras's layers have sharded ones, and layers made anew
+trace         what the layers of a model do, seen in one call of it
+operations    how many operations a layer's calls take
 cost          what a layer does: operations, weights, activations
 machine       what a machine does: how fast devices are, and what joins them
 step          what a training step takes, by how each layer is divided
@@ -19,7 +25,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "apply": ["parallelize", "plain"],
         "cost": ["costs"],
-        "layers": ["ShardedConv2D", "ShardedDense"],
+        "attention": ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"],
+        "embedding": ["ShardedEmbedding"],
+        "layers": ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense"],
         "machine": ["Link", "Machine"],
         "measuring": ["measure"],
         "plan": ["Comparison", "Plan", "choose"],

@@ -1,14 +1,14 @@
-"""Activations between replicas: from a replica's own examples to all examples, and back.
+"""Activations between the replicas of a group: from a replica's own examples to all of the group's, and back.
 
 A replica's own examples are [n, ...]. Replicas may have different numbers of them (the last batch of an evaluation),
-so each pads its own to the largest number, m. All examples are [replicas * m, ...], replica after replica.
+so each pads its own to the largest number, m. All examples are [replicas * m, ...], replica after replica of the group.
 
 Every function takes the communication dtype, which activations and their gradients have between replicas; None leaves
 them as they are.
 """
 
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -16,15 +16,21 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import collectives, weighting
 from toolkit.strategies.gradients import SHAPES
+from toolkit.strategies.mesh import Among
+from toolkit.support.scopes import outside
 
 __all__ = [
     "Counts",
+    "acts_elementwise",
     "count",
     "counts_of",
     "examples_to_features",
+    "features_of_all",
     "features_to_examples",
     "gather",
+    "is_elementwise",
     "keep_split",
+    "sum_of_all",
     "sum_to_examples",
 ]
 
@@ -50,7 +56,7 @@ class Counts(NamedTuple):
 def count(x: tf.Tensor) -> Counts:
     """Returns how many examples this replica has in x, [n, ...], and what they are padded to: a collective."""
     own = tf.constant(x.shape[0], tf.int32) if x.shape[0] is not None else tf.shape(x)[0]
-    return Counts(own, collectives.all_reduce_max(own))
+    return Counts(own, collectives.all_reduce_max(own, among=Among.GROUP))
 
 
 def keep_split(y: tf.Tensor, counts: Counts) -> tf.Tensor:
@@ -73,7 +79,7 @@ def counts_of(x: tf.Tensor) -> Counts:
     kept = dict(x.graph.get_collection(_KEPT))
     before = _computed_from(x.op, kept)
     found = [kept[operation] for operation in before if operation in kept]
-    others = [operation for operation in before if operation not in kept and not _is_elementwise(operation)]
+    others = [operation for operation in before if operation not in kept and not is_elementwise(operation)]
     wrong = next((each for each in others if any(other in kept for other in _computed_from(each, kept))), None)
     if wrong is not None or not found:
         raise StrategyError(
@@ -98,7 +104,23 @@ def _computed_from(operation: tf.Operation, kept: Container[tf.Operation]) -> li
     return list(seen)
 
 
-def _is_elementwise(operation: tf.Operation) -> bool:
+def acts_elementwise(function: Callable | None) -> bool:
+    """Says whether an activation function computes each element from the one at its place; None does."""
+    if function is None:
+        return True
+
+    def traced() -> bool:
+        with tf.Graph().as_default():
+            x = tf.compat.v1.placeholder(tf.float32, [2, 3, 4])
+            result = function(x)
+            before = _computed_from(result.op, [x.op])
+        return result.shape == x.shape and all(is_elementwise(each) for each in before if each.inputs)
+
+    return outside(traced)
+
+
+def is_elementwise(operation: tf.Operation) -> bool:
+    """Says whether each element of a result is computed from those at its place."""
     if operation.type == "Reshape":  # Such as of steps of a sequence, which count as examples.
         before, after = operation.inputs[0].shape, operation.outputs[0].shape
         return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
@@ -106,9 +128,11 @@ def _is_elementwise(operation: tf.Operation) -> bool:
 
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
-    """Returns all examples, from own ones: [n, ...] to [replicas * m, ...]."""
-    everybody = collectives.all_gather(_padded(weighting.unweigh(x), counts), dtype=dtype)
-    joined = tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0))
+    """Returns all examples, from own ones: [n, ...] to [replicas * m, ...]; of masks and indices, too."""
+    own = weighting.unweigh(x) if x.dtype.is_floating else x
+    sent = _padded(tf.cast(own, tf.float16) if x.dtype == tf.bool else own, counts)  # No collective takes bools.
+    everybody = collectives.all_gather(sent, among=Among.GROUP, dtype=dtype if x.dtype.is_floating else None)
+    joined = tf.cast(tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0)), x.dtype)
     joined.set_shape([None, *x.shape[1:]])
     return joined
 
@@ -128,11 +152,11 @@ def features_to_examples(
     Returns:
         [n, ..., features].
     """
-    _, replicas = collectives.replica_id_and_count()
+    _, replicas = collectives.replica_id_and_count(Among.GROUP)
     shape = y.shape.as_list()
     axis %= len(shape)
     y = tf.reshape(y, tf.concat([[replicas, counts.padded], tf.shape(y)[1:]], 0))
-    y = collectives.all_to_all(y, dtype=dtype)
+    y = collectives.all_to_all(y, among=Among.GROUP, dtype=dtype)
     # [features' replica, m, ...] to [m, ..., features' replica, s, ...].
     y = tf.transpose(y, [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)])
     y = tf.reshape(y, tf.concat([tf.shape(y)[:axis], [replicas * shape[axis]], tf.shape(y)[axis + 2 :]], 0))
@@ -144,33 +168,58 @@ def features_to_examples(
     return weighting.weigh(y)
 
 
-def examples_to_features(x: tf.Tensor, counts: Counts, size: int, *, dtype: tf.DType | None) -> tf.Tensor:
+def examples_to_features(
+    x: tf.Tensor, counts: Counts, size: int, *, axis: int = -1, dtype: tf.DType | None
+) -> tf.Tensor:
     """Returns all examples with this replica's features, from own examples with all features.
 
     Args:
-        x: [n, features].
+        x: [n, ...].
         counts: As `count` returned them.
         size: Features of each replica; what is missing of the last one's is filled with zeros.
+        axis: The axis of x that has its features.
         dtype: The communication dtype.
 
     Returns:
-        [replicas * m, size].
+        [replicas * m, ...], with `size` features.
     """
-    _, replicas = collectives.replica_id_and_count()
+    _, replicas = collectives.replica_id_and_count(Among.GROUP)
     x = _padded(weighting.unweigh(x), counts)
-    x = tf.pad(x, [[0, 0], [0, replicas * size - x.shape[-1]]])
-    x = tf.transpose(tf.reshape(x, [counts.padded, replicas, size]), [1, 0, 2])
-    x = tf.reshape(collectives.all_to_all(x, dtype=dtype), [-1, size])
-    x.set_shape([None, size])
+    shape = x.shape.as_list()
+    axis %= len(shape)
+    padding = [[0, 0]] * len(shape)
+    padding[axis] = [0, replicas * size - shape[axis]]
+    # [m, ..., replicas * size, ...] to [features' replica, m, ..., size, ...].
+    x = tf.reshape(tf.pad(x, padding), tf.concat([tf.shape(x)[:axis], [replicas, size], tf.shape(x)[axis + 1 :]], 0))
+    x = tf.transpose(x, [axis, *(number for number in range(len(shape) + 1) if number != axis)])
+    x = collectives.all_to_all(x, among=Among.GROUP, dtype=dtype)
+    x = tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], 0))
+    shape[0], shape[axis] = None, size
+    x.set_shape(shape)
     return x
 
 
+def features_of_all(y: tf.Tensor, features: int, *, dtype: tf.DType | None) -> tf.Tensor:
+    """Returns all features of what every replica has a shard of and depends on no example: [..., s] to [..., features].
+
+    Its gradients are added over the replicas.
+    """
+    everybody = tf.unstack(collectives.all_gather(y, among=Among.GROUP, dtype=dtype))
+    return weighting.weigh(tf.concat(everybody, -1)[..., :features])
+
+
+def sum_of_all(y: tf.Tensor, *, dtype: tf.DType | None) -> tf.Tensor:
+    """Returns the sum of what every replica has a term of and depends on no example; its gradients are added, too."""
+    return weighting.weigh(tf.reduce_sum(collectives.all_gather(y, among=Among.GROUP, dtype=dtype), 0))
+
+
 def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
-    """Returns sums over replicas for own examples, from terms for all examples: [replicas * m, s] to [n, s]."""
-    _, replicas = collectives.replica_id_and_count()
-    features = y.shape[-1]
-    y = collectives.reduce_scatter(tf.reshape(y, [replicas, counts.padded, features]), dtype=dtype)[: counts.own]
-    y.set_shape([None, features])
+    """Returns sums over replicas for own examples, from terms for all examples: [replicas * m, ...] to [n, ...]."""
+    _, replicas = collectives.replica_id_and_count(Among.GROUP)
+    shape = y.shape
+    y = tf.reshape(y, tf.concat([[replicas, counts.padded], tf.shape(y)[1:]], 0))
+    y = collectives.reduce_scatter(y, among=Among.GROUP, dtype=dtype)[: counts.own]
+    y.set_shape([None, *shape[1:]])
     return weighting.weigh(y)
 
 

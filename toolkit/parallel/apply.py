@@ -1,15 +1,16 @@
 """A plan put on a model, and the whole weights as a plain Keras model again."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit.errors import ModelError
-from toolkit.parallel.graph import Graph, copy_model
+from toolkit.parallel.graph import copy_model
 from toolkit.parallel.plan import Plan
+from toolkit.parallel.trace import trace
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["parallelize", "plain", "plain_layer"]
+__all__ = ["parallelize", "plain"]
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
@@ -19,7 +20,9 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     over. Layers that the plan replicates are made anew too, from their configuration.
 
     Args:
-        model: A functional or Sequential model, built under any strategy or none. It stays as it is.
+        model: A built model of any kind, under any strategy or none: functional, Sequential, or a class of one's own,
+            with layers within layers. It stays as it is. Classes of one's own must be made by `from_config` from what
+            their `get_config` returns, as for `keras.models.clone_model`.
         plan: Made of this model, or of one with the same layers.
         exchange_dtype: "float16" or "bfloat16", in which activations of sharded layers are exchanged; None for the
             dtype that they have.
@@ -27,27 +30,23 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     Raises:
         ModelError: The plan is another model's, or the model can't be copied.
     """
-    from toolkit.parallel.layers import ShardedConv2D, ShardedDense
+    from toolkit.parallel.kinds import anew, settings_of
 
-    layers = dict(Graph(model).layers)
+    layers = dict(trace(model).layers)
     if strange := [name for name in plan.choices if name not in layers]:
         raise ModelError(
             asked=f"a plan is to be put on model {model.name!r}",
             found=f"the plan has a layer {strange[0]!r} and the model hasn't",
             remedy="Make the plan of this model",
         )
-    sharded = {id(layers[name]): choice for name, choice in plan.choices.items() if choice.split is not None}
-
-    def planned(layer: Any) -> Any:
-        choice = sharded.get(id(layer))
-        if choice is None:
-            return plain_layer(layer)
-        config = {**_plain_config(layer), "exchange_dtype": exchange_dtype}
-        if "filters" in config:
-            return ShardedConv2D.from_config(config)
-        return ShardedDense.from_config({**config, "split": choice.split, "keep_split": choice.keep_split})
-
-    return copy_model(model, planned)
+    settings = {
+        id(layers[name]): settings_of(
+            layers[name], split=choice.split, keep_split=choice.keep_split, exchange_dtype=exchange_dtype
+        )
+        for name, choice in plan.choices.items()
+        if choice.split is not None
+    }
+    return copy_model(model, lambda layer: anew(layer, settings))
 
 
 def plain(model: "keras.Model") -> "keras.Model":
@@ -57,35 +56,11 @@ def plain(model: "keras.Model") -> "keras.Model":
     It is not compiled.
 
     Args:
-        model: A functional or Sequential model, such as `parallelize` returned.
+        model: A built model, such as `parallelize` returned.
 
     Raises:
-        ModelError: The model isn't built, or can't be copied.
+        ModelError: The model can't be copied.
     """
-    Graph(model)  # Refuses a model whose layers can't be read.
+    from toolkit.parallel.kinds import plain_layer
+
     return copy_model(model, plain_layer)
-
-
-def plain_layer(layer: Any) -> Any:
-    """Returns a layer like this one without its weights: Keras's own in the place of a sharded one."""
-    import keras
-
-    from toolkit.parallel.layers import ShardedConv2D, ShardedDense
-
-    if isinstance(layer, (ShardedConv2D, ShardedDense)):
-        kind = keras.layers.Dense if isinstance(layer, ShardedDense) else keras.layers.Conv2D
-        return kind.from_config(_plain_config(layer))
-    if type(layer) is keras.layers.Lambda:  # Keras takes its function from no configuration: it might be a stranger's.
-        return keras.layers.Lambda(
-            layer.function,
-            mask=layer.mask,
-            arguments=layer.arguments,
-            **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
-        )
-    return layer.__class__.from_config(layer.get_config())
-
-
-def _plain_config(layer: Any) -> dict:
-    """Returns the configuration that Keras's own layer takes."""
-    own = ("split", "keep_split", "exchange_dtype")
-    return {name: value for name, value in layer.get_config().items() if name not in own}

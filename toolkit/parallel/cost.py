@@ -1,21 +1,23 @@
-"""What each layer of a model costs: operations, weights, activations. Nothing is run for it.
+"""What each layer of a model costs: operations, weights, activations. Nothing is computed for it.
 
-A multiplication and an addition are two operations. Backward, a layer with weights computes the gradients of its
-weights and of its inputs, as many operations each as forward; no gradient of inputs where nothing before it is trained.
-`tests/parallel/test_cost.py` holds the formulas against TensorFlow's profiler.
+A multiplication and an addition are two operations. They are counted in TensorFlow's graph of one call of the model, so
+that layers of one's own count as Keras's do; what can't be seen there is said. Backward, a product is computed again
+for each of its factors that needs a gradient, and what is elementwise once. `tests/parallel/test_cost.py` holds the
+counts against TensorFlow's profiler.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.parallel.graph import Graph
+from toolkit.parallel.operations import count
+from toolkit.parallel.trace import Trace, size_of, trace
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["LayerCost", "costs"]
+__all__ = ["LayerCost", "costs", "costs_seen"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,19 +29,21 @@ class LayerCost:
         kind: Its class.
         forward: Operations forward; None where they aren't known.
         backward: Operations backward; None where they aren't known.
+        multiply_adds: Multiplications of matrices and convolutions forward, as published tables count them.
         parameters: Elements of its trained weights.
         state: Elements of its other weights.
         inputs: Elements of its inputs.
         outputs: Elements of its outputs.
-        units: What a split by outputs divides: units or filters. 0 where it can't be split.
-        features: What a split by inputs divides: input features of a `Dense`. 0 where it can't be.
-        bias: Elements of its bias.
+        splits: What can be divided, and how many there are of it: "outputs" (units or filters), "inputs" (input
+            features), "heads", "columns" and "rows" (of a table). Empty where nothing can be.
+        whole: Elements of its trained weights that every replica has in full, split by inputs or heads: a bias of the
+            sums.
         passes_gradient: Something before it is trained, so that gradients go on through it.
         statistics: Elements that it sums over replicas, forward and again backward.
         activation_bytes: Bytes of an element of its activations.
         weight_bytes: Bytes of an element of its weights.
         elementwise: Its output can be left sharded by features.
-        takes_split_from: The layer whose output comes here through nothing but elementwise layers.
+        takes_split_from: The layer whose output comes here through nothing but elementwise operations.
         note: Why it can't be split, or counted; "" where it can.
     """
 
@@ -49,11 +53,11 @@ class LayerCost:
     backward: int | None
     parameters: int
     state: int
+    multiply_adds: int = 0
     inputs: int = 0
     outputs: int = 0
-    units: int = 0
-    features: int = 0
-    bias: int = 0
+    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    whole: int = 0
     passes_gradient: bool = True
     statistics: int = 0
     activation_bytes: int = 4
@@ -68,71 +72,70 @@ class LayerCost:
         return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
-def costs(model: "keras.Model") -> tuple[LayerCost, ...]:
-    """Returns the costs of each layer, in order.
+def costs(model: "keras.Model", *, length: int | None = None) -> tuple[LayerCost, ...]:
+    """Returns the costs of each layer, in the order in which they are called.
 
     Args:
-        model: A built functional or Sequential model. Models within it are taken apart.
+        model: A built Keras model of any kind, which is traced. Models and layers of one's own are taken apart.
+        length: How long sequences are, where the model takes any length: what stands for each dimension that it leaves
+            open, beside that of examples. Without it, what such layers compute isn't known.
 
     Raises:
-        ModelError: The model isn't built, or its layers aren't joined in a way that can be read.
+        ModelError: The model isn't built, or can't be called on symbolic tensors.
     """
-    graph = Graph(model)
-    found: dict[str, LayerCost] = {}
-    after_weights: set[int] = set()  # Tensors with something trained before them.
-    for name, layer in graph.layers:
-        inputs, outputs = graph.inputs(layer), graph.outputs(layer)
-        passes = any(id(tensor) in after_weights for tensor in inputs)
-        found[name] = _cost(name, layer, inputs, outputs, passes_gradient=passes)
-        if passes or found[name].parameters:
-            after_weights.update(map(id, outputs))
-    before = graph.single_readers()
-
-    def source(name: str) -> str | None:
-        """The `Dense` whose output comes to a layer through elementwise layers only, each with no other reader."""
-        while (name := before.get(name, "")) and found[name].elementwise:
-            if found[name].features:
-                return name
-        return None
-
-    return tuple(
-        dataclasses.replace(cost, takes_split_from=source(name)) if cost.features else cost
-        for name, cost in found.items()
-    )
+    return costs_seen(trace(model, length=length))
 
 
-def _cost(name: str, layer: Any, inputs: Sequence, outputs: Sequence, *, passes_gradient: bool) -> LayerCost:
+def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
+    """Returns the costs of each layer of a model that was traced, as `costs` does."""
+    found = []
+    for name, layer in seen.layers:
+        cost = _cost(name, layer, seen)
+        # What only calls others has no costs of its own.
+        if cost.operations != 0 or cost.parameters or cost.state or not seen.is_divided(layer):
+            found.append(cost)
+    return tuple(_with_sources(found, dict(seen.layers), seen))
+
+
+def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
     kind = type(layer).__name__
-    parameters = _elements_of_weights(layer.trainable_variables)
+    calls = seen.calls(layer)
+    trained, others = seen.weights(layer)
+    given = [tensor for call in calls for tensor in call.inputs]
+    inputs = [tensor for tensor in given if tensor.dtype.is_floating] or given  # Masks come beside.
+    outputs = [tensor for call in calls for tensor in call.outputs]
+    passes = any(id(tensor) in seen.trained for tensor in inputs)
     cost = LayerCost(
         name=name,
         kind=kind,
         forward=None,
         backward=None,
-        parameters=parameters,
-        state=_elements_of_weights(layer.non_trainable_variables),
-        passes_gradient=passes_gradient,
+        parameters=_elements_of_weights(trained),
+        state=_elements_of_weights(others),
+        passes_gradient=passes,
         activation_bytes=_bytes(layer.compute_dtype),
         weight_bytes=_bytes(layer.variable_dtype),
     )
-    if not inputs or not outputs:
-        return dataclasses.replace(cost, note="it is called several times")
-    if any(size is None for tensor in (*inputs, *outputs) for size in tensor.shape[1:]):
-        return dataclasses.replace(cost, note="the sizes of its activations aren't known before it runs")
-    cost = dataclasses.replace(cost, inputs=sum(map(_elements, inputs)), outputs=sum(map(_elements, outputs)))
-    # A class of one's own may compute anything, whatever its name is.
-    known = type(layer).__module__.startswith(("keras.", "toolkit.parallel."))
-    formula = _FORWARD.get(kind) if known else None
-    if formula is None:
+    if any(size_of(tensor) is None for tensor in (*inputs, *outputs)):
+        return dataclasses.replace(cost, note="the sizes of its activations depend on a length that isn't said")
+    cost = dataclasses.replace(
+        cost, inputs=_elements(inputs) // seen.examples, outputs=_elements(outputs) // seen.examples
+    )
+    counted = count(layer, calls, seen.trained)
+    if counted is None:
         return dataclasses.replace(cost, note=f"what {kind} computes isn't known")
-    forward = int(formula(layer, inputs, outputs))
+    forward, backward, multiplied = counted
+    from toolkit.parallel.activations import acts_elementwise
+
+    division = _division(layer, inputs) if len(calls) == 1 else {"note": "it is called several times"}
     return dataclasses.replace(
         cost,
-        forward=forward,
-        backward=forward * (bool(parameters) + passes_gradient),
-        elementwise=_is_elementwise(layer, kind),
-        statistics=_statistics(layer, kind),
-        **_division(layer, kind, inputs[0].shape),
+        forward=forward // seen.examples,
+        backward=backward // seen.examples,
+        multiply_adds=multiplied // seen.examples,
+        elementwise="inputs" in division.get("splits", ()) and acts_elementwise(layer.activation),
+        statistics=_statistics(layer),
+        **(division if trained else {}),
     )
 
 
@@ -146,112 +149,71 @@ def _bytes(dtype: str) -> int:
     return tf.as_dtype(dtype).size
 
 
-def _is_elementwise(layer: Any, kind: str) -> bool:
-    import keras
-
-    from toolkit.parallel.layers import ELEMENTWISE
-
-    if kind in ("Dropout", "ReLU", "LeakyReLU", "ELU", "Identity"):
-        return getattr(layer, "noise_shape", None) is None
-    if kind not in ("Activation", "Dense", "ShardedDense"):
-        return False
-    return keras.activations.serialize(layer.activation) in ELEMENTWISE
+def _elements(tensors: Sequence) -> int:
+    return sum(size_of(tensor) or 0 for tensor in tensors)
 
 
-def _statistics(layer: Any, kind: str) -> int:
-    if kind == "BatchNormalization" and getattr(layer, "synchronized", False):
+def _statistics(layer: Any) -> int:
+    if type(layer).__name__ == "BatchNormalization" and getattr(layer, "synchronized", False):
         return 2 * math.prod(layer.moving_mean.shape) + 1  # Sums, sums of squares, and of how many.
     return 0
 
 
-def _division(layer: Any, kind: str, shape: Sequence[int]) -> dict[str, Any]:
+def _with_sources(found: Sequence[LayerCost], layers: Mapping[str, Any], seen: Trace) -> "list[LayerCost]":
+    """Gives each layer that can be split by inputs the one whose output comes there by elementwise operations."""
+    from toolkit.parallel.activations import is_elementwise
+
+    dense = [cost for cost in found if cost.kind in ("Dense", "ShardedDense") and cost.splits]
+    takers = {id(seen.calls(layers[cost.name])[0].inputs[0]): cost.name for cost in dense}
+    sources = {}
+    for cost in (each for each in dense if each.elementwise):
+        tensor = seen.calls(layers[cost.name])[0].outputs[0]
+        while id(tensor) not in takers:
+            reader = seen.only_reader(tensor)
+            if reader is None or not is_elementwise(reader) or len(reader.outputs) != 1:
+                break
+            tensor = reader.outputs[0]
+        else:
+            if seen.only_reader(tensor) is not None:
+                sources[takers[id(tensor)]] = cost.name
+    return [dataclasses.replace(cost, takes_split_from=sources.get(cost.name)) for cost in found]
+
+
+def _division(layer: Any, inputs: Sequence) -> dict[str, Any]:
     """Returns what can be divided among replicas, or why nothing can."""
-    if kind in ("Dense", "ShardedDense"):
-        if getattr(layer, "lora_rank", None) or getattr(layer, "quantization_mode", None):
-            return {"note": "it is quantized, or has LoRA weights"}
-        return {"units": layer.units, "features": shape[-1], "bias": layer.units if layer.use_bias else 0}
-    if kind in ("Conv2D", "ShardedConv2D"):
-        if layer.groups > 1 or getattr(layer, "lora_rank", None):
-            return {"note": "it has groups, or LoRA weights"}
-        return {"units": layer.filters, "bias": layer.filters if layer.use_bias else 0}
-    return {"note": f"{kind} can't be split" if layer.weights else ""}
+    import keras
+
+    from toolkit.parallel.kinds import plain_class
+
+    if getattr(layer, "lora_rank", None) or getattr(layer, "quantization_mode", None):
+        return {"note": "it is quantized, or has LoRA weights"}
+    if getattr(layer, "groups", 1) > 1:
+        return {"note": "it has groups"}
+    divide: Any = {
+        keras.layers.Conv2D: lambda: {"splits": {"outputs": layer.filters}},
+        keras.layers.Dense: lambda: {
+            "splits": {"outputs": layer.units, "inputs": inputs[0].shape[-1]},
+            "whole": layer.units if layer.use_bias else 0,
+        },
+        keras.layers.EinsumDense: lambda: _einsum_division(layer),
+        keras.layers.Embedding: lambda: {"splits": {"columns": layer.output_dim, "rows": layer.input_dim}},
+        keras.layers.GroupQueryAttention: lambda: _heads(layer, layer.num_key_value_heads),
+        keras.layers.MultiHeadAttention: lambda: _heads(layer, layer.num_heads),
+    }.get(plain_class(layer))
+    return divide() if divide else {"note": f"{type(layer).__name__} can't be split"}
 
 
-# Operations forward of Keras's own layers for one example, by formula, from (layer, inputs, outputs).
+def _heads(layer: Any, heads: int) -> dict[str, Any]:
+    bias = layer._output_dense.bias  # Keras has no public name for its output projection.
+    return {"splits": {"heads": heads}, "whole": 0 if bias is None else math.prod(bias.shape)}
 
 
-def _elements(tensor: Any) -> int:
-    """How many elements one example has in a symbolic tensor."""
-    return math.prod(tensor.shape[1:])
+def _einsum_division(layer: Any) -> dict[str, Any]:
+    from toolkit.parallel.layers import equation_parts, split_letter
 
-
-def _kernel(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    positions = _elements(outputs[0]) // _channels(layer, outputs[0])
-    # [*window, channels of a group, filters]
-    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
-
-
-def _transposed(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
-    positions = _elements(inputs[0]) // _channels(layer, inputs[0])
-    return 2 * positions * math.prod(layer.kernel.shape) + _bias(layer, outputs)
-
-
-def _depthwise(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    return 2 * math.prod(layer.kernel_size) * _elements(outputs[0]) + _bias(layer, outputs)
-
-
-def _separable(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    positions = _elements(outputs[0]) // _channels(layer, outputs[0])
-    weights = math.prod(layer.depthwise_kernel.shape) + math.prod(layer.pointwise_kernel.shape)
-    return 2 * positions * weights + _bias(layer, outputs)
-
-
-def _dense(layer: Any, inputs: Sequence, outputs: Sequence) -> int:
-    return 2 * _elements(inputs[0]) * layer.units + _bias(layer, outputs)
-
-
-def _recurrent(gates: int) -> Callable:
-    def count(layer: Any, inputs: Sequence, _: Sequence) -> int:
-        steps, features = inputs[0].shape[1:]
-        return 2 * steps * gates * layer.units * (features + layer.units)
-
-    return count
-
-
-def _pooled(layer: Any, _: Sequence, outputs: Sequence) -> int:
-    return math.prod(layer.pool_size) * _elements(outputs[0])
-
-
-def _per_element(operations: int) -> Callable:
-    return lambda _, inputs, __: operations * sum(map(_elements, inputs))
-
-
-def _bias(layer: Any, outputs: Sequence) -> int:
-    return _elements(outputs[0]) if layer.use_bias else 0
-
-
-def _channels(layer: Any, tensor: Any) -> int:
-    return tensor.shape[-1] if layer.data_format == "channels_last" else tensor.shape[1]
-
-
-_FORWARD: dict[str, Callable] = {
-    **dict.fromkeys(("Dense", "ShardedDense"), _dense),
-    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "ShardedConv2D"), _kernel),
-    **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"), _transposed),
-    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _depthwise),
-    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _separable),
-    **{name: _recurrent(gates) for name, gates in (("SimpleRNN", 1), ("GRU", 3), ("LSTM", 4))},
-    **{f"{kind}Pooling{n}D": _pooled for kind in ("Max", "Average") for n in (1, 2, 3)},
-    **{f"Global{kind}Pooling{n}D": _per_element(1) for kind in ("Max", "Average") for n in (1, 2, 3)},
-    **dict.fromkeys(
-        ("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Add", "Subtract", "Multiply"), _per_element(1)
-    ),
-    **dict.fromkeys(("Average", "Maximum", "Minimum"), _per_element(1)),
-    **dict.fromkeys(("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise"), _per_element(2)),
-    **dict.fromkeys(("Rescaling", "Normalization"), _per_element(2)),
-    "Softmax": _per_element(5),  # Largest, difference, exponential, sum, quotient.
-    # Mean, difference, square, mean, scaled, shifted; the same of a group's or an example's elements.
-    **dict.fromkeys(("BatchNormalization", "LayerNormalization", "GroupNormalization"), _per_element(8)),
-    **dict.fromkeys(("Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate", "Identity"), _per_element(0)),
-    **dict.fromkeys(("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Embedding"), _per_element(0)),
-}
+    weights = equation_parts(layer.equation)[1]
+    letters = {split: split_letter(layer.equation, split) for split in ("outputs", "inputs")}
+    sizes = {split: layer.kernel.shape[weights.index(letter)] for split, letter in letters.items() if letter}
+    if not sizes:
+        return {"note": f"{layer.equation!r} has no axis to split"}
+    return {"splits": sizes, "whole": 0 if layer.bias is None else math.prod(layer.bias.shape)}

@@ -13,11 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.parallel.apply import plain_layer
-from toolkit.parallel.cost import LayerCost, costs
-from toolkit.parallel.graph import copy_model, layers_of
+from toolkit.parallel.cost import costs_seen
+from toolkit.parallel.graph import copy_model
+from toolkit.parallel.kinds import plain_layer
 from toolkit.parallel.machine import Link, Machine
-from toolkit.strategies import agreement, collectives, gradients
+from toolkit.parallel.trace import Call, size_of, trace
+from toolkit.strategies import agreement, collectives, gradients, mesh
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["measure"]
@@ -29,16 +30,23 @@ _MOST_REDUCED = 16 << 20  # Elements of gradients that are summed at most.
 
 
 def measure(
-    model: keras.Model, strategy: tf.distribute.Strategy, *, batch: int, optimizer: Any = None, slots: int = 1
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    *,
+    batch: int,
+    optimizer: Any = None,
+    slots: int = 1,
+    length: int | None = None,
 ) -> Machine:
     """Measures devices and what joins them; in several processes all have to call it.
 
     Args:
-        model: A built functional or Sequential model. A copy of it is run.
+        model: A built Keras model of any kind. A copy of it is run.
         strategy: The strategy under which it is to train: mirrored, multi_worker, or one device.
         batch: Examples of each replica.
         optimizer: A Keras optimizer like the one to be used; None for SGD with momentum.
         slots: Elements that it keeps for each element of a weight.
+        length: As for `costs`.
 
     Returns:
         A machine with the seconds of each layer, for as many replicas as the strategy has: its one link stands
@@ -47,17 +55,28 @@ def measure(
     Raises:
         ModelError: The model isn't built, or can't be taken apart.
     """
-    layers = costs(model)
+    given = trace(model, length=length)
+    layers = costs_seen(given)
     clock = _Clock(strategy)
-    with strategy.scope():
+    with strategy.scope(), mesh.in_one_group(strategy):
         copy = copy_model(model, _layer_that_exchanges_nothing)
         empty = clock.seconds(lambda: tf.constant(0.0))
-        inputs = [_example(tensor, batch) for tensor in copy.inputs]
-        whole = clock.seconds(_training(copy, copy.trainable_variables, inputs, inputs_too=False)) - empty
-        each = {
-            layer.name: _layer_seconds(clock, layer, instance, batch, empty)
-            for layer, (_, instance) in zip(layers, layers_of(copy), strict=True)
-        }
+        seen = trace(copy, length=length)
+        arguments = _like(seen.calls(copy)[0], seen.examples, batch)
+        whole = clock.seconds(_training(copy, arguments, inputs_too=False)) - empty
+        # The model itself may have another name now.
+        instances = {name: made for (name, _), (_, made) in zip(given.layers, seen.layers, strict=True)}
+        each = {}
+        for layer in layers:
+            instance = instances[layer.name]
+            calls = seen.calls(instance)
+            # A layer that is taken apart would be measured with all that is within.
+            if layer.forward == 0 or seen.is_divided(instance) or any(size_of(x) is None for x in calls[0].inputs):
+                each[layer.name] = 0.0
+                continue
+            arguments = _like(calls[0], seen.examples, batch)
+            took = clock.seconds(_training(instance, arguments, inputs_too=layer.passes_gradient))
+            each[layer.name] = len(calls) * max(took - empty, 0.0)
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
         link = _link(clock, min(sum(layer.parameters for layer in layers), _MOST_REDUCED), empty)
     scale = whole / max(sum(each.values()), 1e-12) / batch
@@ -100,23 +119,32 @@ def _layer_that_exchanges_nothing(layer: Any) -> Any:
     return plain_layer(layer)
 
 
-def _example(tensor: Any, batch: int) -> tf.Tensor:
-    dtype = tf.as_dtype(tensor.dtype)
-    shape = [batch, *tensor.shape[1:]]
-    return tf.cast(tf.random.uniform(shape), dtype) if dtype.is_floating else tf.zeros(shape, dtype)
+def _like(call: Call, examples: int, batch: int) -> tuple:
+    """Returns (arguments, keyword arguments) as those of a call that was seen, with `batch` examples for `examples`."""
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor):
+            return value
+        shape = [batch if size == examples and not place else size for place, size in enumerate(value.shape)]
+        if value.dtype.is_floating:
+            return tf.cast(tf.random.uniform(shape), value.dtype)
+        return tf.ones(shape, value.dtype) if value.dtype == tf.bool else tf.zeros(shape, value.dtype)
+
+    return keras.tree.map_structure(like, call.given)
 
 
-def _training(function: Callable, weights: Sequence, inputs: Sequence, *, inputs_too: bool) -> Callable:
-    """Returns a step: forward, then the gradients of weights, and with `inputs_too` of inputs."""
+def _training(layer: Any, arguments: tuple, *, inputs_too: bool) -> Callable:
+    """Returns a step: a layer's call, then the gradients of its weights, and with `inputs_too` of its inputs."""
 
     def run() -> tf.Tensor:
-        given = [tf.identity(value) for value in inputs]
-        watched = [weight.value for weight in weights]
+        given = [tf.identity(each) if isinstance(each, tf.Tensor) else each for each in keras.tree.flatten(arguments)]
+        args, kwargs = keras.tree.pack_sequence_as(arguments, given)
+        watched = [weight.value for weight in layer.trainable_variables]
         if inputs_too:
-            watched += [value for value in given if value.dtype.is_floating]
+            watched += [each for each in given if isinstance(each, tf.Tensor) and each.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            outputs = function(given[0] if len(given) == 1 else given, training=True)
+            outputs = layer(*args, **{**kwargs, "training": True})
         found = [g for g in tape.gradient(outputs, watched) if g is not None] if watched else []
         return _read([*found, *keras.tree.flatten(outputs)])
 
@@ -133,22 +161,9 @@ def _read(tensors: Sequence) -> tf.Tensor:
     return tf.add_n([tf.cast(tensor[place], tf.float32) for tensor, place in zip(flat, places, strict=True)])
 
 
-def _layer_seconds(clock: _Clock, layer: LayerCost, instance: Any, batch: int, empty: float) -> float:
-    """Returns the seconds of one layer by itself, forward and backward."""
-    if layer.forward == 0:
-        return 0.0
-    try:
-        tensors = keras.tree.flatten(instance.input)
-    except (AttributeError, ValueError):  # It is called several times.
-        return 0.0
-    inputs = [_example(tensor, batch) for tensor in tensors]
-    took = clock.seconds(_training(instance, instance.trainable_variables, inputs, inputs_too=layer.passes_gradient))
-    return max(took - empty, 0.0)
-
-
 def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     """Returns the bytes a second, as `Machine.memory` has them, of an update of weights that aren't exchanged."""
-    count = collectives.replicas(clock.strategy)
+    count = mesh.replicas(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
         gradients.adapt_optimizers()
@@ -168,13 +183,15 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
 
 def _link(clock: _Clock, reduced: int, empty: float) -> Link:
     """Measures an exchange of little and of much, by a gather and by an all-reduce of so many elements."""
-    count = collectives.replicas(clock.strategy)
+    count = mesh.replicas(clock.strategy)
     if count == 1:
         return Link(bandwidth=float("inf"))
 
     def gathered(size: int) -> Callable[[], tf.Tensor]:
         sent = [tf.random.uniform([size // 4]) for _ in range(count)]
-        return lambda: _read([collectives.all_gather(sent[collectives.replica_id_and_count()[0]])])
+        return lambda: _read(
+            [collectives.all_gather(sent[collectives.replica_id_and_count()[0]], among=mesh.Among.ALL)]
+        )
 
     def summed(size: int) -> Callable[[], tf.Tensor]:
         sent = [tf.random.uniform([size]) for _ in range(count)]

@@ -84,7 +84,7 @@ def choose(
         machine: The devices on which the model is to train, and what joins them.
         setting: How many replicas there are, and their batch.
         conv: "planned", or "replicated" or "sharded" for all convolutions that can be.
-        fc: The same for `Dense` layers.
+        fc: The same for all other layers: `Dense`, attention and tables.
 
     Raises:
         StrategyError: conv or fc has an unknown value.
@@ -110,7 +110,9 @@ def choose(
 
 
 def _way(layer: LayerCost, conv: str, fc: str) -> str:
-    return fc if layer.features else conv if layer.units else "replicated"
+    if not layer.splits:
+        return "replicated"
+    return conv if layer.kind in ("Conv2D", "ShardedConv2D") else fc
 
 
 def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
@@ -145,12 +147,12 @@ def _cheapest(
 
 def _possible(layer: LayerCost, replicas: int, way: str, *, last: bool) -> list[Choice]:
     sharded = []
-    if 1 < replicas <= layer.units:
-        sharded.append(Choice(split="outputs"))
-        if layer.features and layer.elementwise and not last:
+    for split, size in layer.splits.items():
+        if not 1 < replicas <= size or (split == "heads" and size % replicas):
+            continue
+        sharded.append(Choice(split=split))
+        if split == "outputs" and layer.elementwise and not last:
             sharded.append(Choice(split="outputs", keep_split=True))
-    if 1 < replicas <= layer.features:
-        sharded.append(Choice(split="inputs"))
     if way == "replicated":
         return [REPLICATED]
     found = sharded if way == "sharded" and sharded else [REPLICATED, *sharded]
@@ -173,11 +175,14 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
         return unknown.rstrip("; ") or "nothing to exchange"
     if setting.replicas == 1:
         return f"{unknown}there is one replica"
-    if not layer.units:
+    if not layer.splits:
         return unknown.rstrip("; ") or layer.note
     possible = [c for c in _possible(layer, setting.replicas, "sharded", last=True) if not c.comes_split]
     if possible == [REPLICATED]:
-        return f"{unknown}{setting.replicas:,} replicas outnumber its {layer.units:,} units"
+        split, size = next(iter(layer.splits.items()))
+        what = {"outputs": "units", "inputs": "inputs"}.get(split, split)
+        cannot = "outnumber" if setting.replicas > size else "can't share"
+        return f"{unknown}{setting.replicas:,} replicas {cannot} its {size:,} {what}"
     least = min(_received(layer, other, setting) for other in possible)
     words = f"{gradients} of gradients are exchanged, sharded it would be {size_in_words(least)} of activations"
     slower = all(

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies import collectives, weighting
+from toolkit.strategies.mesh import Among
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["ShardedConstraint", "ShardedRegularizer"]
@@ -16,9 +17,10 @@ _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 class ShardedRegularizer(keras.regularizers.Regularizer):
     """A regularizer of a whole variable, which Keras calls in a step with one shard of it.
 
-    In a loop of the user's own Keras adds 1/replicas of each replica's penalty to its loss, and sums gradients over
-    replicas. A shard's gradient isn't summed: so a penalty that is a sum over elements counts `replicas` times there,
-    and any other is computed from the gathered variable, whose gradient is brought back.
+    In a step of `fit` every replica's loss has the penalty, and in a loop of the user's own 1/replicas of it. A shard's
+    gradient is summed over the groups of the mesh only: so a penalty that is a sum over elements counts 1/groups there,
+    and as often as there are shards here. Any other is computed from the gathered variable, whose gradient is brought
+    back.
 
     Args:
         whole: The user's regularizer.
@@ -28,15 +30,16 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
         self.whole = whole
 
     def __call__(self, variable: ReplicaShardedVariable) -> tf.Tensor:
-        _, count = collectives.replica_id_and_count()
+        _, count = collectives.replica_id_and_count(Among.GROUP)
         if count == 1:
             return self.whole(variable.whole())
         shard = keras.ops.convert_to_tensor(variable)
         if type(self.whole) in _SUMS:
             own = self.whole(shard)
-            times = count if weighting.current() is None else 1
+            groups = collectives.replica_id_and_count(Among.PEERS)[1]
+            times = count if weighting.current() is None else 1 / groups
             # The value is the whole variable's on every replica, the gradient is the shard's.
-            return tf.stop_gradient(collectives.all_reduce(own) - times * own) + times * own
+            return tf.stop_gradient(collectives.all_reduce(own, among=Among.GROUP) - times * own) + times * own
         return weighting.weigh(self.whole(variable.gather(shard)))
 
 

@@ -14,6 +14,7 @@ from toolkit.parallel.machine import Machine
 
 __all__ = ["REPLICATED", "Choice", "Exchange", "Setting", "Step", "exchanges", "layer_memory", "layer_seconds", "step"]
 
+_SUMS = ("inputs", "heads", "rows")  # Each replica has a term of the outputs.
 _SHORT = {"float16": 2, "bfloat16": 2}  # Bytes; in float32 activations and gradients keep the dtype that they have.
 
 
@@ -22,7 +23,7 @@ class Choice:
     """How a layer is divided.
 
     Attributes:
-        split: "outputs", "inputs", or None where each replica has all of it.
+        split: One of the names in `LayerCost.splits`, such as "outputs"; None where each replica has all of it.
         keep_split: Its output stays sharded by features.
         comes_split: Its input is sharded by features already.
     """
@@ -163,13 +164,19 @@ def layer_memory(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     weights = (_parameters(layer, choice, setting) * (2 + setting.slots) + layer.state) * layer.weight_bytes
     everybody = setting.replicas * setting.batch * layer.activation_bytes
     own = setting.batch * layer.outputs * layer.activation_bytes
-    if choice.split == "outputs":
-        shard = everybody * layer.outputs / setting.replicas
-        return weights + everybody * layer.inputs + shard + (0 if choice.keep_split else own)
+    shard = everybody * layer.outputs / setting.replicas
+    if choice.split is None:
+        return weights + own
+    if choice.split == "columns":
+        return weights + shard + own
+    if choice.split == "rows":
+        return weights + everybody * layer.outputs + own
+    if choice.split == "heads":
+        return weights + everybody * (layer.inputs + layer.outputs) + own
     if choice.split == "inputs":
         gathered = 0 if choice.comes_split else everybody * layer.inputs / setting.replicas
         return weights + gathered + everybody * layer.outputs + own
-    return weights + own
+    return weights + everybody * layer.inputs + shard + (0 if choice.keep_split else own)
 
 
 def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchange]:
@@ -179,8 +186,11 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
     if not others:
         return []
     found = []
-    if reduced := layer.parameters if choice.split is None else layer.bias if choice.split == "inputs" else 0:
-        size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
+    size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
+    if choice.split is None and "rows" in layer.splits:
+        # Of a table, the rows that were looked up, beside one another, and their numbers.
+        found.append(Exchange("gradients", others * batch * (layer.outputs * size + layer.inputs * 4), 1))
+    elif reduced := layer.parameters if choice.split is None else layer.whole if choice.split in _SUMS else 0:
         found.append(_all_reduce("gradients", reduced * size, replicas))
     if layer.statistics:
         # Elements that are summed forward, and those of their gradients backward.
@@ -191,16 +201,24 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
         found.append(Exchange("activations", 4 * others, 1))  # How many examples each replica has.
     size = _SHORT.get(setting.activation_dtype) or layer.activation_bytes
     inputs_both_ways = 2 if layer.passes_gradient else 1
-    if choice.split == "outputs":
-        found += [Exchange("activations", others * (batch * layer.inputs * size), 1)] * inputs_both_ways
-        if not choice.keep_split:
-            shard = -(-layer.units // replicas) * (layer.outputs // layer.units)
-            found += [Exchange("activations", others * batch * shard * size, 1)] * 2
-        return found
-    if not choice.comes_split:
-        shard = -(-layer.features // replicas)
+    if choice.split in ("columns", "rows"):
+        found.append(Exchange("activations", others * batch * layer.inputs * 4, 1))  # Numbers of rows.
+    elif choice.split in ("outputs", "heads"):
+        found += [Exchange("activations", others * batch * layer.inputs * size, 1)] * inputs_both_ways
+    elif not choice.comes_split:
+        shard = _shard(layer, choice, replicas) * (layer.inputs // layer.splits["inputs"])
         found += [Exchange("activations", others * batch * shard * size, 1)] * inputs_both_ways
-    return [*found, *[Exchange("activations", others * batch * layer.outputs * size, 1)] * 2]
+    if choice.split in _SUMS:
+        return [*found, *[Exchange("activations", others * batch * layer.outputs * size, 1)] * 2]
+    if not choice.keep_split:
+        shard = _shard(layer, choice, replicas) * (layer.outputs // layer.splits[str(choice.split)])
+        found += [Exchange("activations", others * batch * shard * size, 1)] * 2
+    return found
+
+
+def _shard(layer: LayerCost, choice: Choice, replicas: int) -> int:
+    """Returns how much a replica has of what is divided: the largest part, to which others are padded."""
+    return -(-layer.splits[str(choice.split)] // replicas)
 
 
 def _all_reduce(kind: str, size: float, replicas: int) -> Exchange:
@@ -211,9 +229,9 @@ def _parameters(layer: LayerCost, choice: Choice, setting: Setting) -> int:
     """How many elements of a layer's trained weights a replica holds."""
     if choice.split is None:
         return layer.parameters
-    if choice.split == "outputs":
-        return layer.parameters // layer.units * -(-layer.units // setting.replicas)
-    return (layer.parameters - layer.bias) // layer.features * -(-layer.features // setting.replicas) + layer.bias
+    whole = layer.whole if choice.split in _SUMS else 0
+    size = layer.splits[choice.split]
+    return (layer.parameters - whole) // size * _shard(layer, choice, setting.replicas) + whole
 
 
 def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> tuple[float, float]:
@@ -229,8 +247,7 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
     # Shards of what doesn't divide evenly are padded.
     padding = 1.0
     if choice.split is not None:
-        size = layer.units if choice.split == "outputs" else layer.features
-        padding = -(-size // setting.replicas) * setting.replicas / size
+        padding = _shard(layer, choice, setting.replicas) * setting.replicas / layer.splits[choice.split]
     return forth * setting.batch * padding, back * setting.batch * padding
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from toolkit.errors import ModelError, StrategyError
 from toolkit.observe.placement.names import device
-from toolkit.parallel.apply import plain_layer
 from toolkit.parallel.graph import copy_model, is_graph, layers_of
+from toolkit.parallel.kinds import plain_layer
 
 __all__ = ["place"]
 

@@ -1,0 +1,91 @@
+"""One model trained in several ways to divide its layers: what was predicted for each, and what is measured."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import flags
+
+from toolkit import data, models, parallel
+from toolkit.cli.log import say
+from toolkit.cli.plan_table import show_comparisons
+from toolkit.training import Meter, Run
+
+__all__ = ["train_ways"]
+
+
+def train_ways(
+    run: Run,
+    strategy: tf.distribute.Strategy,
+    ways: Sequence[tuple[str, str]],
+    optimizer: Callable[[], Any],
+    *,
+    slots: int,
+) -> None:
+    """Trains the model that the flags name in each way, the last one as the run that stays, and prints a table.
+
+    Devices, and what joins them, are measured at the start.
+
+    Args:
+        run: The run, as `open_run` has opened it.
+        strategy: What it trains under.
+        ways: ("replicated", "sharded" or "planned" for convolutions, the same for all other layers) of each.
+        optimizer: Makes a Keras optimizer: each model gets one of its own.
+        slots: Elements that it keeps for each element of a weight.
+    """
+    import keras
+
+    values = flags.FLAGS
+    examples = data.load(values.data, data_dir=values.data_dir, seed=values.seed)
+    batches = data.Batches(
+        examples=examples,
+        strategy=strategy,
+        global_batch_size=values.global_batch_size,
+        seed=values.seed,
+        steps_per_epoch=values.steps_per_epoch or 25,
+    )
+    keras.utils.set_random_seed(values.seed)
+    plain = models.build(values.model, classes=len(examples.classes))
+    setting = parallel.Setting(
+        replicas=batches.replicas,
+        batch=batches.global_batch_size / batches.replicas,
+        gradient_dtype=values.gradient_dtype,
+        activation_dtype=values.activation_dtype,
+        slots=slots,
+    )
+    machine = parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer(), slots=slots)
+    costs = parallel.costs(plain)
+    rows = []
+    for number, (conv, fc) in enumerate(ways, start=1):
+        say(f"{number} of {len(ways)}: convolutions {conv}, other layers {fc}")
+        plan = parallel.choose(costs, machine, setting, conv=conv, fc=fc)
+        keras.utils.set_random_seed(values.seed)
+        with strategy.scope():
+            model = parallel.parallelize(plain, plan, exchange_dtype=values.activation_dtype)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(optimizer(), loss, metrics=["accuracy"])
+        rows.append(_trained(run, model, batches, plan, conv, fc, stays=number == len(ways)))
+    run.add_facts(parallelism=[row.as_dict() for row in rows])
+    show_comparisons(rows)
+
+
+def _trained(
+    run: Run, model: Any, batches: data.Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
+) -> parallel.Comparison:
+    meter = Meter(run.membership)
+    epochs = flags.FLAGS.epochs
+    history: Any
+    if stays:
+        history = run.fit(model, batches, epochs=epochs, validation_data=batches.test(), callbacks=[meter])
+    else:
+        steps = batches.steps_per_epoch
+        once = {"epochs": epochs, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
+        history = model.fit(batches.train(), callbacks=[meter], **once)
+    return parallel.Comparison(
+        conv=conv,
+        fc=fc,
+        predicted=plan.step,
+        measured_seconds=meter.seconds,
+        measured_bytes=meter.received,
+        loss=history.history["loss"][-1],
+    )

@@ -1,0 +1,129 @@
+"""Which of Keras's layers have sharded ones, and layers made anew with one in the place of the other.
+
+A layer of one's own makes the layers within it in its own code. While such a layer is made anew, what it makes of
+Keras's classes is counted; those that are to be sharded come as the sharded class in the second of two rounds.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import keras
+
+from toolkit.errors import ModelError
+from toolkit.parallel.attention import ShardedGroupedQueryAttention, ShardedMultiHeadAttention
+from toolkit.parallel.embedding import ShardedEmbedding
+from toolkit.parallel.graph import sublayers
+from toolkit.parallel.layers import ShardedConv2D, ShardedDense, ShardedEinsumDense
+
+__all__ = ["anew", "plain_class", "plain_layer", "settings_of"]
+
+_SHARDED: dict[type, type] = {
+    keras.layers.Conv2D: ShardedConv2D,
+    keras.layers.Dense: ShardedDense,
+    keras.layers.EinsumDense: ShardedEinsumDense,
+    keras.layers.Embedding: ShardedEmbedding,
+    keras.layers.GroupQueryAttention: ShardedGroupedQueryAttention,
+    keras.layers.MultiHeadAttention: ShardedMultiHeadAttention,
+}
+_OWN = {"split", "keep_split", "exchange_dtype"}  # What sharded layers' configurations have beside.
+
+
+def plain_class(layer: Any) -> type | None:
+    """Returns the class of Keras's that a layer is of, or that it is the sharded one of; None for any other."""
+    return next((plain for plain, sharded in _SHARDED.items() if type(layer) in (plain, sharded)), None)
+
+
+def settings_of(layer: Any, **settings: Any) -> dict[str, Any]:
+    """Returns those of some settings that the sharded kind of a layer has."""
+    kind = plain_class(layer)
+    if kind in (keras.layers.Dense, keras.layers.EinsumDense):
+        return settings
+    without = {"keep_split"} if kind is keras.layers.Embedding else {"split", "keep_split"}
+    return {name: value for name, value in settings.items() if name not in without}
+
+
+def plain_layer(layer: Any) -> Any:
+    """Returns a layer like this one without its weights: Keras's own in the place of a sharded one."""
+    if type(layer) is keras.layers.Lambda:  # Keras takes its function from no configuration: it might be a stranger's.
+        return keras.layers.Lambda(
+            layer.function,
+            mask=layer.mask,
+            arguments=layer.arguments,
+            **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
+        )
+    kind: Any = plain_class(layer)
+    config = layer.get_config()
+    if kind is None:
+        return layer.__class__.from_config(config)
+    return kind.from_config({name: value for name, value in config.items() if name not in _OWN})
+
+
+def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
+    """Returns a layer like this one without its weights, of which some are sharded.
+
+    Args:
+        layer: A layer, or a model whose layers are joined by its own code.
+        settings: The settings of each layer that is to be sharded, by its id: this one, or one within it. Others come
+            as Keras's own.
+
+    Raises:
+        ModelError: A layer within isn't made together with this one.
+    """
+    within = sublayers(layer)
+    if not any(id(each) in settings for each in within):
+        return plain_layer(layer)
+    with _Making({}) as first:
+        likewise = sublayers(_made(layer))
+    numbers: dict[Any, Mapping[str, Any]] = {}
+    for mine, theirs in zip(within, likewise, strict=False):
+        if id(mine) in settings:
+            numbers[first.numbers.get(id(theirs))] = settings[id(mine)]
+    if len(within) != len(likewise) or None in numbers:
+        raise ModelError(
+            asked=f"layers within {layer.name!r} are to be sharded",
+            found="it doesn't make the same layers again from its configuration",
+            remedy="Have it make its layers in its constructor or its build(), by keras.layers alone",
+        )
+    with _Making(numbers):
+        return _made(layer)
+
+
+def _made(layer: Any) -> Any:
+    """Returns a layer like this one, with all layers that it makes before it is called."""
+    made = plain_layer(layer)
+    if isinstance(layer, keras.Model) or type(layer).build is not keras.layers.Layer.build:
+        made.build_from_config(layer.get_build_config())
+    return made
+
+
+class _Making:
+    """While it is entered, layers of Keras's classes that can be sharded are numbered as they are made.
+
+    Args:
+        sharded: The settings of those that come as sharded ones, by number.
+    """
+
+    def __init__(self, sharded: Mapping[int, Mapping[str, Any]]) -> None:
+        self._sharded = sharded
+        self._kept: list = []  # Ids are those of other objects once these are gone.
+        self.numbers: dict[int, int] = {}
+
+    def __enter__(self) -> "_Making":
+        self._original: Callable = keras.layers.Layer.__new__
+        keras.layers.Layer.__new__ = lambda kind, *args, **kwargs: self._new(kind, args, kwargs)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        keras.layers.Layer.__new__ = self._original
+
+    def _new(self, kind: type, args: tuple, kwargs: dict) -> Any:
+        number = len(self._kept)
+        settings = self._sharded.get(number) if kind in _SHARDED else None
+        layer = self._original(kind if settings is None else _SHARDED[kind], *args, **kwargs)
+        if settings is not None:
+            vars(layer)["planned"] = settings
+        if kind in _SHARDED:
+            self._kept.append(layer)
+            self.numbers[id(layer)] = number
+        return layer
