@@ -54,7 +54,34 @@ def test_a_chart_is_a_picture(capsys, tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_memory_allows_is_chosen_and_said(capsys):
+    given = ["vit", "--replicas=8", "--device=V100", "--batch=4096", "--slots=2"]
+    _, free, _ = plan(capsys, *given)
+    assert "Memory of a replica: 2.0" in free
+    assert "The plan is" not in free
+    code, out, _ = plan(capsys, *given, "--memory=1.2GB")
+    assert code == 0
+    assert "The plan is with --shard_optimizer, gradient_accumulation_steps=2 and batches of 2048." in out
+    _, small, _ = plan(capsys, *given, "--memory=8MB", "--json")
+    found = json.loads(small)
+    assert (found["optimizer_state"], found["micro_steps"]) == ("sharded", 512)
+    assert sum(found["memory"].values()) == pytest.approx(found["step"]["memory"])
+    _, out, _ = plan(capsys, *given, "--memory=8MB")
+    assert "It doesn't fit into 8 MB: " in out
+
+
+def test_shards_are_said(capsys):
+    given = ["alexnet", "--replicas=4", "--hosts=2", "--bandwidth=1Gbit", "--device=V100"]
+    _, out, _ = plan(capsys, *given, "--json")
+    assert json.loads(out)["shards"] in (2, 4)
+    _, out, _ = plan(capsys, *given, "--shards=2", "--shard_optimizer")
+    assert "The plan is with --shards=2, --shard_optimizer." in out
+
+
 REFUSED = {
+    "shards": (["alexnet", "--device=5", "--replicas=4", "--shards=3"], "3 shards of 4 replicas"),
+    "no shards": (["alexnet", "--device=5", "--shards=0"], "--shards=0"),
+    "memory without a unit": (["alexnet", "--device=5", "--memory=8"], "memory '8'"),
     "no model": ([], "MODEL"),
     "no such model": (["resnet", "--device=5"], "'resnet'"),
     "no speed": (["alexnet"], "nothing says how fast they are"),

@@ -9,9 +9,9 @@ import keras
 import pytest
 
 from toolkit import models
+from toolkit.cli.plan_scaling import powers, scaling
 from toolkit.errors import StrategyError
 from toolkit.parallel import Choice, Link, Machine, Setting, choose, costs
-from toolkit.parallel.plan import powers, scaling
 from toolkit.parallel.step import REPLICATED, exchanges, step
 
 L = keras.layers

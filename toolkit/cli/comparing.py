@@ -8,7 +8,8 @@ from absl import flags
 
 from toolkit import data, models, parallel
 from toolkit.cli.log import say
-from toolkit.cli.plan_table import show_comparisons
+from toolkit.cli.plan_table import Comparison, show_comparisons
+from toolkit.strategies import mesh
 from toolkit.training import Meter, Run
 
 __all__ = ["train_ways"]
@@ -52,6 +53,8 @@ def train_ways(
         gradient_dtype=values.gradient_dtype,
         activation_dtype=values.activation_dtype,
         slots=slots,
+        shards=mesh.mesh_of(strategy).shards,
+        optimizer_state="sharded" if values.shard_optimizer else "replicated",
     )
     machine = parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer(), slots=slots)
     costs = parallel.costs(plain)
@@ -71,7 +74,7 @@ def train_ways(
 
 def _trained(
     run: Run, model: Any, batches: data.Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
-) -> parallel.Comparison:
+) -> Comparison:
     meter = Meter(run.membership)
     epochs = flags.FLAGS.epochs
     history: Any
@@ -81,7 +84,7 @@ def _trained(
         steps = batches.steps_per_epoch
         once = {"epochs": epochs, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
         history = model.fit(batches.train(), callbacks=[meter], **once)
-    return parallel.Comparison(
+    return Comparison(
         conv=conv,
         fc=fc,
         predicted=plan.step,

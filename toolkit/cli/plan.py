@@ -11,6 +11,7 @@ opened in safe mode. Nothing is trained.
 import argparse
 import dataclasses
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
@@ -58,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--activation_dtype", choices=DTYPES, default="float32", help="communication dtype of activations [float32]"
     )
     what.add_argument(
+        "--memory", metavar="8GB", help="of each replica: what is slower but needs less is chosen until it suffices"
+    )
+    what.add_argument(
+        "--shards", type=int, metavar="N", help="replicas that hold a copy of sharded layers between them [the fastest]"
+    )
+    what.add_argument("--shard_optimizer", action="store_true", help="each replica keeps its part of the slots")
+    what.add_argument(
         "--slots",
         type=int,
         default=1,
@@ -80,12 +88,13 @@ def run(arguments: argparse.Namespace) -> None:
         Link(bandwidth=bandwidth(text), latency=arguments.latency / 1e6) if text else None
         for text in (arguments.inside or _INSIDE, arguments.bandwidth)
     )
+    limit = bandwidth(arguments.memory, what="memory") if arguments.memory else math.inf
     name, speed, memory = device(arguments.device) if arguments.device else ("", 0.0, 0.0)
     strategy = _strategy(arguments) if arguments.measure else None
 
     from toolkit import models
-    from toolkit.parallel import Setting, choose, costs
-    from toolkit.parallel.plan import powers, scaling
+    from toolkit.cli.plan_scaling import powers, scaling
+    from toolkit.parallel import Setting, choose_within, costs
 
     model = models.open_model(arguments.model)
     _check_length(model, arguments.length)
@@ -97,6 +106,8 @@ def run(arguments: argparse.Namespace) -> None:
         gradient_dtype=arguments.gradient_dtype,
         activation_dtype=arguments.activation_dtype,
         slots=arguments.slots,
+        shards=arguments.shards,
+        optimizer_state="sharded" if arguments.shard_optimizer else "replicated",
     )
     if strategy is None:
         machine = Machine(name=name, speed=speed, memory=memory, inside=inside)
@@ -104,8 +115,8 @@ def run(arguments: argparse.Namespace) -> None:
         keep = arguments.inside is not None
         machine = _measured(model, strategy, setting, inside=inside, keep_inside=keep, length=arguments.length)
     machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts, overlap=arguments.overlap)
-    plan = choose(layers, machine, setting)
-    points = scaling(layers, machine, setting, powers(arguments.most or arguments.replicas))
+    plan = choose_within(layers, machine, setting, memory=limit)
+    points = scaling(layers, machine, plan.setting, powers(arguments.most or arguments.replicas))
     if arguments.chart:
         from toolkit.cli.plan_table import draw
 
@@ -122,7 +133,7 @@ def run(arguments: argparse.Namespace) -> None:
         ]
         print(json.dumps({"model": model.name, **plan.as_dict(), "scaling": scaled}, indent=2))
         return
-    _print(model.name, plan, points, arguments)
+    _print(model.name, plan, points, limit, arguments)
 
 
 def _check_length(model: Any, length: int | None) -> None:
@@ -137,7 +148,15 @@ def _check_length(model: Any, length: int | None) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name, least in (("replicas", 1), ("hosts", 1), ("slots", 0), ("most", 1), ("batch", 1), ("length", 1)):
+    for name, least in (
+        ("replicas", 1),
+        ("hosts", 1),
+        ("shards", 1),
+        ("slots", 0),
+        ("most", 1),
+        ("batch", 1),
+        ("length", 1),
+    ):
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise RequestError(asked=f"--{name}={value}", found=f"it is at least {least}", remedy="Give such a number")
@@ -194,10 +213,10 @@ def _measured(
     )
 
 
-def _print(name: str, plan: "Plan", points: Any, arguments: argparse.Namespace) -> None:
+def _print(name: str, plan: "Plan", points: Any, limit: float, arguments: argparse.Namespace) -> None:
     import rich
 
-    from toolkit.cli.plan_table import show_plan, show_scaling
+    from toolkit.cli.plan_table import show_memory, show_plan, show_scaling
 
     console = rich.get_console()
     machine, setting = plan.machine, plan.setting
@@ -209,6 +228,7 @@ def _print(name: str, plan: "Plan", points: Any, arguments: argparse.Namespace) 
         markup=False,
     )
     show_plan(plan)
+    show_memory(plan, limit)
     if not plan.unknown:
         show_scaling(points, setting)
     else:

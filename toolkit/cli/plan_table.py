@@ -1,15 +1,18 @@
 """A plan as tables for a terminal and as a chart, and what was measured of several."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cli.tables import check_chart, save, table
 
 if TYPE_CHECKING:
-    from toolkit.parallel import Comparison, Plan
-    from toolkit.parallel.plan import Point
+    from toolkit.cli.plan_scaling import Point
+    from toolkit.parallel import Plan
+    from toolkit.parallel.step import Step
 
-__all__ = ["draw", "show_comparisons", "show_plan", "show_scaling"]
+__all__ = ["Comparison", "draw", "show_comparisons", "show_plan", "show_scaling"]
 
 _WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
 _COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}  # Told apart by the colour-blind too.
@@ -61,6 +64,37 @@ def show_plan(plan: "Plan") -> None:
             _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
 
 
+def show_memory(plan: "Plan", limit: float) -> None:
+    """Prints what a replica holds, and, where there is a limit, with what it is kept or by how much it isn't."""
+    import rich
+
+    from toolkit.parallel.memory import memory_of
+    from toolkit.parallel.plan import size_in_words
+
+    console, setting, takes = rich.get_console(), plan.setting, plan.step.memory
+    parts = memory_of(plan.layers, plan.choices, setting)
+    console.print()
+    _line(console, f"Memory of a replica: {size_in_words(takes)}: " + ", ".join(
+        f"{name} {size_in_words(size)}" for name, size in parts.items()
+    ) + ".")  # fmt: skip
+    if plan.unknown:
+        _line(console, "That is without what these keep for their gradients: " + ", ".join(plan.unknown) + ".")
+    chosen = []
+    if 1 < setting.group < setting.replicas and any(choice.split for choice in plan.choices.values()):
+        chosen.append(f"--shards={setting.group}")
+    if setting.optimizer_state == "sharded":
+        chosen.append("--shard_optimizer")
+    if setting.micro_steps > 1:
+        each = setting.batch * setting.replicas / setting.micro_steps
+        chosen.append(f"gradient_accumulation_steps={setting.micro_steps} and batches of {each:g}")
+    ways = f" with {', '.join(chosen)}" if chosen else ""
+    if takes > limit:
+        words = f"It doesn't fit into {size_in_words(limit)}: {size_in_words(takes - limit)} more are needed{ways}."
+        console.print(words, style="yellow", highlight=False, markup=False)
+    elif chosen or limit < math.inf:
+        _line(console, f"The plan is{ways or ' as it is without a limit'}.")
+
+
 def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
     """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
     import rich
@@ -95,7 +129,7 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
     """Draws time per step and speed-up against the number of replicas.
 
     Args:
-        points: As `toolkit.parallel.plan.scaling` makes them.
+        points: As `toolkit.cli.plan_scaling.scaling` makes them.
         path: A .png or .svg file.
         title: The chart's title.
 
@@ -126,7 +160,41 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
     save(figure, path)
 
 
-def show_comparisons(comparisons: "Sequence[Comparison]") -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A way to divide the layers: the training step that was predicted for it, and the one that was measured.
+
+    Attributes:
+        conv: How convolutions were divided: "replicated", "sharded" or "planned".
+        fc: How FC layers were.
+        predicted: The step of the plan.
+        measured_seconds: Seconds of a step; None where none was measured.
+        measured_bytes: Bytes that a replica received in a step; None where replicas share a process.
+        loss: The last epoch's.
+    """
+
+    conv: str
+    fc: str
+    predicted: "Step"
+    measured_seconds: float | None
+    measured_bytes: float | None
+    loss: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what `summary.json` has of it under "parallelism"."""
+        return {
+            "conv": self.conv,
+            "fc": self.fc,
+            "predicted_seconds": self.predicted.seconds,
+            "measured_seconds": self.measured_seconds,
+            "predicted_bytes": self.predicted.received,
+            "measured_bytes": self.measured_bytes,
+            "parameters": self.predicted.parameters,
+            "loss": self.loss,
+        }
+
+
+def show_comparisons(comparisons: Sequence[Comparison]) -> None:
     """Prints as one table what was predicted for several ways to divide a model, and what was measured."""
     import rich
     from rich import box

@@ -8,12 +8,18 @@ embedding     ShardedEmbedding
 attention     ShardedMultiHeadAttention and ShardedGroupedQueryAttention
 graph         the layers within a model, and the model copied with others
 kinds         which of Keras's layers have sharded ones, and layers made anew
+arguments     the shapes and dtypes that a model takes
 trace         what the layers of a model do, seen in one call of it
 operations    how many operations a layer's calls take
-cost          what a layer does: operations, weights, activations
+footprint     what a layer's tensors take, from when to when
+cost          what a layer does: operations, weights, activations, memory
+choice        how layers are divided, and how much of each a replica has then
+exchanges     what a replica exchanges in a step
 machine       what a machine does: how fast devices are, and what joins them
-step          what a training step takes, by how each layer is divided
+memory        the memory that a replica needs for a step
+step          how long a step takes, by how each layer is divided
 plan          the choice for each layer, with its reasons
+within        the fastest plan with some memory
 apply         a plan put on a model, and the whole weights as a plain one
 measuring     the speed of the devices here, and of what joins them
 """
@@ -30,7 +36,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "layers": ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense"],
         "machine": ["Link", "Machine"],
         "measuring": ["measure"],
-        "plan": ["Comparison", "Plan", "choose"],
-        "step": ["Choice", "Setting"],
+        "plan": ["Plan", "choose"],
+        "choice": ["Choice", "Setting"],
+        "within": ["choose_within"],
     },
 )

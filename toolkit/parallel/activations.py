@@ -8,15 +8,15 @@ them as they are.
 """
 
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import collectives, weighting
-from toolkit.strategies.gradients import SHAPES
 from toolkit.strategies.mesh import Among
+from toolkit.support.graphs import computed_from, is_elementwise
 from toolkit.support.scopes import outside
 
 __all__ = [
@@ -28,21 +28,12 @@ __all__ = [
     "features_of_all",
     "features_to_examples",
     "gather",
-    "is_elementwise",
     "keep_split",
     "sum_of_all",
     "sum_to_examples",
 ]
 
 _KEPT = "toolkit_kept_split"  # The collection of a function's graph that has what layers have kept split.
-# Operations that compute each element from those at its place.
-_ELEMENTWISE = frozenset(
-    """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
-    Greater GreaterEqual Identity IdentityN IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
-    Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 Round Rsqrt
-    Select SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tanh Xdivy
-    ZerosLike""".split()  # noqa: SIM905 - A list of words.
-)
 _of_this_replica = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
 
@@ -77,10 +68,10 @@ def counts_of(x: tf.Tensor) -> Counts:
     if tf.executing_eagerly():  # There is no graph in which to find that layer.
         return _of_this_replica.counts
     kept = dict(x.graph.get_collection(_KEPT))
-    before = _computed_from(x.op, kept)
+    before = computed_from([x.op], kept)
     found = [kept[operation] for operation in before if operation in kept]
     others = [operation for operation in before if operation not in kept and not is_elementwise(operation)]
-    wrong = next((each for each in others if any(other in kept for other in _computed_from(each, kept))), None)
+    wrong = next((each for each in others if any(other in kept for other in computed_from([each], kept))), None)
     if wrong is not None or not found:
         raise StrategyError(
             asked="a layer takes an input that is split by features",
@@ -92,18 +83,6 @@ def counts_of(x: tf.Tensor) -> Counts:
     return found[0]
 
 
-def _computed_from(operation: tf.Operation, kept: Container[tf.Operation]) -> list[tf.Operation]:
-    """Returns an operation and those whose values it needs, back to what was kept split; shapes are no values."""
-    waiting, seen = [operation], dict[tf.Operation, None]()
-    while waiting:
-        each = waiting.pop()
-        if each not in seen and each.type not in SHAPES:
-            seen[each] = None
-            if each not in kept:
-                waiting += [tensor.op for tensor in each.inputs]
-    return list(seen)
-
-
 def acts_elementwise(function: Callable | None) -> bool:
     """Says whether an activation function computes each element from the one at its place; None does."""
     if function is None:
@@ -113,18 +92,10 @@ def acts_elementwise(function: Callable | None) -> bool:
         with tf.Graph().as_default():
             x = tf.compat.v1.placeholder(tf.float32, [2, 3, 4])
             result = function(x)
-            before = _computed_from(result.op, [x.op])
+            before = computed_from([result.op], [x.op])
         return result.shape == x.shape and all(is_elementwise(each) for each in before if each.inputs)
 
     return outside(traced)
-
-
-def is_elementwise(operation: tf.Operation) -> bool:
-    """Says whether each element of a result is computed from those at its place."""
-    if operation.type == "Reshape":  # Such as of steps of a sequence, which count as examples.
-        before, after = operation.inputs[0].shape, operation.outputs[0].shape
-        return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
-    return operation.type in _ELEMENTWISE
 
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.parallel.operations import count
+from toolkit.parallel.footprint import footprints
+from toolkit.parallel.operations import bytes_in_loops, count
 from toolkit.parallel.trace import Trace, size_of, trace
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class LayerCost:
             sums.
         passes_gradient: Something before it is trained, so that gradients go on through it.
         statistics: Elements that it sums over replicas, forward and again backward.
+        kept: Bytes that one example has from forward to backward.
+        working: Bytes that one example has at most while the layer computes, beside what layers keep until then.
+        workspace: Bytes that a library takes to compute it, for any number of examples.
         activation_bytes: Bytes of an element of its activations.
         weight_bytes: Bytes of an element of its weights.
         elementwise: Its output can be left sharded by features.
@@ -60,6 +64,9 @@ class LayerCost:
     whole: int = 0
     passes_gradient: bool = True
     statistics: int = 0
+    kept: float = 0.0
+    working: float = 0.0
+    workspace: int = 0
     activation_bytes: int = 4
     weight_bytes: int = 4
     elementwise: bool = False
@@ -83,14 +90,17 @@ def costs(model: "keras.Model", *, length: int | None = None) -> tuple[LayerCost
     Raises:
         ModelError: The model isn't built, or can't be called on symbolic tensors.
     """
-    return costs_seen(trace(model, length=length))
+    return costs_seen(trace(model, length=length, backward=True))
 
 
 def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
     """Returns the costs of each layer of a model that was traced, as `costs` does."""
     found = []
+    taken = footprints(seen)
     for name, layer in seen.layers:
-        cost = _cost(name, layer, seen)
+        kept, working = taken[id(layer)]
+        kept += sum(bytes_in_loops(layer, call) for call in seen.calls(layer)) / seen.examples
+        cost = dataclasses.replace(_cost(name, layer, seen), kept=kept, working=working, workspace=_workspace(layer))
         # What only calls others has no costs of its own.
         if cost.operations != 0 or cost.parameters or cost.state or not seen.is_divided(layer):
             found.append(cost)
@@ -159,9 +169,15 @@ def _statistics(layer: Any) -> int:
     return 0
 
 
+def _workspace(layer: Any) -> int:
+    # Convolutions in groups are compiled by XLA, which on CPUs makes of their kernels those of one group, both ways.
+    groups = getattr(layer, "groups", 1)
+    return 2 * math.prod(layer.kernel.shape) * groups * _bytes(layer.variable_dtype) if groups > 1 else 0
+
+
 def _with_sources(found: Sequence[LayerCost], layers: Mapping[str, Any], seen: Trace) -> "list[LayerCost]":
     """Gives each layer that can be split by inputs the one whose output comes there by elementwise operations."""
-    from toolkit.parallel.activations import is_elementwise
+    from toolkit.support.graphs import is_elementwise
 
     dense = [cost for cost in found if cost.kind in ("Dense", "ShardedDense") and cost.splits]
     takers = {id(seen.calls(layers[cost.name])[0].inputs[0]): cost.name for cost in dense}

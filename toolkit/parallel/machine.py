@@ -132,20 +132,20 @@ def device(text: str) -> tuple[str, float, float]:
     return f"{billions:,g} GFLOPS", billions * 1e9, math.inf
 
 
-def bandwidth(text: str) -> float:
-    """Returns the bytes per second of such as "1Gbit", "100 Mbit/s", "16GB/s" or "12GiB".
+def bandwidth(text: str, *, what: str = "bandwidth") -> float:
+    """Returns the bytes, per second or of memory, of such as "1Gbit", "100 Mbit/s", "16GB/s" or "12GiB".
 
     Raises:
-        StrategyError: It isn't a bandwidth, or has no unit.
+        StrategyError: It isn't so many, or has no unit.
     """
     match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(bit|b|B)(?:/s|ps)?", text.strip(), re.IGNORECASE)
     size = _number(match[1]) if match else 0.0
     if not match or not 0 < size < math.inf:
         plain = re.fullmatch(r"[0-9.]+\s*[kmgtKMGT]?", text.strip())
         raise StrategyError(
-            asked=f"bandwidth {text!r}",
-            found="it has no unit: bits or bytes" if plain else "that isn't a bandwidth",
-            remedy="Give such as 1Gbit (a network) or 16GB (bytes a second, as of PCIe)",
+            asked=f"{what} {text!r}",
+            found="it has no unit: bits or bytes" if plain else f"that isn't a {what}",
+            remedy="Give such as 1Gbit (a network) or 16GB (bytes, for PCIe those of a second)",
         )
     prefix = match[2].lower()
     unit = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")

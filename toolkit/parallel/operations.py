@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.parallel.trace import Call, size_of
 
-__all__ = ["count"]
+__all__ = ["bytes_in_loops", "count"]
 
 # Operations of TensorFlow's, by their types; of those that stand nowhere here each element of the result is one.
 
@@ -135,13 +135,29 @@ _FORMULAS: dict[str, Callable] = {
 }
 
 
-def _formula(layer: Any) -> Callable | None:
+# What a loop keeps of each step for its gradients: elements for each unit, measured (`benchmarks.predictions`).
+_KEPT_OF_STEPS = {"SimpleRNN": 1, "GRU": 6, "LSTM": 7}
+
+
+def bytes_in_loops(layer: Any, call: Call) -> int:
+    """Returns the bytes that the loop over steps of a recurrent layer keeps from forward to backward."""
+    return sum(
+        _KEPT_OF_STEPS[each.__class__.__name__] * math.prod(call.inputs[0].shape[:2]) * each.units * 4
+        for each in _ways(layer)
+        if each.__class__.__name__ in _KEPT_OF_STEPS
+    )
+
+
+def _ways(layer: Any) -> list:
+    """Returns a layer of Keras's, or the two of a bidirectional one; none of a class of one's own."""
     kind = type(layer)
-    if not kind.__module__.startswith("keras."):  # A class of one's own may compute anything under that name.
-        return None
-    if kind.__name__ != "Bidirectional":
-        return _FORMULAS.get(kind.__name__)
-    ways = [(each, _formula(each)) for each in (layer.forward_layer, layer.backward_layer)]
-    if any(formula is None for _, formula in ways):
+    if not kind.__module__.startswith("keras."):  # It may compute anything under that name.
+        return []
+    return [layer.forward_layer, layer.backward_layer] if kind.__name__ == "Bidirectional" else [layer]
+
+
+def _formula(layer: Any) -> Callable | None:
+    ways = [(each, _FORMULAS.get(type(each).__name__)) for each in _ways(layer)]
+    if not ways or any(formula is None for _, formula in ways):
         return None
     return lambda _, inputs, outputs: sum(formula(each, inputs, outputs) for each, formula in ways if formula)

@@ -1,19 +1,20 @@
-"""The choice for each layer, with its reasons; and what comes of it on other numbers of replicas, or when measured."""
+"""The choice for each layer, with its reasons."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import StrategyError
+from toolkit.parallel.choice import REPLICATED, Choice, Setting
 from toolkit.parallel.cost import LayerCost
+from toolkit.parallel.exchanges import exchanges
 from toolkit.parallel.machine import Machine
-from toolkit.parallel.step import REPLICATED, Choice, Setting, Step, exchanges, layer_memory, layer_seconds, step
+from toolkit.parallel.memory import layer_memory, memory_of
+from toolkit.parallel.step import Step, layer_seconds, step
 
-__all__ = ["WAYS", "Comparison", "Plan", "Point", "choose", "powers", "scaling", "size_in_words"]
+__all__ = ["WAYS", "Plan", "choose", "size_in_words"]
 
 WAYS = ("planned", "replicated", "sharded")
-# The kinds of a scaling chart: conv and fc of `choose`.
-KINDS = {"data": "replicated", "model": "sharded", "planned": "planned"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,10 @@ class Plan:
             "replicas": self.setting.replicas,
             "hosts": self.machine.hosts,
             "per_replica_batch": self.setting.batch,
+            "shards": self.setting.group,
+            "optimizer_state": self.setting.optimizer_state,
+            "micro_steps": self.setting.micro_steps,
+            "memory": memory_of(self.layers, self.choices, self.setting),
             "step": {**dataclasses.asdict(self.step), "seconds": self.step.seconds},
             "unknown": list(self.unknown),
             "layers": [
@@ -87,8 +92,14 @@ def choose(
         fc: The same for all other layers: `Dense`, attention and tables.
 
     Raises:
-        StrategyError: conv or fc has an unknown value.
+        StrategyError: conv or fc has an unknown value, or the setting's shards don't divide its replicas.
     """
+    if setting.replicas % setting.group:
+        raise StrategyError(
+            asked=f"{setting.group} shards of {setting.replicas} replicas",
+            found="groups of so many replicas leave some over",
+            remedy="Give a number that divides the replicas",
+        )
     for name, way in (("conv", conv), ("fc", fc)):
         if way not in WAYS:
             raise StrategyError(
@@ -134,7 +145,7 @@ def _cheapest(
     best: dict[bool, tuple[float, dict[str, Choice]]] = {False: (0.0, {})}
     for number, layer in enumerate(chain):
         found: dict[bool, tuple[float, dict[str, Choice]]] = {}
-        for choice in _possible(layer, setting.replicas, _way(layer, conv, fc), last=number == len(chain) - 1):
+        for choice in _possible(layer, setting.group, _way(layer, conv, fc), last=number == len(chain) - 1):
             if choice.comes_split not in best:
                 continue
             before, choices = best[choice.comes_split]
@@ -145,10 +156,10 @@ def _cheapest(
     return best[False][1]
 
 
-def _possible(layer: LayerCost, replicas: int, way: str, *, last: bool) -> list[Choice]:
+def _possible(layer: LayerCost, group: int, way: str, *, last: bool) -> list[Choice]:
     sharded = []
     for split, size in layer.splits.items():
-        if not 1 < replicas <= size or (split == "heads" and size % replicas):
+        if not 1 < group <= size or (split == "heads" and size % group):
             continue
         sharded.append(Choice(split=split))
         if split == "outputs" and layer.elementwise and not last:
@@ -177,12 +188,12 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
         return f"{unknown}there is one replica"
     if not layer.splits:
         return unknown.rstrip("; ") or layer.note
-    possible = [c for c in _possible(layer, setting.replicas, "sharded", last=True) if not c.comes_split]
+    possible = [c for c in _possible(layer, setting.group, "sharded", last=True) if not c.comes_split]
     if possible == [REPLICATED]:
         split, size = next(iter(layer.splits.items()))
         what = {"outputs": "units", "inputs": "inputs"}.get(split, split)
-        cannot = "outnumber" if setting.replicas > size else "can't share"
-        return f"{unknown}{setting.replicas:,} replicas {cannot} its {size:,} {what}"
+        cannot = "outnumber" if setting.group > size else "can't share"
+        return f"{unknown}{setting.group:,} replicas {cannot} its {size:,} {what}"
     least = min(_received(layer, other, setting) for other in possible)
     words = f"{gradients} of gradients are exchanged, sharded it would be {size_in_words(least)} of activations"
     slower = all(
@@ -199,84 +210,3 @@ def size_in_words(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:.0f} B"
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """The same model on one number of replicas.
-
-    Attributes:
-        replicas: The number of replicas.
-        hosts: The number of hosts that they are on.
-        plans: By kind: "data" (all replicated), "model" (all sharded that can be), "planned".
-        speed_up: By kind: examples a second, divided by one replica's.
-    """
-
-    replicas: int
-    hosts: int
-    plans: dict[str, Plan]
-    speed_up: dict[str, float]
-
-
-def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, counts: Sequence[int]) -> list[Point]:
-    """Simulates numbers of replicas, each with the same batch of its own, and as many to a host as in the setting.
-
-    Args:
-        layers: As `costs` returns them.
-        machine: The devices, and what joins them; its hosts are those of the setting's replicas.
-        setting: What is trained, and how; its replicas say how many there are to a host.
-        counts: Numbers of replicas to simulate.
-    """
-    local = -(-setting.replicas // machine.hosts)
-
-    def plans(count: int) -> dict[str, Plan]:
-        there = dataclasses.replace(machine, hosts=-(-count // local))
-        many = dataclasses.replace(setting, replicas=count)
-        return {kind: choose(layers, there, many, conv=way, fc=way) for kind, way in KINDS.items()}
-
-    one = plans(1)["data"].step.seconds
-    points = []
-    for count in counts:
-        found = plans(count)
-        faster = {kind: count * one / plan.step.seconds if plan.step.seconds else 1.0 for kind, plan in found.items()}
-        points.append(Point(count, -(-count // local), found, faster))
-    return points
-
-
-def powers(most: int) -> list[int]:
-    """Returns 1, 2, 4 ... up to a number, and that number."""
-    return [*(1 << n for n in range(most.bit_length()) if 1 << n < most), most]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A way to divide the layers: the training step that was predicted for it, and the one that was measured.
-
-    Attributes:
-        conv: How convolutions were divided: "replicated", "sharded" or "planned".
-        fc: How FC layers were.
-        predicted: The step of the plan.
-        measured_seconds: Seconds of a step; None where none was measured.
-        measured_bytes: Bytes that a replica received in a step; None where replicas share a process.
-        loss: The last epoch's.
-    """
-
-    conv: str
-    fc: str
-    predicted: Step
-    measured_seconds: float | None
-    measured_bytes: float | None
-    loss: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns what `summary.json` has of it under "parallelism"."""
-        return {
-            "conv": self.conv,
-            "fc": self.fc,
-            "predicted_seconds": self.predicted.seconds,
-            "measured_seconds": self.measured_seconds,
-            "predicted_bytes": self.predicted.received,
-            "measured_bytes": self.measured_bytes,
-            "parameters": self.predicted.parameters,
-            "loss": self.loss,
-        }

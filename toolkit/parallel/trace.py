@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
-from toolkit.parallel.graph import is_graph, is_whole
+from toolkit.parallel.arguments import check, specs_of
+from toolkit.parallel.graph import is_whole
+from toolkit.support.graphs import computed_from
 from toolkit.support.scopes import outside
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Trace", "size_of", "trace"]
 
-_EXAMPLES = 2  # Of the call: what depends on no example is counted once for each two.
+_BACKWARD = "backward"  # The scope of gradients' names.
+_EXAMPLES = 251  # Of the call: a prime, by which one sees whether a tensor's size depends on them.
 
 
 @dataclasses.dataclass
@@ -53,16 +56,22 @@ class Trace:
             far as it computes something by itself.
         examples: How many the call had.
         trained: Tensors that something trained was before, whose gradients are computed.
+        operations: What the results are computed by, and gradients if these were asked for.
+        forward: How many of them are of the call.
     """
 
-    def __init__(self, model: "keras.Model", graph: "tf.Graph", root: "_Level", *, examples: int) -> None:
+    def __init__(self, model: "keras.Model", graph: "tf.Graph", root: "_Level", *, examples: int, forward: int) -> None:
         self.examples = examples
+        needed = {id(each) for each in computed_from([tensor.op for tensor in graph.outputs])}
+        self.operations = [each for each in graph.get_operations() if id(each) in needed]
+        self.forward = sum(id(each) in needed for each in graph.get_operations()[:forward])
+        self._root = root
         self.layers = tuple(_named(model, root))
         self._calls = {id(level.layer): level.calls for level in root.all()}
         self._within = {id(level.layer): list(level.inner.values()) for level in root.all()}
         self.trained = _trained(model, graph)
         self._readers: dict[int, list] = {}
-        for operation in graph.get_operations():
+        for operation in graph.get_operations()[:forward]:
             for tensor in operation.inputs:
                 self._readers.setdefault(id(tensor), []).append(operation)
         self._returned = {id(tensor) for tensor in root.calls[0].outputs}
@@ -82,6 +91,20 @@ class Trace:
     def is_divided(self, layer: Any) -> bool:
         """Says whether layers within a layer are there for themselves."""
         return bool(self._within[id(layer)])
+
+    def owners(self) -> dict[str, int]:
+        """Returns the id of the layer that each operation belongs to, by name: gradients to those whose they are."""
+        found = {
+            operation.name: id(level.layer)
+            for level in self._root.all()
+            for call in level.calls
+            for operation in call.operations
+        }
+        for operation in self.operations[self.forward :]:
+            of = operation.name.removeprefix(f"{_BACKWARD}/").rpartition("_grad/")[0]
+            if of in found:
+                found[operation.name] = found[of]
+        return found
 
     def only_reader(self, tensor: "tf.Tensor") -> "tf.Operation | None":
         """Returns the operation that reads a tensor; None if several do, or the model returns it."""
@@ -103,12 +126,13 @@ class _Level:
             yield from level.all()
 
 
-def trace(model: "keras.Model", *, length: int | None = None) -> Trace:
+def trace(model: "keras.Model", *, length: int | None = None, backward: bool = False) -> Trace:
     """Calls a model on symbolic tensors.
 
     Args:
         model: A built model of any kind.
         length: What dimensions count that the model leaves open, beside that of examples, such as a sequence's steps.
+        backward: Whether the gradients of its weights are made too.
 
     Raises:
         ModelError: It isn't a Keras model, isn't built, or can't be called.
@@ -116,16 +140,19 @@ def trace(model: "keras.Model", *, length: int | None = None) -> Trace:
     import keras
     import tensorflow as tf
 
-    _check(model)
+    check(model)
     recorder = _Recorder(model, keras.layers.Layer.__call__)
+    counted: list[int] = []
 
     def traced() -> Any:
-        specs, arguments = _specs(model, length)
+        specs, arguments = specs_of(model, length, examples=_EXAMPLES)
 
         @tf.function(autograph=False)
         def called(*tensors: Any) -> Any:
             args, kwargs = arguments(list(tensors))
-            return model(*args, **kwargs, training=True)
+            result = model(*args, **kwargs, training=True)
+            counted.append(len(tf.compat.v1.get_default_graph().get_operations()))
+            return result, _gradients(model, _tensors(result)) if backward else []
 
         keras.layers.Layer.__call__ = lambda layer, *args, **kwargs: recorder.call(layer, args, kwargs)
         try:
@@ -143,7 +170,17 @@ def trace(model: "keras.Model", *, length: int | None = None) -> Trace:
             found=f"that fails: {_first_line(error)}",
             remedy="Have it take tensors of the shapes that it was built with",
         ) from error
-    return Trace(model, graph, recorder.root, examples=examples)
+    return Trace(model, graph, recorder.root, examples=examples, forward=counted[-1])
+
+
+def _gradients(model: Any, results: list) -> list:
+    """Returns a model's gradients for a loss that is as a cross entropy of all results."""
+    import tensorflow as tf
+
+    trained = {id(handle) for weight in model.trainable_variables for handle in _handles(weight.value)}
+    weights = [inner for outer, inner in tf.compat.v1.get_default_graph().captures if id(outer) in trained]
+    losses = [tf.nn.log_softmax(tf.cast(each, tf.float32)) for each in results if each.dtype.is_floating]
+    return [each for each in tf.gradients(losses, weights, name=_BACKWARD) if each is not None]
 
 
 class _Recorder:
@@ -193,60 +230,6 @@ def _first_line(error: Exception) -> str:
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
     return said[0].rstrip(".") if said else type(error).__name__
-
-
-def _check(model: Any) -> None:
-    import keras
-
-    if not isinstance(model, keras.Model):
-        raise ModelError(
-            asked="a plan is made for a Keras model",
-            found=f"this is a {type(model).__name__}",
-            remedy="Give a keras.Model",
-        )
-    if not model.built:
-        raise ModelError(
-            asked=f"model {model.name!r} is to be planned",
-            found="it isn't built, so its layers have no shapes yet",
-            remedy="Begin it with keras.Input(shape), call model.build(shape), or call it once on a batch",
-        )
-
-
-def _specs(model: Any, length: int | None) -> tuple[list, Callable[[list], tuple]]:
-    """Returns the shapes and dtypes that a model takes, flat, and what makes (args, kwargs) of tensors like them."""
-    import keras
-    import tensorflow as tf
-
-    def spec(shape: Sequence, dtype: str) -> Any:
-        fixed = is_graph(model) and shape[0] is not None
-        sizes = [length if size is None else size for size in shape[1:]]
-        return tf.TensorSpec([shape[0] if fixed else _EXAMPLES, *sizes], dtype)
-
-    if is_graph(model):
-        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        flat = keras.tree.flatten(inputs)
-        specs = [spec(each.shape, each.dtype) for each in flat]
-        return specs, lambda tensors: ([keras.tree.pack_sequence_as(inputs, tensors)], {})
-    config = model.get_build_config() or {}
-    named = {name.removesuffix("_shape"): shape for name, shape in config.get("shapes_dict", {}).items()}
-    shapes = named or config.get("input_shape")
-    if shapes is None:
-        raise ValueError("it doesn't say with what shapes it was built")
-    # Numbers of words come as floats here, too, which Keras's layers take.
-    dtype = keras.config.floatx()
-    if named:
-        return [spec(shape, dtype) for shape in named.values()], lambda tensors: (
-            [],
-            dict(zip(named, tensors, strict=True)),
-        )
-    if isinstance(shapes, dict):
-        return [spec(shape, dtype) for shape in shapes.values()], lambda tensors: (
-            [dict(zip(shapes, tensors, strict=True))],
-            {},
-        )
-    if isinstance(shapes[0], (list, tuple)):
-        return [spec(shape, dtype) for shape in shapes], lambda tensors: ([list(tensors)], {})
-    return [spec(shapes, dtype)], lambda tensors: (tensors, {})
 
 
 def _tensors(value: Any) -> list:

@@ -28,12 +28,11 @@ from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
 from toolkit.strategies.state_shards import cut_among, part_of_rows, scattered
+from toolkit.support.graphs import SHAPES
 from toolkit.support.wrapping import wrap
 
-__all__ = ["SHAPES", "adapt_optimizers", "reduced", "same_everywhere"]
+__all__ = ["adapt_optimizers", "reduced", "same_everywhere"]
 
-# Operations whose result says nothing of the values of a batch, only of its shape.
-SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
 _here = threading.local()
 

@@ -6,6 +6,7 @@ one way in the whole house.
 umask      files that not everybody may write
 files      writing a file so that it is there whole or not at all, and its SHA-256
 redaction  which variables and flags hold secrets, and texts without them
+graphs     what a result is computed from in TensorFlow's graphs, and how
 scopes     work outside of the scopes of its caller
 wrapping   a function of somebody else's, wrapped once
 signals    signals that ask a program to stop: recorded, or obeyed with a message

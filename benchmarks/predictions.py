@@ -1,0 +1,192 @@
+"""What a plan predicts of a training step on this machine, beside what is measured: its time and its memory.
+
+    python -m benchmarks.predictions [--networks=vgg16,vit] [--replicas=1] [--rounds=3] [--what=time,memory]
+
+Networks on which nothing was calibrated, each in a process of its own, with Adam, on random examples of a small size.
+Time: devices are measured, then steps of Keras's `fit`, in turn; the median of the rounds' ratios. Memory:
+TensorFlow's profiler tells what its allocator was asked for, and the allocator itself what it took for that; each the
+most of six steps. Targets: 10 % either way for time; predicted memory no less than what is then used, nor 10 % more.
+"""
+
+import gc
+import glob
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from absl import flags
+
+import toolkit
+
+BATCHES = {
+    "vgg16": 32,
+    "resnet50": 32,
+    "mobilenet_v2": 32,
+    "convnext_tiny": 16,
+    "vit": 64,
+    "text": 32,
+    "lstm": 64,
+    "alexnet": 64,
+    "small_cnn": 64,
+}
+_NETWORKS = flags.DEFINE_list("networks", list(BATCHES), "Which of them.")
+_REPLICAS = flags.DEFINE_integer("replicas", 1, "Devices of this process.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Pairs for time.", lower_bound=1)
+_WHAT = flags.DEFINE_list("what", ["time", "memory"], "Of time and memory.")
+_ALONE = flags.DEFINE_boolean("alone", False, "Of a process for one network, which this benchmark starts itself.")
+_MEMORY_EVENTS = ("MemoryAllocation", "MemoryDeallocation")
+
+
+def main() -> None:
+    """Starts a process for each network and each figure, and prints a table's rows."""
+    if _ALONE.value:
+        _predict(_NETWORKS.value[0], _WHAT.value[0])
+        return
+    for name in _NETWORKS.value:
+        for what in _WHAT.value:
+            arguments = [f"--networks={name}", f"--what={what}", f"--replicas={_REPLICAS.value}"]
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.predictions", "--alone", *arguments, f"--rounds={_ROUNDS.value}"],
+                # What has statistics on CPUs is the allocator that GPUs have.
+                env={**os.environ, **({"TF_CPU_ALLOCATOR_USE_BFC": "true"} if what == "memory" else {})},
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=1800,
+                check=True,
+            )
+            row = json.loads(done.stdout.splitlines()[-1])
+            print(f"{name:14} {_REPLICAS.value} replicas: {row['said']}", flush=True)
+
+
+def _predict(name: str, what: str) -> None:
+    setup = toolkit.devices.configure(gpus=_REPLICAS.value, emulate="always")
+    strategy = toolkit.strategies.create("auto", devices=setup.logical_devices)
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from toolkit import parallel
+
+    keras.utils.set_random_seed(1)
+    plain = network(name)
+    batch = BATCHES[name]
+    random = np.random.default_rng(1)
+    shape, dtype = plain.inputs[0].shape[1:], plain.inputs[0].dtype
+    examples = batch * _REPLICAS.value
+    x = random.integers(0, 8000, (examples, *shape)) if "int" in dtype else random.random((examples, *shape))
+    y = random.integers(0, 10, examples)
+    data = tf.data.Dataset.from_tensors((x.astype(dtype), y)).repeat(6)  # What is read takes no memory to speak of.
+    setting = parallel.Setting(replicas=_REPLICAS.value, batch=batch, slots=2)
+    costs = parallel.costs(plain)
+
+    def compiled() -> Any:
+        with strategy.scope():
+            model = network(name)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.Adam(), loss, jit_compile=False)
+        return model
+
+    if what == "time":
+        model, ratios = compiled(), []
+        model.fit(data, verbose=0)
+        for _ in range(_ROUNDS.value):
+            machine = parallel.measure(plain, strategy, batch=batch, optimizer=keras.optimizers.Adam(), slots=2)
+            meter = toolkit.training.Meter(warm_up=2)
+            model.fit(data, epochs=2, verbose=0, callbacks=[meter])
+            predicted = parallel.choose(costs, machine, setting, conv="replicated", fc="replicated").step.seconds
+            ratios.append(predicted / (meter.seconds or 1))
+        said = f"time predicted {1e3 * predicted:.0f} ms, measured {1e3 * (meter.seconds or 1):.0f}, "
+        said += f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    else:
+        machine = parallel.Machine(speed=1e12, inside=parallel.Link(bandwidth=1e10))
+        predicted = parallel.choose(costs, machine, setting, conv="replicated", fc="replicated").step.memory
+        del plain
+        gc.collect()
+        left = tf.config.experimental.get_memory_info("CPU:0")["current"]  # TensorFlow keeps some graphs' weights.
+        model = compiled()
+        model.fit(data.take(1), verbose=0)
+        gc.collect()
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        requested = before + _requested(lambda: model.fit(data, verbose=0))
+        taken = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        used, held = ((each - left) / _REPLICAS.value for each in (requested, taken))
+        said = f"memory predicted {predicted / 1e6:.0f} MB, used {used / 1e6:.0f}, {predicted / used:.3f}; "
+        said += f"the allocator took {held / 1e6:.0f}, {predicted / held:.3f}; before {(before - left) / 1e6:.0f}"
+    print(json.dumps({"said": said}))
+
+
+def network(name: str) -> Any:
+    """Returns a network without trained weights: one of Keras's, at 64 x 64 pixels, or of this toolkit's."""
+    import keras
+
+    if name == "text":
+        return _text_transformer()
+    if name == "lstm":
+        recurrent = keras.layers.Bidirectional(keras.layers.LSTM(128, return_sequences=True))
+        return keras.Sequential([keras.Input((128, 64)), recurrent, keras.layers.GRU(256), keras.layers.Dense(10)])
+    classes = {"vgg16": "VGG16", "resnet50": "ResNet50", "mobilenet_v2": "MobileNetV2", "convnext_tiny": "ConvNeXtTiny"}
+    if name not in classes:
+        return toolkit.models.build(name, classes=10)
+    make = getattr(keras.applications, classes[name])
+    return make(weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None)
+
+
+def _text_transformer() -> Any:
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((128,), dtype="int32")
+    x = layers.Embedding(8000, 128)(inputs)
+    for _ in range(4):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 32, dropout=0.1)(y, y, use_causal_mask=True)])
+        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(128)(y)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _requested(run: Any) -> float:
+    """Returns the most bytes that are asked of the allocator at the same time, of those asked for while this runs."""
+    import tensorflow as tf
+
+    planes = importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+    with tempfile.TemporaryDirectory() as folder:
+        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
+        with tf.profiler.experimental.Profile(folder, options=options):
+            run()
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        with open(path, "rb") as file:
+            space = planes.XSpace.FromString(file.read())
+    events = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                kind = plane.event_metadata[event.metadata_id].name
+                if kind in _MEMORY_EVENTS:
+                    values = {plane.stat_metadata[each.metadata_id].name: each for each in event.stats}
+                    address, size = (_number(values[key]) for key in ("addr", "requested_bytes"))
+                    events.append((line.timestamp_ns * 1000 + event.offset_ps, kind, address, size))
+    held = most = 0
+    sizes: dict[int, int] = {}
+    for _, kind, address, size in sorted(events):
+        if kind == _MEMORY_EVENTS[0]:
+            sizes[address] = size
+            held += size
+        else:  # Of what was there before, not what is asked for in its place.
+            held -= sizes.pop(address, size)
+        most = max(most, held)
+    return most
+
+
+def _number(stat: Any) -> int:
+    return int(getattr(stat, stat.WhichOneof("value")))
+
+
+if __name__ == "__main__":
+    toolkit.cli.run(main)

@@ -1,0 +1,81 @@
+"""How layers are divided in a training step, and how much of a layer a replica has then."""
+
+import dataclasses
+
+from toolkit.parallel.cost import LayerCost
+
+__all__ = ["REPLICATED", "SUMS", "Choice", "Setting", "bytes_of", "parameters_of", "shard"]
+
+SUMS = ("inputs", "heads", "rows")  # Splits where each replica has a term of the outputs.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a layer is divided.
+
+    Attributes:
+        split: One of the names in `LayerCost.splits`, such as "outputs"; None where each replica has all of it.
+        keep_split: Its output stays sharded by features.
+        comes_split: Its input is sharded by features already.
+    """
+
+    split: str | None = None
+    keep_split: bool = False
+    comes_split: bool = False
+
+    def __str__(self) -> str:
+        if self.split is None:
+            return "replicated"
+        return f"by {self.split}" + (", kept" if self.keep_split else "")
+
+
+REPLICATED = Choice()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is trained, and how.
+
+    Attributes:
+        replicas: How many replicas train.
+        batch: Examples of each replica in a step.
+        gradient_dtype: The communication dtype of gradients; "float32" for the dtype that they have.
+        activation_dtype: The communication dtype of activations of sharded layers; "float32" as above.
+        slots: Elements that the optimizer keeps for each element of a weight: 1 for momentum, 2 for Adam.
+        shards: Replicas that hold a sharded layer between them, a group; None for all replicas.
+        optimizer_state: "replicated", or "sharded" where each replica keeps the slots of its part.
+        micro_steps: How many parts a replica's batch is computed in, whose gradients are added up.
+    """
+
+    replicas: int
+    batch: float
+    gradient_dtype: str = "float32"
+    activation_dtype: str = "float32"
+    slots: int = 1
+    shards: int | None = None
+    optimizer_state: str = "replicated"
+    micro_steps: int = 1
+
+    @property
+    def group(self) -> int:
+        """How many replicas a group has."""
+        return self.shards or self.replicas
+
+
+def shard(layer: LayerCost, choice: Choice, setting: Setting) -> int:
+    """Returns how much a replica has of what is divided: the largest part, to which others are padded."""
+    return -(-layer.splits[str(choice.split)] // setting.group)
+
+
+def parameters_of(layer: LayerCost, choice: Choice, setting: Setting) -> int:
+    """How many elements of a layer's trained weights a replica holds."""
+    if choice.split is None:
+        return layer.parameters
+    whole = layer.whole if choice.split in SUMS else 0
+    size = layer.splits[choice.split]
+    return (layer.parameters - whole) // size * shard(layer, choice, setting) + whole
+
+
+def bytes_of(layer: LayerCost, choice: Choice, setting: Setting) -> float:
+    """Returns the bytes of a layer's trained weights that a replica holds, and of their gradients."""
+    return parameters_of(layer, choice, setting) * layer.weight_bytes

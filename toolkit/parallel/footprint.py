@@ -1,0 +1,90 @@
+"""What the tensors of a training step take, seen in TensorFlow's graph of one call of a model and of its gradients.
+
+A tensor is there from the operation that makes it until the last one that reads it. Operations run in the order in
+which they were made, forward and then backward; `benchmarks/memory.py` holds what comes of it against what TensorFlow's
+allocator hands out.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+from toolkit.parallel.trace import Trace, size_of
+
+__all__ = ["Footprint", "footprints"]
+
+_SHARES = frozenset("EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient".split())  # noqa: SIM905
+_WEIGHTS = ("Const", "ReadVariableOp")  # What they return is counted elsewhere, or in no time.
+_ARGUMENTS_OF_POOL = 3  # A maximum and, in 64 bits, where it was: of what a pooling returns, in 32 bits.
+
+
+class Footprint(NamedTuple):
+    """Bytes of a layer's tensors for one example.
+
+    Attributes:
+        kept: From forward to backward, which reads them again.
+        working: Beside what this layer and those before it keep, at most, while it computes.
+    """
+
+    kept: float = 0.0
+    working: float = 0.0
+
+
+def footprints(seen: Trace) -> dict[int, Footprint]:
+    """Returns what each layer takes, by its id.
+
+    Only tensors that have the examples in their shape count: gradients of weights are as large as these.
+    """
+    order = {id(layer): number for number, (_, layer) in enumerate(seen.layers)}
+    owners = seen.owners()
+    memory, reads = _memory(seen)
+    alive: dict[int, tuple[float, int]] = {}  # Bytes, and the place in order of who made it.
+    kept, most = [0.0] * len(order), [0.0] * len(order)
+    held, place = 0.0, 0
+    for number, operation in enumerate(seen.operations):
+        if number == seen.forward:
+            for size, maker in alive.values():
+                kept[maker] += size
+        place = order.get(owners.get(operation.name, 0), place)
+        for tensor in operation.outputs:
+            if reads[id(tensor)] and memory.get(id(tensor)) is tensor:
+                alive[id(tensor)] = _bytes(tensor, seen.examples), place
+                held += alive[id(tensor)][0]
+        beside = sum(_bytes(tensor, seen.examples) for tensor in operation.outputs)  # Of another one at the same time.
+        if operation.type == "MaxPoolGrad":
+            beside = max(beside, _ARGUMENTS_OF_POOL * _bytes(operation.inputs[1], seen.examples))
+        most[place] = max(most[place], held + beside)
+        for tensor in _reads(operation):
+            mine = id(memory.get(id(tensor)))
+            reads[mine] -= 1
+            if not reads[mine] and mine in alive:
+                held -= alive.pop(mine)[0]
+    found, before = {}, 0.0
+    for layer, number in order.items():
+        before += kept[number]
+        found[layer] = Footprint(kept[number], max(most[number] - before, 0.0))
+    return found
+
+
+def _memory(seen: Trace) -> tuple[dict[int, Any], collections.Counter]:
+    """Returns, by ids of tensors, the tensor whose memory each has, and how often what is there is read."""
+    memory: dict[int, Any] = {}
+    reads: collections.Counter = collections.Counter()
+    for operation in seen.operations:
+        for number, tensor in enumerate(operation.outputs):
+            if operation.type in _SHARES:
+                memory[id(tensor)] = memory.get(id(operation.inputs[number]))
+            elif operation.type not in _WEIGHTS:
+                memory[id(tensor)] = tensor
+        reads.update(id(memory.get(id(tensor))) for tensor in _reads(operation))
+    return memory, reads
+
+
+def _reads(operation: Any) -> Any:
+    return () if operation.type in _SHARES else operation.inputs
+
+
+def _bytes(tensor: Any, examples: int) -> float:
+    size = size_of(tensor)
+    if not size or size % examples or tensor.dtype.name in ("resource", "variant", "string"):
+        return 0.0
+    return size * tensor.dtype.size / examples

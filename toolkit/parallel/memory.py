@@ -1,0 +1,73 @@
+"""The memory that a replica needs for a training step, by how each layer is divided."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from toolkit.parallel.choice import REPLICATED, SUMS, Choice, Setting, bytes_of
+from toolkit.parallel.cost import LayerCost
+
+__all__ = ["layer_memory", "memory_of"]
+
+_UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them compute with, in threads of their own.
+
+
+def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> dict[str, float]:
+    """Returns the bytes that a replica holds at most in a training step, by what they are for.
+
+    "weights", with those that aren't trained; "optimizer": its slots, and the sums of micro-steps; "step": what layers
+    keep for the backward pass and compute with, and gradients, where together they are most; "workspace": what updates
+    and exchanges of gradients, and libraries, take beside.
+    """
+    weights = optimizer = kept = most = largest = workspace = 0.0
+    gradients = [bytes_of(layer, choices.get(layer.name, REPLICATED), setting) for layer in layers]
+    later = sum(gradients)
+    for layer, gradient in zip(layers, gradients, strict=True):
+        choice = choices.get(layer.name, REPLICATED)
+        weights += gradient + layer.state * layer.weight_bytes
+        slots = setting.slots * gradient
+        if setting.optimizer_state == "sharded" and choice.split is None:
+            slots /= setting.replicas
+        optimizer += slots + (gradient if setting.micro_steps > 1 else 0)
+        stays, works = _activations(layer, choice, setting)
+        kept, later = kept + stays, later - gradient
+        most = max(most, kept + works + later)
+        largest = max(largest, gradient)
+        workspace = max(workspace, layer.workspace)
+    packed = sum(gradients) if setting.replicas > 1 else 0.0
+    beside = max(_UPDATED_AT_ONCE * largest, packed)
+    return {
+        "weights": weights,
+        "optimizer": optimizer,
+        "step": max(most, sum(gradients)),
+        "workspace": workspace + beside,
+    }
+
+
+def layer_memory(layer: LayerCost, choice: Choice, setting: Setting) -> float:
+    """Returns the bytes that a replica keeps for a layer: weights, gradients, the optimizer's slots, activations."""
+    alone = memory_of([dataclasses.replace(layer, working=0.0)], {layer.name: choice}, setting)
+    return alone["weights"] + alone["optimizer"] + alone["step"]
+
+
+def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[float, float]:
+    """Returns the bytes that a layer keeps for the backward pass, and those that it computes with beside.
+
+    A sharded layer has a part of the features of everybody's examples, which are as many as all of its own. Gathered
+    inputs come to that, and what is exchanged back.
+    """
+    own = setting.batch / setting.micro_steps
+    inputs, outputs = (own * size * layer.activation_bytes for size in (layer.inputs, layer.outputs))
+    kept, working, everybody = own * layer.kept, own * layer.working, setting.group
+    if choice.split is None:
+        return kept, working
+    if not choice.keep_split:
+        kept += outputs
+    if choice.split in ("outputs", "heads"):
+        kept += everybody * inputs
+        working += everybody * inputs  # Their gradients.
+    elif choice.split == "inputs" and not choice.comes_split:
+        kept += inputs
+        working += inputs
+    if choice.split in SUMS:
+        working += 2 * everybody * outputs  # Terms of everybody's sums, one way or the other.
+    return kept, working

@@ -1,0 +1,65 @@
+"""The fastest way to train with some memory: which layers are sharded, over how many replicas, and what else saves."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from toolkit.parallel.choice import Setting
+from toolkit.parallel.cost import LayerCost
+from toolkit.parallel.machine import Machine
+from toolkit.parallel.plan import Plan, choose
+
+__all__ = ["choose_within"]
+
+
+def choose_within(
+    layers: Sequence[LayerCost],
+    machine: Machine,
+    setting: Setting,
+    *,
+    memory: float = math.inf,
+    conv: str = "planned",
+    fc: str = "planned",
+) -> Plan:
+    """Chooses the fastest plan of those for which a replica's memory suffices; if it does for none, the smallest.
+
+    The returned plan's setting has the number of shards, what is done with the optimizer's state, and into how many
+    micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers). Where the given one says
+    something of these, it stays: a number of shards, sharded state, more than one micro-step. Nothing is given up for
+    memory that isn't asked for: without a limit only the shards are chosen.
+
+    Args:
+        layers: As `costs` returns them.
+        machine: The devices on which the model is to train, and what joins them.
+        setting: How many replicas there are, and their batch.
+        memory: Bytes of each replica.
+        conv: As for `choose`; "planned" may become "sharded".
+        fc: The same.
+    """
+    saving = memory < math.inf
+    conv_ways, fc_ways = ([way, "sharded"] if way == "planned" and saving else [way] for way in (conv, fc))
+    plans = [
+        choose(layers, machine, each, conv=conv_way, fc=fc_way)
+        for each in _settings(setting, saving=saving)
+        for conv_way, fc_way in itertools.product(conv_ways, fc_ways)
+    ]
+    fitting = [plan for plan in plans if plan.step.memory <= memory]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.step.memory)
+    return min(fitting, key=lambda plan: plan.step.seconds)
+
+
+def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
+    """Yields those with each number of shards and, where memory is to be saved, what saves it; the plainest first."""
+    replicas = setting.replicas
+    shards: list[int | None] = [n for n in range(replicas, 1, -1) if replicas % n == 0]
+    if setting.shards or not shards:
+        shards = [setting.shards]
+    steps, states = [setting.micro_steps], [setting.optimizer_state]
+    if saving and steps == [1]:
+        steps = [1 << n for n in range(int(setting.batch).bit_length()) if setting.batch % (1 << n) == 0] or [1]
+    if saving and replicas > 1 and states == ["replicated"]:
+        states = ["replicated", "sharded"]
+    for count, parts, state in itertools.product(steps, shards, states):
+        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count)

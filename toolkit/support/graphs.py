@@ -1,0 +1,40 @@
+"""TensorFlow's graphs: what a result is computed from, and how."""
+
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["SHAPES", "computed_from", "is_elementwise"]
+
+# Operations whose result says nothing of the values of a batch, only of its shape.
+SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+# Operations that compute each element from those at its place.
+_ELEMENTWISE = frozenset(
+    """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
+    Greater GreaterEqual Identity IdentityN IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 Round Rsqrt
+    Select SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tanh Xdivy
+    ZerosLike""".split()  # noqa: SIM905 - A list of words.
+)
+
+
+def computed_from(operations: "Iterable[tf.Operation]", until: "Container[tf.Operation]" = ()) -> "list[tf.Operation]":
+    """Returns operations and those whose values they need, not beyond some of them; shapes are no values."""
+    waiting, seen = list(operations), dict[Any, None]()
+    while waiting:
+        each = waiting.pop()
+        if each not in seen and each.type not in SHAPES:
+            seen[each] = None
+            if each not in until:
+                waiting += [tensor.op for tensor in each.inputs]
+    return list(seen)
+
+
+def is_elementwise(operation: "tf.Operation") -> bool:
+    """Says whether each element of a result is computed from those at its place."""
+    if operation.type == "Reshape":  # Such as of steps of a sequence, which count as examples.
+        before, after = operation.inputs[0].shape, operation.outputs[0].shape
+        return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
+    return operation.type in _ELEMENTWISE
