@@ -82,8 +82,9 @@ def blip(pair, seconds):
     two_hosts.heal(pair.names)
 
 
-@pytest.mark.parametrize(("seconds", "heartbeat"), [(2, 15), (10, 30)])
-def test_one_of_less_than_half_the_heartbeats_timeout_is_survived(pair, seconds, heartbeat, measured):
+# TCP sends what was lost again after waits that double: a gap may be twice as long for what was sent in it.
+@pytest.mark.parametrize(("seconds", "heartbeat"), [(2, 15), (10, 45)])
+def test_one_of_less_than_a_quarter_of_the_heartbeats_timeout_is_survived(pair, seconds, heartbeat, measured):
     hosts = pair(f"--heartbeat_timeout={heartbeat}")
     blip(hosts, seconds)
     before = hosts.step()
