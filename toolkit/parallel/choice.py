@@ -4,7 +4,7 @@ import dataclasses
 
 from toolkit.parallel.cost import LayerCost
 
-__all__ = ["REPLICATED", "SUMS", "Choice", "Setting", "bytes_of", "parameters_of", "shard"]
+__all__ = ["REPLICATED", "SUMS", "Choice", "Setting", "bytes_of", "parameters_of", "shard", "updated_bytes"]
 
 SUMS = ("inputs", "heads", "rows")  # Splits where each replica has a term of the outputs.
 
@@ -79,3 +79,9 @@ def parameters_of(layer: LayerCost, choice: Choice, setting: Setting) -> int:
 def bytes_of(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     """Returns the bytes of a layer's trained weights that a replica holds, and of their gradients."""
     return parameters_of(layer, choice, setting) * layer.weight_bytes
+
+
+def updated_bytes(layer: LayerCost, choice: Choice, setting: Setting) -> float:
+    """Returns the bytes of a layer's trained weights that a replica updates, and has each of the slots of."""
+    held = bytes_of(layer, choice, setting)
+    return held / setting.replicas if setting.optimizer_state == "sharded" and choice.split is None else held

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.parallel.footprint import footprints
 from toolkit.parallel.operations import bytes_in_loops, count
 from toolkit.parallel.trace import Trace, size_of, trace
+from toolkit.support.graphs import is_elementwise
 
 if TYPE_CHECKING:
     import keras
@@ -177,8 +178,6 @@ def _workspace(layer: Any) -> int:
 
 def _with_sources(found: Sequence[LayerCost], layers: Mapping[str, Any], seen: Trace) -> "list[LayerCost]":
     """Gives each layer that can be split by inputs the one whose output comes there by elementwise operations."""
-    from toolkit.support.graphs import is_elementwise
-
     dense = [cost for cost in found if cost.kind in ("Dense", "ShardedDense") and cost.splits]
     takers = {id(seen.calls(layers[cost.name])[0].inputs[0]): cost.name for cost in dense}
     sources = {}

@@ -1,8 +1,8 @@
 """What the tensors of a training step take, seen in TensorFlow's graph of one call of a model and of its gradients.
 
 A tensor is there from the operation that makes it until the last one that reads it. Operations run in the order in
-which they were made, forward and then backward; `benchmarks/memory.py` holds what comes of it against what TensorFlow's
-allocator hands out.
+which they were made, forward and then backward; `benchmarks/predictions.py` holds what comes of it against what
+TensorFlow's allocator hands out.
 """
 
 import collections
@@ -45,11 +45,13 @@ def footprints(seen: Trace) -> dict[int, Footprint]:
             for size, maker in alive.values():
                 kept[maker] += size
         place = order.get(owners.get(operation.name, 0), place)
+        beside = 0.0  # Of another operation at the same time: as much as this one makes.
         for tensor in operation.outputs:
+            size = _bytes(tensor, seen.examples)
+            beside += size
             if reads[id(tensor)] and memory.get(id(tensor)) is tensor:
-                alive[id(tensor)] = _bytes(tensor, seen.examples), place
-                held += alive[id(tensor)][0]
-        beside = sum(_bytes(tensor, seen.examples) for tensor in operation.outputs)  # Of another one at the same time.
+                alive[id(tensor)] = size, place
+                held += size
         if operation.type == "MaxPoolGrad":
             beside = max(beside, _ARGUMENTS_OF_POOL * _bytes(operation.inputs[1], seen.examples))
         most[place] = max(most[place], held + beside)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.choice import REPLICATED, SUMS, Choice, Setting, bytes_of
+from toolkit.parallel.choice import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
 from toolkit.parallel.cost import LayerCost
 
 __all__ = ["layer_memory", "memory_of"]
@@ -24,10 +24,9 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     for layer, gradient in zip(layers, gradients, strict=True):
         choice = choices.get(layer.name, REPLICATED)
         weights += gradient + layer.state * layer.weight_bytes
-        slots = setting.slots * gradient
-        if setting.optimizer_state == "sharded" and choice.split is None:
-            slots /= setting.replicas
-        optimizer += slots + (gradient if setting.micro_steps > 1 else 0)
+        optimizer += setting.slots * updated_bytes(layer, choice, setting) + (
+            gradient if setting.micro_steps > 1 else 0
+        )
         stays, works = _activations(layer, choice, setting)
         kept, later = kept + stays, later - gradient
         most = max(most, kept + works + later)

@@ -1,6 +1,7 @@
 """The choice for each layer, with its reasons."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ class Plan:
     Attributes:
         layers: Their costs, in order.
         choices: How each layer is divided, by name.
-        reasons: A sentence for each layer, by name.
         machine: The devices that it is made for.
         setting: The training that it is made for.
         step: The training step that it predicts.
@@ -32,10 +32,14 @@ class Plan:
 
     layers: tuple[LayerCost, ...]
     choices: dict[str, Choice]
-    reasons: dict[str, str]
     machine: Machine
     setting: Setting
     step: Step
+
+    @functools.cached_property
+    def reasons(self) -> dict[str, str]:
+        """A sentence for each layer, by name."""
+        return {each.name: _reason(each, self.choices[each.name], self.machine, self.setting) for each in self.layers}
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -116,8 +120,7 @@ def choose(
     other = {**dict.fromkeys(choices, REPLICATED), **fixed}
     if (instead := step(layers, other, machine, setting)).seconds < total.seconds:
         choices, total = other, instead
-    reasons = {layer.name: _reason(layer, choices[layer.name], machine, setting) for layer in layers}
-    return Plan(layers=tuple(layers), choices=choices, reasons=reasons, machine=machine, setting=setting, step=total)
+    return Plan(layers=tuple(layers), choices=choices, machine=machine, setting=setting, step=total)
 
 
 def _way(layer: LayerCost, conv: str, fc: str) -> str:

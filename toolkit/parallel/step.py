@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.choice import REPLICATED, Choice, Setting, bytes_of, parameters_of, shard
+from toolkit.parallel.choice import REPLICATED, Choice, Setting, parameters_of, shard, updated_bytes
 from toolkit.parallel.cost import LayerCost
 from toolkit.parallel.exchanges import Exchange, exchanges
 from toolkit.parallel.machine import Machine
@@ -126,7 +126,4 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
 
 def _updating(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:
     """Seconds of the optimizer: it reads gradient, weight and slots, and writes weight and slots."""
-    weights = bytes_of(layer, choice, setting)
-    if setting.optimizer_state == "sharded" and choice.split is None:
-        weights /= setting.replicas
-    return weights * (3 + 2 * setting.slots) / machine.memory
+    return updated_bytes(layer, choice, setting) * (3 + 2 * setting.slots) / machine.memory
