@@ -38,18 +38,19 @@ def test_mirrored(recipe, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(isolation._impossible()), reason=f"no network namespaces here: {isolation._impossible()}")
 def test_in_two_processes_the_bytes_are_those_predicted(tmp_path):
-    # On a loopback that no other test sends over.
+    # On a loopback that no other test sends over; and many steps, since one task may be ahead of the other by a part
+    # of one where the first or the last bytes are read.
     done = processes.launch(
         tmp_path,
-        *("-m", "recipes.cifar_parallelism", *SMALL, f"--run_dir={tmp_path / 'run'}"),
+        *("-m", "recipes.cifar_parallelism", *SMALL, "--steps_per_epoch=40", f"--run_dir={tmp_path / 'run'}"),
         tasks=["--workers=2", "--isolate=fully"],
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     rows = json.loads((tmp_path / "run/summary.json").read_text())["parallelism"]
     check(rows)
     for row in rows:
-        # The headers of packets weigh more where little travels.
-        assert 1.0 <= row["measured_bytes"] / row["predicted_bytes"] < 1.15, row
+        # The headers of packets weigh more where little travels; half a step of 34 is 0.015.
+        assert 0.985 <= row["measured_bytes"] / row["predicted_bytes"] < 1.15, row
 
 
 @pytest.mark.slow
