@@ -1,4 +1,4 @@
-"""Fits, evaluates and predicts a model with sharded layers, with last batches of other sizes, in one of two workers.
+"""Fits, evaluates and predicts a model with sharded layers, with batches of several shapes, in one of two workers.
 
 python odd_batches.py OUT.npz
 """
@@ -30,6 +30,9 @@ def main():
     model.fit(tf.data.Dataset.from_generator(batches, output_signature=specs), epochs=2, verbose=0)
     model.evaluate(x, x[:, :1], batch_size=31, verbose=0)
     predicted.append(model.predict(x[:5], batch_size=4, verbose=0))
+    with strategy.scope():  # What it exchanges first is as large as the other's, in another shape.
+        folded = keras.Sequential([keras.Input((2, 3)), toolkit.parallel.ShardedDense(9)])
+    predicted.append(folded.predict(x.reshape(-1, 2, 3), batch_size=32, verbose=0))
     np.savez(sys.argv[1], *predicted, *model.get_weights())
 
 

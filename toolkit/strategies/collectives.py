@@ -132,7 +132,7 @@ def _gather(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
         return x[None]
     if _within_one_process():
         return _together(x, among, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
-    sent = tf.cast(x, dtype or x.dtype)
+    sent = tf.reshape(tf.cast(x, dtype or x.dtype), [-1])
     got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent, among), tf.concat([[count], tf.shape(x)], 0))
     got.set_shape([count, *x.shape])
     return tf.cast(got, x.dtype)
@@ -203,7 +203,8 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
     All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
     a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
     another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
-    end the training with an error: so the key is made of the place, of the operation and of the tensor's size.
+    end the training with an error: so the key is made of the place, of the operation and of the tensor's size, and
+    what is sent is flat, or has a row for each replica.
     """
     members, place = _members(among)
     replica_id = members[place]
