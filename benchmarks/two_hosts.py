@@ -1,9 +1,10 @@
-"""Milliseconds and bytes per step on two hosts with a slow network, beside PyTorch's DistributedDataParallel.
+"""Milliseconds and bytes per step on two hosts with a slow network, beside PyTorch's DDP and tensor parallel API.
 
-    sudo python -m benchmarks.two_hosts [--rate=1gbit] [--json]
+    sudo python -m benchmarks.two_hosts [--network=fc] [--rate=1gbit] [--json]
 
 Two network namespaces stand for the hosts, with one core each. All rows in turn, three rounds in one go; medians over
-the rounds, and ratios to DDP of the same round. Needs PyTorch: pip install '.[bench]'.
+the rounds, and ratios to DDP of the same round. Of this toolkit's ways the plan's prediction stands beside what was
+measured. Needs PyTorch: pip install '.[bench]'.
 """
 
 import json
@@ -16,7 +17,7 @@ import tempfile
 
 from absl import flags
 
-from benchmarks.exchange_worker import ROWS, STEPS
+from benchmarks.exchange_worker import NETWORK, ROWS, STEPS
 from benchmarks.namespaces import HOSTS, two_hosts
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
@@ -28,26 +29,27 @@ _LIMIT = 240  # Seconds for one row.
 
 def main() -> None:
     """Prints a line for each row."""
-    seen: dict[str, list[dict]] = {row: [] for row in _ONLY.value}
+    name = NETWORK.value
+    seen: dict[str, list[dict]] = {row: [] for row in _ONLY.value if name != "fc" or not row.startswith("tp")}
     with two_hosts(_RATE.value) as names:
         for number in range(_ROUNDS.value):
-            for row in _ONLY.value:
-                seen[row].append(measure(names, row, port=2300 + number))
-                print(f"round {number + 1}, {row}: {shown(seen[row][-1:])}", file=sys.stderr, flush=True)
+            for row, measured in seen.items():
+                measured.append(measure(names, row, port=2300 + number))
+                print(f"round {number + 1}, {row}: {shown(measured[-1:])}", file=sys.stderr, flush=True)
     if _JSON.value:
-        print(json.dumps({"rate": _RATE.value, "rounds": _ROUNDS.value, "rows": seen}))
+        print(json.dumps({"network": name, "rate": _RATE.value, "rounds": _ROUNDS.value, "rows": seen}))
         return
-    print(f"{'':20} {'ms/step':>24} {'MB received':>12} {'of DDP':>8} {'of DDP fp16':>12}  loss, last step")
+    print(f"{'':18} {'ms/step':>24} {'MB received':>11} {'of DDP':>7} {'of fp16':>7} {'predicted':>10} {'MB':>6}  loss")
     for row, measured in seen.items():
-        ratios = [ratio(seen, row, base) for base in ("ddp float32", "ddp float16")]
-        print(f"{row:20} {shown(measured)} {ratios[0]:>8} {ratios[1]:>12}  {measured[-1]['losses'][-1]:.6f}")
+        of_ddp = " ".join(f"{ratio(seen, row, base):>7}" for base in ("ddp float32", "ddp float16"))
+        print(f"{row:18} {shown(measured)} {of_ddp} {predicted(measured)}  {measured[-1]['losses'][-1]:.4f}")
 
 
 def shown(measured: list[dict]) -> str:
     """Median and range of the rounds."""
     times = [each["milliseconds"] for each in measured]
     size = statistics.median(each["megabytes"] for each in measured)
-    return f"{statistics.median(times):7.0f} ({min(times):5.0f} to {max(times):5.0f}) {size:12.2f}"
+    return f"{statistics.median(times):7.0f} ({min(times):5.0f} to {max(times):5.0f}) {size:11.2f}"
 
 
 def ratio(seen: dict[str, list[dict]], row: str, base: str) -> str:
@@ -56,6 +58,17 @@ def ratio(seen: dict[str, list[dict]], row: str, base: str) -> str:
         return "-"
     pairs = zip(seen[row], seen[base], strict=True)
     return f"{statistics.median(mine['milliseconds'] / theirs['milliseconds'] for mine, theirs in pairs):.3f}"
+
+
+def predicted(measured: list[dict]) -> str:
+    """The medians over rounds of what the plan predicted, to what was measured: time, and bytes."""
+    if "predicted" not in measured[0]:
+        return f"{'-':>10} {'-':>6}"
+    time, size = (
+        statistics.median(each[of] / each[to] for each in measured)
+        for of, to in (("predicted", "milliseconds"), ("predicted_megabytes", "megabytes"))
+    )
+    return f"{time:10.3f} {size:6.3f}"
 
 
 def measure(names: tuple[str, str], row: str, port: int) -> dict:
@@ -68,7 +81,13 @@ def measure(names: tuple[str, str], row: str, port: int) -> dict:
             subprocess.Popen(
                 [
                     *("ip", "netns", "exec", names[rank], sys.executable, "-m", "benchmarks.exchange_worker"),
-                    *(f"--row={row}", f"--rank={rank}", f"--addresses={addresses}", f"--out={outs[rank]}"),
+                    *(
+                        f"--network={NETWORK.value}",
+                        f"--row={row}",
+                        f"--rank={rank}",
+                        f"--addresses={addresses}",
+                        f"--out={outs[rank]}",
+                    ),
                     f"--steps={STEPS.value}",
                 ],
                 stdout=subprocess.PIPE,
@@ -88,11 +107,8 @@ def measure(names: tuple[str, str], row: str, port: int) -> dict:
                 process.kill()
                 process.wait()
         figures = [json.loads(out.read_text()) for out in outs]
-    return {
-        "milliseconds": statistics.mean(each["milliseconds"] for each in figures),
-        "megabytes": statistics.mean(each["megabytes"] for each in figures),
-        "losses": figures[0]["losses"],
-    }
+    losses = figures[0].pop("losses")
+    return {of: statistics.mean(each[of] for each in figures) for of in figures[0]} | {"losses": losses}
 
 
 if __name__ == "__main__":

@@ -19,12 +19,15 @@ from toolkit.parallel.kinds import plain_layer
 from toolkit.parallel.machine import Link, Machine
 from toolkit.parallel.trace import Call, size_of, trace
 from toolkit.strategies import agreement, collectives, gradients, mesh
+from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 
 __all__ = ["measure"]
 
 _RUNS = 5
 _EXCHANGED = 4 << 20  # Bytes of each replica's tensor, by which bandwidth is measured.
+_MESSAGE = 64 << 10  # Bytes of each replica's tensor, by which waiting is measured.
+_TURNS, _WIDTH = 10, 512  # How often replicas compute and exchange in turn; of the matrices that are multiplied.
 _UPDATED = 4 << 20  # Elements of each replica's weights that are updated to measure the optimizer.
 _MOST_REDUCED = 16 << 20  # Elements of gradients that are summed at most.
 
@@ -78,7 +81,7 @@ def measure(
             took = clock.seconds(_training(instance, arguments, inputs_too=layer.passes_gradient))
             each[layer.name] = len(calls) * max(took - empty, 0.0)
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
-        link = _link(clock, min(sum(layer.parameters for layer in layers), _MOST_REDUCED), empty)
+        link = _link(clock, [layer.parameters for layer in layers if layer.parameters], empty)
     scale = whole / max(sum(each.values()), 1e-12) / batch
     return Machine(
         name="measured here",
@@ -96,7 +99,7 @@ class _Clock:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
 
-    def seconds(self, function: Callable[[], tf.Tensor]) -> float:
+    def seconds(self, function: Callable[[], tf.Tensor], middle: Callable = statistics.median) -> float:
         @tf.function
         def on_all_replicas() -> Any:
             return self.strategy.run(function)
@@ -108,7 +111,7 @@ class _Clock:
                 value.numpy()
             took.append(time.perf_counter() - began)
         # Also where processes wait for one another: the next measurement begins together.
-        _, slowest = agreement.extremes(self.strategy, np.array([statistics.median(took[1:])]))
+        _, slowest = agreement.extremes(self.strategy, np.array([middle(took[1:])]))
         return float(slowest[0])
 
 
@@ -181,8 +184,8 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     return _UPDATED * 4 * (3 + 2 * slots) / took
 
 
-def _link(clock: _Clock, reduced: int, empty: float) -> Link:
-    """Measures an exchange of little and of much, by a gather and by an all-reduce of so many elements."""
+def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
+    """Measures an exchange of little and of much, by a gather and by an all-reduce of gradients of so many elements."""
     count = mesh.replicas(clock.strategy)
     if count == 1:
         return Link(bandwidth=float("inf"))
@@ -193,17 +196,37 @@ def _link(clock: _Clock, reduced: int, empty: float) -> Link:
             [collectives.all_gather(sent[collectives.replica_id_and_count()[0]], among=mesh.Among.ALL)]
         )
 
-    def summed(size: int) -> Callable[[], tf.Tensor]:
-        sent = [tf.random.uniform([size]) for _ in range(count)]
-        return lambda: _read(gradients.reduced([sent[collectives.replica_id_and_count()[0]]], [None]))
+    def in_turn(size: int) -> Callable[[], tf.Tensor]:
+        matrix, sent = tf.random.uniform([_WIDTH, _WIDTH]), tf.random.uniform([size // 4])
+
+        def run() -> tf.Tensor:
+            x = tf.constant(0.0)
+            for _ in range(_TURNS):
+                x = 1e-9 * tf.reduce_max(tf.matmul(matrix + x, matrix))
+                if size:
+                    x = collectives.all_gather(sent + x, among=mesh.Among.ALL)[0, 0]
+            return x
+
+        return run
+
+    def summed(sizes: Sequence[int]) -> Callable[[], tf.Tensor]:
+        sent = [[tf.random.uniform([size]) for size in sizes] for _ in range(count)]
+        return lambda: _read(gradients.reduced(sent[collectives.replica_id_and_count()[0]], [None] * len(sizes)))
 
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)
-    few = max(clock.seconds(summed(1024)) - empty, 0.0)
-    many = max(clock.seconds(summed(reduced)) - empty, few + 1e-9)
+    bandwidth = (count - 1) * _EXCHANGED / (long - short)
+    # Messages wait longer while replicas compute too, as they do in training: some of them much longer.
+    computing, both = (clock.seconds(in_turn(size), statistics.fmean) / _TURNS for size in (0, _MESSAGE))
+    waiting = both - computing - (count - 1) * _MESSAGE / bandwidth
+    share = min(1.0, _MOST_REDUCED / max(sum(sizes), 1))
+    sizes = [max(1, round(share * size)) for size in sizes] or [1]
+    few = max(clock.seconds(summed([1024])) - empty, 0.0)
+    many = max(clock.seconds(summed(sizes)) - empty, few + 1e-9)
+    reduced = sum(sizes) * tf.as_dtype(exchange_of(clock.strategy).dtype).size
     return Link(
-        bandwidth=(count - 1) * _EXCHANGED / (long - short),
-        latency=short,
-        reducing=2 * (count - 1) / count * 4 * reduced / (many - few),
+        bandwidth=bandwidth,
+        latency=max(short, waiting),
+        reducing=2 * (count - 1) / count * reduced / (many - few),
         smallest=few,
     )
