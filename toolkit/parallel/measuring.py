@@ -1,7 +1,8 @@
 """How fast the devices here compute a model's layers, and how fast replicas exchange, through their strategy.
 
 All replicas do the same at the same time, so that what they share (cores, memory, a network) counts as it will in
-training. Each figure is the median of a few runs after a first one; several processes agree on the slowest's.
+training. Each figure is the median of a few runs after a first one, but for what messages wait, which is their mean;
+several processes agree on the slowest's.
 """
 
 import statistics
