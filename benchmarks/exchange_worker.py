@@ -92,8 +92,7 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
         predicted = {"predicted": 1000 * plan.step.seconds, "predicted_megabytes": plan.step.received / 1e6}
     with strategy.scope():
         if kind in ("hybrid", "planned"):
-            sent = None if activations == "float32" else activations
-            model = toolkit.parallel.parallelize(network, plan, exchange_dtype=sent)
+            model = toolkit.parallel.parallelize(network, plan, exchange_dtype=activations)
         else:
             model = networks.in_keras(NETWORK.value)
         model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

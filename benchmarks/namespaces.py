@@ -1,12 +1,16 @@
 """Network namespaces as hosts that are joined by a link of a given rate; Linux, as root."""
 
 import contextlib
+import json
 import os
 import pathlib
+import statistics
 import subprocess
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 
-__all__ = ["HOSTS", "received", "two_hosts"]
+__all__ = ["HOSTS", "measured_on", "received", "two_hosts"]
 
 HOSTS = ("10.178.0.1", "10.178.0.2")
 
@@ -38,6 +42,47 @@ def two_hosts(rate: str) -> Iterator[tuple[str, str]]:
             shaped = ("root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms")
             _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, *shaped)
         yield names
+
+
+def measured_on(names: tuple[str, str], module: str, arguments: Sequence[str], *, port: int, limit: float) -> dict:
+    """Runs a module on both hosts, with --rank, --addresses and --out besides; each writes its figures as JSON.
+
+    Returns:
+        The means of both processes' numbers; of what else they wrote, the first one's.
+
+    Raises:
+        SystemExit: One of them failed: with the last lines of what it said.
+        subprocess.TimeoutExpired: One of them took more than `limit` seconds.
+    """
+    addresses = ",".join(f"{host}:{port}" for host in HOSTS)
+    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [pathlib.Path(folder, f"{rank}.json") for rank in (0, 1)]
+        running = []
+        for rank, (name, out) in enumerate(zip(names, outs, strict=True)):
+            own = [f"--rank={rank}", f"--addresses={addresses}", f"--out={out}"]
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-m", module, *arguments, *own],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GLOO_SOCKET_IFNAME": name},
+            )
+            running.append(process)
+        try:
+            for process in running:
+                said = process.communicate(timeout=limit)[0]
+                if process.returncode:
+                    raise SystemExit(f"{module} {' '.join(arguments)} failed:\n{said[-3000:]}")
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        first, second = (json.loads(out.read_text()) for out in outs)
+    return {
+        key: statistics.mean((value, second[key])) if isinstance(value, int | float) else value
+        for key, value in first.items()
+    }
 
 
 def received() -> int:

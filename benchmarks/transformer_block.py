@@ -12,20 +12,18 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 
 from absl import flags
 
-from benchmarks.namespaces import HOSTS, received, two_hosts
+from benchmarks.namespaces import measured_on, received, two_hosts
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds, each of all four models in turn.", lower_bound=1)
 _RANK = flags.DEFINE_integer("rank", None, "Of a worker, which this benchmark starts itself.")
 _WAY = flags.DEFINE_enum("way", "sharded", ["sharded", "replicated"], "Of a worker: how its blocks are divided.")
 _BLOCKS = flags.DEFINE_integer("blocks", 1, "Of a worker: how many there are.")
+_ADDRESSES = flags.DEFINE_list("addresses", [], "Of a worker: of both.")
 _OUT = flags.DEFINE_string("out", None, "Of a worker: where its figures go.")
 EXAMPLES, LENGTH, WIDTH, HEADS = 16, 64, 256, 4  # Examples of each replica.
 STEPS, WARM, LIMIT = 12, 4, 200
@@ -38,10 +36,14 @@ def main() -> None:
         return
     counted = 4 * 2 * (1 / 2) * (2 * EXAMPLES * LENGTH * WIDTH * 4)
     found: dict[str, list[dict]] = {"sharded": [], "replicated": []}
+    module = "benchmarks.transformer_block"
     with two_hosts(_RATE.value) as names:
         for number in range(_ROUNDS.value):
             for way, rows in found.items():
-                few, many = (measured(names, way, blocks, 2400 + number) for blocks in (1, 3))
+                few, many = (
+                    measured_on(names, module, [f"--way={way}", f"--blocks={blocks}"], port=2400 + number, limit=LIMIT)
+                    for blocks in (1, 3)
+                )
                 rows.append({key: (many[key] - few[key]) / 2 for key in few})
     for way, rows in found.items():
         middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
@@ -52,32 +54,11 @@ def main() -> None:
     print(f"Medians of {_ROUNDS.value} rounds at {_RATE.value}; the paper's count is {counted / 1e6:.3f} MB")
 
 
-def measured(names: tuple[str, str], way: str, blocks: int, port: int) -> dict:
-    """Trains one model on both hosts; returns the means of their figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        outs = [pathlib.Path(folder, f"{rank}.json") for rank in (0, 1)]
-        running = []
-        for rank, name in enumerate(names):
-            cluster = {"worker": [f"{host}:{port}" for host in HOSTS]}
-            config = {"cluster": cluster, "task": {"type": "worker", "index": rank}}
-            command = [*("ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.transformer_block")]
-            command += [f"--rank={rank}", f"--way={way}", f"--blocks={blocks}", f"--out={outs[rank]}"]
-            environ = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-            environ |= {"TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "3"}
-            running.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
-        try:
-            if any(process.wait(LIMIT) for process in running):
-                raise SystemExit(f"a worker failed: {way}, {blocks} blocks")
-        finally:
-            for process in running:
-                process.kill()
-        both = [json.loads(out.read_text()) for out in outs]
-    return {key: statistics.mean(each[key] for each in both) for key in both[0]}
-
-
 def worker() -> dict:
     """Trains, and returns the seconds and bytes received of a step."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[_RANK.value % os.cpu_count()]})
+    task = {"type": "worker", "index": _RANK.value}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": _ADDRESSES.value}, "task": task})
     import keras
     import numpy as np
 

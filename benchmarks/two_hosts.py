@@ -8,17 +8,13 @@ measured. Needs PyTorch: pip install '.[bench]'.
 """
 
 import json
-import os
-import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
 
 from absl import flags
 
 from benchmarks.exchange_worker import NETWORK, ROWS, STEPS
-from benchmarks.namespaces import HOSTS, two_hosts
+from benchmarks.namespaces import measured_on, two_hosts
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.", lower_bound=1)
@@ -34,7 +30,9 @@ def main() -> None:
     with two_hosts(_RATE.value) as names:
         for number in range(_ROUNDS.value):
             for row, measured in seen.items():
-                measured.append(measure(names, row, port=2300 + number))
+                how = [f"--network={name}", f"--row={row}", f"--steps={STEPS.value}"]
+                worker = "benchmarks.exchange_worker"
+                measured.append(measured_on(names, worker, how, port=2300 + number, limit=_LIMIT))
                 print(f"round {number + 1}, {row}: {shown(measured[-1:])}", file=sys.stderr, flush=True)
     if _JSON.value:
         print(json.dumps({"network": name, "rate": _RATE.value, "rounds": _ROUNDS.value, "rows": seen}))
@@ -69,46 +67,6 @@ def predicted(measured: list[dict]) -> str:
         for of, to in (("predicted", "milliseconds"), ("predicted_megabytes", "megabytes"))
     )
     return f"{time:10.3f} {size:6.3f}"
-
-
-def measure(names: tuple[str, str], row: str, port: int) -> dict:
-    """Runs one row in both namespaces; returns the means of both processes' figures."""
-    addresses = ",".join(f"{host}:{port}" for host in HOSTS)
-    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    with tempfile.TemporaryDirectory() as folder:
-        outs = [pathlib.Path(folder, f"{rank}.json") for rank in (0, 1)]
-        running = [
-            subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", names[rank], sys.executable, "-m", "benchmarks.exchange_worker"),
-                    *(
-                        f"--network={NETWORK.value}",
-                        f"--row={row}",
-                        f"--rank={rank}",
-                        f"--addresses={addresses}",
-                        f"--out={outs[rank]}",
-                    ),
-                    f"--steps={STEPS.value}",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GLOO_SOCKET_IFNAME": names[rank]},
-            )
-            for rank in (0, 1)
-        ]
-        try:
-            for process in running:
-                said = process.communicate(timeout=_LIMIT)[0]
-                if process.returncode:
-                    raise SystemExit(f"{row} failed:\n{said[-3000:]}")
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-        figures = [json.loads(out.read_text()) for out in outs]
-    losses = figures[0].pop("losses")
-    return {of: statistics.mean(each[of] for each in figures) for of in figures[0]} | {"losses": losses}
 
 
 if __name__ == "__main__":
