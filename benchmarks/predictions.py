@@ -2,6 +2,8 @@
 
     python -m benchmarks.predictions [--networks=vgg16,vit] [--replicas=1] [--rounds=3] [--what=time,memory]
 
+With --recompute, activations are computed again in the backward pass.
+
 Networks on which nothing was calibrated, each in a process of its own, with Adam, on random examples of a small size.
 Time: devices are measured, then steps of Keras's `fit`, in turn; the median of the rounds' ratios. Memory:
 TensorFlow's profiler tells what its allocator was asked for, and the allocator itself what it took for that; each the
@@ -33,10 +35,12 @@ BATCHES = {
     "lstm": 64,
     "alexnet": 64,
     "small_cnn": 64,
+    "blocks": 32,
 }
 _NETWORKS = flags.DEFINE_list("networks", list(BATCHES), "Which of them.")
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Devices of this process.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Pairs for time.", lower_bound=1)
+_RECOMPUTE = flags.DEFINE_boolean("recompute", False, "Compute activations again in the backward pass.")
 _WHAT = flags.DEFINE_list("what", ["time", "memory"], "Of time and memory.")
 _ALONE = flags.DEFINE_boolean("alone", False, "Of a process for one network, which this benchmark starts itself.")
 _MEMORY_EVENTS = ("MemoryAllocation", "MemoryDeallocation")
@@ -50,6 +54,7 @@ def main() -> None:
     for name in _NETWORKS.value:
         for what in _WHAT.value:
             arguments = [f"--networks={name}", f"--what={what}", f"--replicas={_REPLICAS.value}"]
+            arguments += ["--recompute"] if _RECOMPUTE.value else []
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.predictions", "--alone", *arguments, f"--rounds={_ROUNDS.value}"],
                 # What has statistics on CPUs is the allocator that GPUs have.
@@ -64,47 +69,47 @@ def main() -> None:
 
 
 def _predict(name: str, what: str) -> None:
-    setup = toolkit.devices.configure(gpus=_REPLICAS.value, emulate="always")
-    strategy = toolkit.strategies.create("auto", devices=setup.logical_devices)
+    devices = toolkit.devices.configure(gpus=_REPLICAS.value, emulate="always").logical_devices
+    strategy = toolkit.strategies.create("auto", devices=devices)
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from toolkit import parallel
 
     keras.utils.set_random_seed(1)
-    plain = network(name)
-    batch = BATCHES[name]
-    random = np.random.default_rng(1)
-    shape, dtype = plain.inputs[0].shape[1:], plain.inputs[0].dtype
-    examples = batch * _REPLICAS.value
-    x = random.integers(0, 8000, (examples, *shape)) if "int" in dtype else random.random((examples, *shape))
-    y = random.integers(0, 10, examples)
-    data = tf.data.Dataset.from_tensors((x.astype(dtype), y)).repeat(6)  # What is read takes no memory to speak of.
-    setting = parallel.Setting(replicas=_REPLICAS.value, batch=batch, slots=2)
+    plain, batch = network(name), BATCHES[name]
+    data = _data(plain.inputs[0], batch * _REPLICAS.value)
+    setting = parallel.Setting(replicas=_REPLICAS.value, batch=batch, slots=2, recompute=_RECOMPUTE.value)
     costs = parallel.costs(plain)
 
+    def planned(machine: parallel.Machine) -> parallel.Plan:
+        return parallel.choose(costs, machine, setting, conv="replicated", fc="replicated")
+
+    any_machine = parallel.Machine(speed=1e12, inside=parallel.Link(bandwidth=1e10))
+
     def compiled() -> Any:
+        keras.utils.clear_session()  # So that layers have the same names again.
         with strategy.scope():
             model = network(name)
+            if _RECOMPUTE.value:
+                model = parallel.parallelize(model, planned(any_machine))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(keras.optimizers.Adam(), loss, jit_compile=False)
         return model
 
     if what == "time":
-        model, ratios = compiled(), []
-        model.fit(data, verbose=0)
+        (model := compiled()).fit(data, verbose=0)
+        ratios = []
         for _ in range(_ROUNDS.value):
             machine = parallel.measure(plain, strategy, batch=batch, optimizer=keras.optimizers.Adam(), slots=2)
             meter = toolkit.training.Meter(warm_up=2)
             model.fit(data, epochs=2, verbose=0, callbacks=[meter])
-            predicted = parallel.choose(costs, machine, setting, conv="replicated", fc="replicated").step.seconds
+            predicted = planned(machine).step.seconds
             ratios.append(predicted / (meter.seconds or 1))
         said = f"time predicted {1e3 * predicted:.0f} ms, measured {1e3 * (meter.seconds or 1):.0f}, "
         said += f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
     else:
-        machine = parallel.Machine(speed=1e12, inside=parallel.Link(bandwidth=1e10))
-        predicted = parallel.choose(costs, machine, setting, conv="replicated", fc="replicated").step.memory
+        predicted = planned(any_machine).step.memory
         del plain
         gc.collect()
         left = tf.config.experimental.get_memory_info("CPU:0")["current"]  # TensorFlow keeps some graphs' weights.
@@ -121,12 +126,24 @@ def _predict(name: str, what: str) -> None:
     print(json.dumps({"said": said}))
 
 
+def _data(takes: Any, examples: int) -> Any:
+    """Returns six steps' random examples, which take the memory of one."""
+    import numpy as np
+    import tensorflow as tf
+
+    random, shape = np.random.default_rng(1), (examples, *takes.shape[1:])
+    x = random.integers(0, 8000, shape) if "int" in takes.dtype else random.random(shape)
+    return tf.data.Dataset.from_tensors((x.astype(takes.dtype), random.integers(0, 10, examples))).repeat(6)
+
+
 def network(name: str) -> Any:
     """Returns a network without trained weights: one of Keras's, at 64 x 64 pixels, or of this toolkit's."""
     import keras
 
     if name == "text":
         return _text_transformer()
+    if name == "blocks":
+        return _text_of_blocks()
     if name == "lstm":
         recurrent = keras.layers.Bidirectional(keras.layers.LSTM(128, return_sequences=True))
         return keras.Sequential([keras.Input((128, 64)), recurrent, keras.layers.GRU(256), keras.layers.Dense(10)])
@@ -148,6 +165,37 @@ def _text_transformer() -> Any:
         x = layers.Add()([x, layers.MultiHeadAttention(4, 32, dropout=0.1)(y, y, use_causal_mask=True)])
         y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
         x = layers.Add()([x, layers.Dense(128)(y)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _text_of_blocks() -> Any:
+    """Six of such blocks, each a layer of one's own."""
+    import keras
+    from keras import layers
+
+    class Block(layers.Layer):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.first, self.second = layers.LayerNormalization(), layers.LayerNormalization()
+            self.attention = layers.MultiHeadAttention(4, 32, dropout=0.1)
+            self.wide, self.narrow = layers.Dense(512, activation="gelu"), layers.Dense(128)
+
+        def build(self, shape: tuple) -> None:
+            for layer in (self.first, self.second, self.wide):
+                layer.build(shape)
+            self.attention.build(shape, shape)
+            self.narrow.build((*shape[:-1], 512))
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            y = self.first(x)
+            x = x + self.attention(y, y, use_causal_mask=True)
+            return x + self.narrow(self.wide(self.second(x)))
+
+    inputs = keras.Input((128,), dtype="int32")
+    x = layers.Embedding(8000, 128)(inputs)
+    for _ in range(6):
+        x = Block()(x)
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 

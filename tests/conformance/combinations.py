@@ -2,7 +2,8 @@
 
     python combinations.py STRATEGY REPLICAS OUT.npz WAY ...
 
-A WAY is such as replicated/sharded/adam: convolutions, FC layers, optimizer.
+A WAY is such as replicated/sharded/adam: convolutions, FC layers, optimizer. After that may come a network of the
+toolkit's, such as alexnet, which is trained for fewer steps and in float64: normalisation magnifies rounding.
 
 Under multi_worker there are as many of these as replicas, each with its TF_CONFIG.
 """
@@ -16,7 +17,7 @@ import train
 import toolkit
 from toolkit.parallel import Link, Machine, Setting, choose, costs, parallelize
 
-STEPS = 20
+STEPS, FEWER_STEPS = 20, 6
 MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))
 
 
@@ -29,9 +30,10 @@ def main():
     setting = Setting(replicas=strategy.num_replicas_in_sync, batch=32)
     seen = {}
     for way in ways:
-        conv, fc, optimizer = way.split("/")
+        conv, fc, optimizer, *network = way.split("/")
+        keras.config.set_floatx("float64" if network else "float32")
         keras.utils.set_random_seed(11)
-        plain = train.plain()
+        plain = toolkit.models.build(network[0]) if network else train.plain()
         plan = choose(costs(plain), MACHINE, setting, conv=conv, fc=fc)
         keras.utils.set_random_seed(11)
         with strategy.scope():
@@ -42,7 +44,13 @@ def main():
                 metrics=["accuracy"],
             )
         losses = train.StepLosses()
-        model.fit(batches.train(), steps_per_epoch=STEPS, callbacks=[losses], verbose=0, shuffle=False)
+        model.fit(
+            batches.train(),
+            steps_per_epoch=FEWER_STEPS if network else STEPS,
+            callbacks=[losses],
+            verbose=0,
+            shuffle=False,
+        )
         seen[f"{way}/losses"] = losses.losses
         if optimizer == "adamw":
             evaluated = model.evaluate(batches.test(), verbose=0, return_dict=True)

@@ -18,6 +18,7 @@ ALL = [f"{conv}/{fc}/{name}" for conv in WAYS for fc in WAYS for name in train.O
 # seen to agree on each of these; it takes four minutes.
 SOME = [way for way in ALL if way.endswith("adamw") or way.startswith("sharded/sharded")]
 FEW = ["replicated/sharded/adamw", "sharded/sharded/sgd"]
+ALEXNET = "replicated/{}/sgd/alexnet"
 ONE = [f"replicated/replicated/{name}" for name in train.OPTIMIZERS]
 
 
@@ -51,3 +52,14 @@ def test_losses_are_those_of_one_device(strategy, replicas, ways):
         alone = one[f"replicated/replicated/{optimizer}/{what}"]
         np.testing.assert_allclose(value, alone, atol=tolerance, rtol=0, err_msg=key)
     assert sum(key.endswith("losses") for key in many) == len(ways)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_alexnet_with_sharded_layers_is_that_of_one_device():
+    one, two = (
+        seen(strategy, replicas, (ALEXNET.format(fc),))[f"{ALEXNET.format(fc)}/losses"]
+        for strategy, replicas, fc in (("one_device", 1, "replicated"), ("mirrored", 2, "sharded"))
+    )
+    np.testing.assert_allclose(two, one, rtol=1e-10)
+    assert len(set(one)) > 1

@@ -87,6 +87,8 @@ def show_memory(plan: "Plan", limit: float) -> None:
     if setting.micro_steps > 1:
         each = setting.batch * setting.replicas / setting.micro_steps
         chosen.append(f"gradient_accumulation_steps={setting.micro_steps} and batches of {each:g}")
+    if plan.recomputed:
+        chosen.append(f"activations of {len(plan.recomputed)} layers computed again (parallelize)")
     ways = f" with {', '.join(chosen)}" if chosen else ""
     if takes > limit:
         words = f"It doesn't fit into {size_in_words(limit)}: {size_in_words(takes - limit)} more are needed{ways}."

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from toolkit.errors import ModelError
-from toolkit.parallel.graph import copy_model
+from toolkit.parallel.graph import copy_model, sublayers
 from toolkit.parallel.plan import Plan
 from toolkit.parallel.trace import trace
 
@@ -14,7 +14,7 @@ __all__ = ["parallelize", "plain"]
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
-    """Returns a model with sharded layers where the plan says so, and the same weights.
+    """Returns a model with sharded layers, and layers computed again, where the plan says so, and the same weights.
 
     Call it under the strategy's scope, then compile what it returns: losses, optimizer and metrics are not taken
     over. Layers that the plan replicates are made anew too, from their configuration.
@@ -31,6 +31,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         ModelError: The plan is another model's, or the model can't be copied.
     """
     from toolkit.parallel.kinds import anew, settings_of
+    from toolkit.support.recompute import recomputed
 
     layers = dict(trace(model).layers)
     if strange := [name for name in plan.choices if name not in layers]:
@@ -46,7 +47,13 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         for name, choice in plan.choices.items()
         if choice.split is not None
     }
-    return copy_model(model, lambda layer: anew(layer, settings))
+    copy = copy_model(model, lambda layer: anew(layer, settings))
+    if plan.setting.recompute:
+        again = {id(layers[name]) for name in plan.recomputed}
+        for layer, mine in zip(sublayers(model), sublayers(copy), strict=True):
+            if id(layer) in again:
+                mine.call = recomputed(mine.call)
+    return copy
 
 
 def plain(model: "keras.Model") -> "keras.Model":

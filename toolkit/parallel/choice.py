@@ -45,6 +45,7 @@ class Setting:
         shards: Replicas that hold a sharded layer between them, a group; None for all replicas.
         optimizer_state: "replicated", or "sharded" where each replica keeps the slots of its part.
         micro_steps: How many parts a replica's batch is computed in, whose gradients are added up.
+        recompute: Whether what only a block reads is computed again in the backward pass, instead of kept until then.
     """
 
     replicas: int
@@ -55,6 +56,7 @@ class Setting:
     shards: int | None = None
     optimizer_state: str = "replicated"
     micro_steps: int = 1
+    recompute: bool = False
 
     @property
     def group(self) -> int:

@@ -43,6 +43,9 @@ class LayerCost:
         passes_gradient: Something before it is trained, so that gradients go on through it.
         statistics: Elements that it sums over replicas, forward and again backward.
         kept: Bytes that one example has from forward to backward.
+        block: The outermost layer that it is in, models aside, or itself, by name: what can be computed again as one.
+        inside: Bytes of `kept` that nothing but its block reads forward.
+        passed: Bytes that one example has of what other blocks read, where all are computed again for which that saves.
         working: Bytes that one example has at most while the layer computes, beside what layers keep until then.
         workspace: Bytes that a library takes to compute it, for any number of examples.
         activation_bytes: Bytes of an element of its activations.
@@ -66,6 +69,9 @@ class LayerCost:
     passes_gradient: bool = True
     statistics: int = 0
     kept: float = 0.0
+    block: str = ""
+    inside: float = 0.0
+    passed: float = 0.0
     working: float = 0.0
     workspace: int = 0
     activation_bytes: int = 4
@@ -99,9 +105,17 @@ def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
     found = []
     taken = footprints(seen)
     for name, layer in seen.layers:
-        kept, working = taken[id(layer)]
-        kept += sum(bytes_in_loops(layer, call) for call in seen.calls(layer)) / seen.examples
-        cost = dataclasses.replace(_cost(name, layer, seen), kept=kept, working=working, workspace=_workspace(layer))
+        kept, inside, passed, working = taken[id(layer)]
+        loops = sum(bytes_in_loops(layer, call) for call in seen.calls(layer)) / seen.examples
+        cost = dataclasses.replace(
+            _cost(name, layer, seen),
+            kept=kept + loops,
+            block=seen.blocks[id(layer)],
+            inside=inside + loops,
+            passed=passed,
+            working=working,
+            workspace=_workspace(layer),
+        )
         # What only calls others has no costs of its own.
         if cost.operations != 0 or cost.parameters or cost.state or not seen.is_divided(layer):
             found.append(cost)

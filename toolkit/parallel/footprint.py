@@ -22,10 +22,15 @@ class Footprint(NamedTuple):
 
     Attributes:
         kept: From forward to backward, which reads them again.
+        inside: Of these, what only its block reads: a layer that isn't in another, or what it is in that is no model.
+        passed: What other blocks read, and either is kept or would be if all blocks that keep something inside were
+            computed again.
         working: Beside what this layer and those before it keep, at most, while it computes.
     """
 
     kept: float = 0.0
+    inside: float = 0.0
+    passed: float = 0.0
     working: float = 0.0
 
 
@@ -38,12 +43,20 @@ def footprints(seen: Trace) -> dict[int, Footprint]:
     owners = seen.owners()
     memory, reads = _memory(seen)
     alive: dict[int, tuple[float, int]] = {}  # Bytes, and the place in order of who made it.
-    kept, most = [0.0] * len(order), [0.0] * len(order)
+    blocks = list(seen.blocks.values())
+    kept, inside, passed, most = ([0.0] * len(order) for _ in range(4))
+    read: dict[int, tuple[float, int, set[str]]] = {}  # By other blocks: bytes, who made it, and these blocks.
     held, place = 0.0, 0
     for number, operation in enumerate(seen.operations):
         if number == seen.forward:
-            for size, maker in alive.values():
+            returned = {id(memory.get(each)) for each in seen.returned}.intersection(alive)
+            read = {each: (*alive[each], set[str]()) for each in returned} | read
+            for each, (size, maker) in alive.items():
                 kept[maker] += size
+                inside[maker] += size if each not in read else 0.0
+            again = {block for block, size in zip(blocks, inside, strict=True) if size}
+            for each, (size, maker, readers) in read.items():
+                passed[maker] += size if each in alive or readers & again else 0.0
         place = order.get(owners.get(operation.name, 0), place)
         beside = 0.0  # Of another operation at the same time: as much as this one makes.
         for tensor in operation.outputs:
@@ -57,13 +70,15 @@ def footprints(seen: Trace) -> dict[int, Footprint]:
         most[place] = max(most[place], held + beside)
         for tensor in _reads(operation):
             mine = id(memory.get(id(tensor)))
+            if number < seen.forward and mine in alive and blocks[alive[mine][1]] != blocks[place]:
+                read.setdefault(mine, (*alive[mine], set()))[2].add(blocks[place])
             reads[mine] -= 1
             if not reads[mine] and mine in alive:
                 held -= alive.pop(mine)[0]
     found, before = {}, 0.0
     for layer, number in order.items():
         before += kept[number]
-        found[layer] = Footprint(kept[number], max(most[number] - before, 0.0))
+        found[layer] = Footprint(kept[number], inside[number], passed[number], max(most[number] - before, 0.0))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from toolkit.parallel.choice import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
 from toolkit.parallel.cost import LayerCost
 
-__all__ = ["layer_memory", "memory_of"]
+__all__ = ["layer_memory", "memory_of", "recomputed"]
 
 _UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them compute with, in threads of their own.
 
@@ -20,16 +20,22 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     """
     weights = optimizer = kept = most = largest = workspace = 0.0
     gradients = [bytes_of(layer, choices.get(layer.name, REPLICATED), setting) for layer in layers]
-    later = sum(gradients)
+    later, again, block = sum(gradients), 0.0, ""
+    own = setting.batch / setting.micro_steps
     for layer, gradient in zip(layers, gradients, strict=True):
         choice = choices.get(layer.name, REPLICATED)
         weights += gradient + layer.state * layer.weight_bytes
         optimizer += setting.slots * updated_bytes(layer, choice, setting) + (
             gradient if setting.micro_steps > 1 else 0
         )
-        stays, works = _activations(layer, choice, setting)
+        stays, inside, works = _activations(layer, choice, setting)
         kept, later = kept + stays, later - gradient
-        most = max(most, kept + works + later)
+        if layer.block != block:
+            block, again = layer.block, 0.0
+            if setting.recompute:  # A copy of what it is given.
+                again = own * layer.inputs * layer.activation_bytes
+        again += inside
+        most = max(most, kept + again + works + later)
         largest = max(largest, gradient)
         workspace = max(workspace, layer.workspace)
     packed = sum(gradients) if setting.replicas > 1 else 0.0
@@ -42,31 +48,38 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     }
 
 
+def recomputed(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> frozenset[str]:
+    """Returns the names of the blocks that are computed again: of layers, and of layers with others in them."""
+    inside = ((each.block, _activations(each, choices.get(each.name, REPLICATED), setting)[1]) for each in layers)
+    return frozenset(block for block, size in inside if size)
+
+
 def layer_memory(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     """Returns the bytes that a replica keeps for a layer: weights, gradients, the optimizer's slots, activations."""
     alone = memory_of([dataclasses.replace(layer, working=0.0)], {layer.name: choice}, setting)
     return alone["weights"] + alone["optimizer"] + alone["step"]
 
 
-def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[float, float]:
-    """Returns the bytes that a layer keeps for the backward pass, and those that it computes with beside.
+def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[float, float, float]:
+    """Returns the bytes that a layer keeps until the backward pass, and from then; and those that it computes with.
 
     A sharded layer has a part of the features of everybody's examples, which are as many as all of its own. Gathered
     inputs come to that, and what is exchanged back.
     """
     own = setting.batch / setting.micro_steps
     inputs, outputs = (own * size * layer.activation_bytes for size in (layer.inputs, layer.outputs))
-    kept, working, everybody = own * layer.kept, own * layer.working, setting.group
-    if choice.split is None:
-        return kept, working
-    if not choice.keep_split:
-        kept += outputs
-    if choice.split in ("outputs", "heads"):
-        kept += everybody * inputs
-        working += everybody * inputs  # Their gradients.
-    elif choice.split == "inputs" and not choice.comes_split:
-        kept += inputs
-        working += inputs
-    if choice.split in SUMS:
-        working += 2 * everybody * outputs  # Terms of everybody's sums, one way or the other.
-    return kept, working
+    more, working, everybody = 0.0, own * layer.working, setting.group
+    if choice.split is not None:
+        if not choice.keep_split:
+            more += outputs
+        if choice.split in ("outputs", "heads"):
+            more += everybody * inputs
+            working += everybody * inputs  # Their gradients.
+        elif choice.split == "inputs" and not choice.comes_split:
+            more += inputs
+            working += inputs
+        if choice.split in SUMS:
+            working += 2 * everybody * outputs  # Terms of everybody's sums, one way or the other.
+    if setting.recompute and layer.block:
+        return own * layer.passed, own * layer.inside + more, working
+    return own * layer.kept + more, 0.0, working

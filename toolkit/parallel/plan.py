@@ -10,7 +10,7 @@ from toolkit.parallel.choice import REPLICATED, Choice, Setting
 from toolkit.parallel.cost import LayerCost
 from toolkit.parallel.exchanges import exchanges
 from toolkit.parallel.machine import Machine
-from toolkit.parallel.memory import layer_memory, memory_of
+from toolkit.parallel.memory import layer_memory, memory_of, recomputed
 from toolkit.parallel.step import Step, layer_seconds, step
 
 __all__ = ["WAYS", "Plan", "choose", "size_in_words"]
@@ -42,6 +42,11 @@ class Plan:
         return {each.name: _reason(each, self.choices[each.name], self.machine, self.setting) for each in self.layers}
 
     @property
+    def recomputed(self) -> frozenset[str]:
+        """Layers that are computed again in the backward pass as a whole, with what is in them, by name."""
+        return recomputed(self.layers, self.choices, self.setting)
+
+    @property
     def unknown(self) -> tuple[str, ...]:
         """Layers whose operations count with nothing, because they aren't known."""
         return tuple(c.name for c in self.layers if c.operations is None and c.name not in self.machine.seconds)
@@ -56,6 +61,7 @@ class Plan:
             "shards": self.setting.group,
             "optimizer_state": self.setting.optimizer_state,
             "micro_steps": self.setting.micro_steps,
+            "recomputed": sorted(self.recomputed),
             "memory": memory_of(self.layers, self.choices, self.setting),
             "step": {**dataclasses.asdict(self.step), "seconds": self.step.seconds},
             "unknown": list(self.unknown),

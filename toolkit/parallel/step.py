@@ -9,7 +9,7 @@ from toolkit.parallel.choice import REPLICATED, Choice, Setting, parameters_of, 
 from toolkit.parallel.cost import LayerCost
 from toolkit.parallel.exchanges import Exchange, exchanges
 from toolkit.parallel.machine import Machine
-from toolkit.parallel.memory import memory_of
+from toolkit.parallel.memory import memory_of, recomputed
 
 __all__ = ["Step", "layer_seconds", "step"]
 
@@ -55,19 +55,23 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
     """
     computing = backward = updating = waiting = received = 0.0
     parameters, gradients = 0, collections.defaultdict[str, list[Exchange]](list)
+    again = recomputed(layers, choices, setting)
     for layer in layers:
         choice = choices.get(layer.name, REPLICATED)
         forth, back = _computing(layer, choice, machine, setting)
+        twice = layer.block in again
+        back += forth if twice else 0.0
         computing += forth + back
         backward += back
         parameters += parameters_of(layer, choice, setting)
         updating += _updating(layer, choice, machine, setting)
         for exchange in exchanges(layer, choice, setting):
-            received += exchange.received
+            times = 1.5 if twice and exchange.kind == "activations" else 1.0  # Half of them are forward's.
+            received += times * exchange.received
             if exchange.kind == "gradients":
                 gradients[exchange.among].append(exchange)
             else:
-                waiting += _waiting(exchange, machine, setting)
+                waiting += times * _waiting(exchange, machine, setting)
     # All gradients go in one pack, so that their messages count once.
     packs = [
         Exchange("gradients", sum(e.received for e in each), max(e.rounds for e in each), among)

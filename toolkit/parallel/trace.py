@@ -55,6 +55,8 @@ class Trace:
         layers: (name, layer) of each; "head/fc1" is within "head". The model itself has its own name, and is there as
             far as it computes something by itself.
         examples: How many the call had.
+        blocks: For each, by its id, the name of the outermost layer that it is in, models aside, or its own.
+        returned: The ids of the tensors that the model returns.
         trained: Tensors that something trained was before, whose gradients are computed.
         operations: What the results are computed by, and gradients if these were asked for.
         forward: How many of them are of the call.
@@ -67,6 +69,7 @@ class Trace:
         self.forward = sum(id(each) in needed for each in graph.get_operations()[:forward])
         self._root = root
         self.layers = tuple(_named(model, root))
+        self.blocks = _blocks(self.layers)
         self._calls = {id(level.layer): level.calls for level in root.all()}
         self._within = {id(level.layer): list(level.inner.values()) for level in root.all()}
         self.trained = _trained(model, graph)
@@ -74,7 +77,7 @@ class Trace:
         for operation in graph.get_operations()[:forward]:
             for tensor in operation.inputs:
                 self._readers.setdefault(id(tensor), []).append(operation)
-        self._returned = {id(tensor) for tensor in root.calls[0].outputs}
+        self.returned = {id(tensor) for tensor in root.calls[0].outputs}
 
     def calls(self, layer: Any) -> list[Call]:
         """Returns the calls of a layer."""
@@ -109,7 +112,7 @@ class Trace:
     def only_reader(self, tensor: "tf.Tensor") -> "tf.Operation | None":
         """Returns the operation that reads a tensor; None if several do, or the model returns it."""
         readers = self._readers.get(id(tensor), [])
-        return readers[0] if len(readers) == 1 and id(tensor) not in self._returned else None
+        return readers[0] if len(readers) == 1 and id(tensor) not in self.returned else None
 
 
 class _Level:
@@ -255,6 +258,18 @@ def _named(model: Any, root: _Level) -> Iterator[tuple[str, Any]]:
 
     yield from below(root, "")
     yield model.name, model
+
+
+def _blocks(layers: Sequence[tuple[str, Any]]) -> dict[int, str]:
+    import keras
+
+    whole = {name for name, layer in layers if not isinstance(layer, keras.Model)}
+    found = {}
+    for name, layer in layers:
+        parts = name.split("/")
+        above = ("/".join(parts[: number + 1]) for number in range(len(parts)))
+        found[id(layer)] = next((each for each in above if each in whole), "")
+    return found
 
 
 def _trained(model: Any, graph: Any) -> set[int]:

@@ -24,9 +24,10 @@ def choose_within(
 ) -> Plan:
     """Chooses the fastest plan of those for which a replica's memory suffices; if it does for none, the smallest.
 
-    The returned plan's setting has the number of shards, what is done with the optimizer's state, and into how many
-    micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers). Where the given one says
-    something of these, it stays: a number of shards, sharded state, more than one micro-step. Nothing is given up for
+    The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
+    micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
+    computed again. Where the given one says something of these, it stays: a number of shards, sharded state, more than
+    one micro-step, recomputation. Nothing is given up for
     memory that isn't asked for: without a limit only the shards are chosen.
 
     Args:
@@ -61,5 +62,6 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
         steps = [1 << n for n in range(int(setting.batch).bit_length()) if setting.batch % (1 << n) == 0] or [1]
     if saving and replicas > 1 and states == ["replicated"]:
         states = ["replicated", "sharded"]
-    for count, parts, state in itertools.product(steps, shards, states):
-        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count)
+    again = [False, True] if saving and not setting.recompute else [setting.recompute]
+    for count, parts, state, anew in itertools.product(steps, shards, states, again):
+        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=anew)

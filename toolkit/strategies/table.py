@@ -72,6 +72,9 @@ def create(
             remedy="Choose one of " + ", ".join(NAMES),
         )
     _check_backend()
+    from toolkit.support import recompute
+
+    recompute.install()
     # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
     membership = membership or discover(os.environ)
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()

@@ -9,6 +9,7 @@ redaction  which variables and flags hold secrets, and texts without them
 graphs     what a result is computed from in TensorFlow's graphs, and how
 scopes     work outside of the scopes of its caller
 wrapping   a function of somebody else's, wrapped once
+recompute  activations computed again in the backward pass: keras.RematScope on TensorFlow
 signals    signals that ask a program to stop: recorded, or obeyed with a message
 status     what a task and the launcher that started it tell each other
 """
