@@ -17,7 +17,7 @@ import train
 import toolkit
 from toolkit.parallel import Link, Machine, Setting, choose, costs, parallelize
 
-STEPS, FEWER_STEPS = 20, 6
+STEPS, FEWER_STEPS = 20, 3
 MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))
 
 

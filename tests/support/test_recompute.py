@@ -76,7 +76,7 @@ def test_what_keras_has_for_it_still_fails():
         tf.function(lambda x: function(x, training=True))(tf.ones(2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
     [
@@ -116,7 +116,7 @@ def test_it_is_computed_again():
     assert kinds.count("Sin") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["mixed_bfloat16", "compiled by XLA", "eagerly"])
 def test_it_trains_the_same(how):
     compiling = {"compiled by XLA": {"jit_compile": True}, "eagerly": {"run_eagerly": True}}.get(how, {})
