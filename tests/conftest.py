@@ -17,7 +17,25 @@ ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
 # Seconds of processor time that a test may take; several times what it should, for machines that are busy.
 SHARES = {"unmarked": 10, "slow": 60}
+_CIRCLES = ("soak", "fault", "gpu", "long", "slow")
+_WORK = []  # What the test that runs has done that scripts/check has no time for.
 _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
+
+# The reasons for which .ci/run may skip a test: what it can't install. Any other skip fails it.
+ALLOWED_SKIPS = re.compile(
+    "|".join(
+        (
+            r"\bGPU",  # Only some machines have one.
+            r"^no (mount|network) namespaces?\b",  # A container may forbid them.
+            r"\busers (can't|may not)\b",
+            r"\broot's\b",
+            r"of Keras 3\.12 fails",  # What the oldest Keras can't do at all.
+            r"^the session sends no dispatch as long as that$",  # A draw of Hypothesis's that says nothing.
+            r"^Grain isn't installed$",  # Its wheels lag behind Python's releases.
+            r"is not on this machine$|^the preparation script needs Pillow$",  # A data set that some developers have.
+        )
+    )
+)
 
 # Started in the background by a shell, or by nohup: the programs that tests start would ignore the signal, too.
 for _number, _plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -42,6 +60,12 @@ def clean_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv("no_grpc_proxy", "127.0.0.1")  # Or TensorFlow looks for the other tasks through that proxy.
     monkeypatch.delenv("NO_PROXY", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_home(tmp_path_factory):
+    """Jobs that tests launch are not listed among those of whoever tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True)
@@ -78,21 +102,45 @@ def four_devices():
     return tuple(f"CPU:{i}" for i in range(4))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def work_is_noted(four_devices):
+    """Notes what scripts/check has no time for: a program in Python that is started, and `fit`."""
+    import keras
+
+    start, fit = subprocess.Popen.__init__, keras.Model.fit
+
+    def starting(process, args, *rest, **settings):
+        if not isinstance(args, (str, bytes)) and next(iter(args), None) == sys.executable:
+            _WORK.append("starts a process")
+        start(process, args, *rest, **settings)
+
+    def fitting(*args, **settings):
+        _WORK.append("trains")
+        return fit(*args, **settings)
+
+    subprocess.Popen.__init__ = starting
+    # Where it is defined: Keras looks whether a model's class has another one.
+    next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind)).fit = fitting
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Has faults start their programs plainly: their figures are of what users start."""
     preloaded.forks = not (item.get_closest_marker("fault") or item.get_closest_marker("soak"))
+    _WORK.clear()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fails a test that takes more than its share of the processors, its own processes' time included."""
+    """Fails a test that does more than its circle has time for: see SHARES and `work_is_noted`."""
     before = sum(os.times()[:4])
     result = yield
     seconds = sum(os.times()[:4]) - before
-    share = SHARES["slow" if item.get_closest_marker("slow") else "unmarked"]
-    if seconds > share and not any(item.get_closest_marker(name) for name in ("long", "fault", "soak")):
-        pytest.fail(f"{seconds:.0f} s of processor time, of {share}: make it cheaper, or mark it slow or long")
+    circle = next((name for name in _CIRCLES if item.get_closest_marker(name)), "unmarked")
+    if seconds > SHARES.get(circle, seconds):
+        pytest.fail(f"{seconds:.0f} s of processor time, of {SHARES[circle]}: make it cheaper, or mark it slow or long")
+    if circle == "unmarked" and _WORK:
+        pytest.fail(f"this test {_WORK[0]}: mark it slow, so that scripts/check leaves it out")
     return result
 
 
@@ -104,8 +152,33 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One where seconds are measured; otherwise three, which two cores carry, as some test always waits."""
-    return 1 if re.search(r"(?<!not )\b(fault|soak)\b", config.option.markexpr) else 3
+    """One where seconds are measured; otherwise four, which two cores carry, as some tests always wait."""
+    return 1 if re.search(r"(?<!not )\b(fault|soak)\b", config.option.markexpr) else 4
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints why tests were skipped, a line for each reason."""
+    reasons = _skip_reasons(terminalreporter)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+def _skip_reasons(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    return collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """In .ci/run a skip for a reason that isn't allowed fails."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or reporter is None:
+        return
+    refused = [reason for reason in _skip_reasons(reporter) if not ALLOWED_SKIPS.search(reason)]
+    for reason in refused:
+        reporter.write_line(f"\nnot allowed in .ci/run (tests/conftest.py): skipped: {reason}")
+    if refused and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 class Recipe:

@@ -23,6 +23,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["-c", "script"])
 def test_it_finds_what_it_would_have_found(tmp_path, monkeypatch, way):
     (tmp_path / "it.py").write_text(PROGRAM)
@@ -36,6 +37,7 @@ def test_it_finds_what_it_would_have_found(tmp_path, monkeypatch, way):
     assert seen[0][0] == 7
 
 
+@pytest.mark.slow
 def test_it_is_this_processs_child_and_ends_by_a_signal(tmp_path):
     with preloaded.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"],

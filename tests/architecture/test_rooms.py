@@ -118,6 +118,7 @@ def test_no_file_has_a_second_idea():
     assert not long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

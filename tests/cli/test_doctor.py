@@ -20,6 +20,7 @@ def doctor(folder, *flags, limit=100, **environment):
     )
 
 
+@pytest.mark.slow
 def test_a_failure_ends_with_1_and_its_cure_on_a_line(tmp_path):
     done = doctor(tmp_path, KERAS_BACKEND="jax")
     assert done.returncode == 1, done.stderr
@@ -29,6 +30,7 @@ def test_a_failure_ends_with_1_and_its_cure_on_a_line(tmp_path):
     assert lines[-1].startswith("1 failure, ")
 
 
+@pytest.mark.slow
 def test_json_says_the_same(tmp_path):
     done = doctor(tmp_path, "--json", KERAS_BACKEND="jax")
     said = json.loads(done.stdout)
@@ -37,6 +39,7 @@ def test_json_says_the_same(tmp_path):
     assert {"check", "level", "found", "cure"} == set(said["findings"][0])
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_gone_and_a_file_without_end(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -58,6 +61,7 @@ def test_a_directory_that_is_gone_and_a_file_without_end(tmp_path):
     assert "more than 10,000,000 characters" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_cluster_file_that_is_none_ends_with_2(tmp_path):
     done = doctor(tmp_path, "--cluster=no.json")
     assert done.returncode == 2
@@ -65,6 +69,7 @@ def test_a_cluster_file_that_is_none_ends_with_2(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy(tmp_path):
     done = doctor(tmp_path, "--help", limit=20, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0

@@ -63,6 +63,7 @@ def test_ctrl_c_ends_in_130(toolkit, monkeypatch):
     assert toolkit("tf-config") == (130, "", "Interrupted.\n")
 
 
+@pytest.mark.slow
 def test_it_is_a_module_too_and_imports_nothing_heavy():
     code = (
         "import sys; from toolkit.cli import main\n"

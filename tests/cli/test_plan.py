@@ -54,6 +54,7 @@ def test_a_chart_is_a_picture(capsys, tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_what_memory_allows_is_chosen_and_said(capsys):
     given = ["vit", "--replicas=8", "--device=V100", "--batch=4096", "--slots=2"]
     _, free, _ = plan(capsys, *given)

@@ -43,6 +43,7 @@ def summary(folder, replicas):
     return json.loads((folder / f"out/replicas-{replicas}-round-1/summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_strong_scaling_keeps_the_batch_and_ends_with_table_chart_and_verdict(tmp_path):
     done = scaling(tmp_path, "--replicas=1,4", "--out=out", "-m", "fake", "--data=it's")
     assert done.returncode == 0, done.stderr
@@ -82,6 +83,7 @@ def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
     assert [size["examples_per_second"] for size in found["sizes"]] == [1000, 2000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -104,6 +106,7 @@ def test_mistakes_are_answered(tmp_path, arguments, said):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "said"),
     [("nope", "No module named"), ("recipes.nope", "No module named"), ("os", "left no summary.json")],
@@ -149,6 +152,7 @@ def test_whatever_ends_it_no_recipe_goes_on(tmp_path, number, code):
     assert not recipe.is_running() or recipe.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_a_recipe_that_fails_ends_with_1_and_the_end_of_its_log(tmp_path):
     done = scaling(tmp_path, "--replicas=1", "-m", "fake", "--fail=1", "--code=1")
     assert done.returncode == 1

@@ -201,6 +201,7 @@ def test_the_value_prints_as_a_table(machine):
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_too_late_with_tensorflow_itself(tmp_path):
     program = (
         "import tensorflow as tf, toolkit\n"

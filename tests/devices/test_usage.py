@@ -99,6 +99,7 @@ def test_what_is_wrong_with_the_environment_is_said(machine, capsys, monkeypatch
     } or psutil.pid_exists(4242)
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_said():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -112,6 +113,7 @@ def test_output_that_cannot_be_written_is_said():
     assert done.stderr == "error: the output can't be written: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_watching_without_a_terminal_prints_each_look():
     process = subprocess.Popen(
         [sys.executable, "-m", "toolkit", "devices", "--watch=0.1"], stdout=subprocess.PIPE, text=True

@@ -35,7 +35,7 @@ STALL = 8
 @pytest.mark.parametrize(
     ("what", "how"),
     [
-        ("hang in Python", "time.sleep(1000)"),
+        pytest.param("hang in Python", "time.sleep(1000)", marks=pytest.mark.first),
         ("hang in C that holds the interpreter lock", "import ctypes; ctypes.PyDLL(None).sleep(1000)"),
     ],
     ids=["python", "c"],
@@ -54,7 +54,7 @@ def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
     assert seconds < STALL + faulty.within(15)
 
 
-@pytest.mark.parametrize("heartbeat", [4, 15])
+@pytest.mark.parametrize("heartbeat", [pytest.param(4, marks=pytest.mark.first), 15])
 def test_a_worker_that_is_stopped_is_named_within_the_heartbeats_timeout(tmp_path, heartbeat, measured):
     (tmp_path / "train.py").write_text(SCRIPT.format(how="pass").replace("verbose=2", "epochs=1000, verbose=2"))
     job = processes.Job(tmp_path, ["--workers=2", f"--heartbeat_timeout={heartbeat}"], ["train.py"])

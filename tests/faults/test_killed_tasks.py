@@ -10,7 +10,10 @@ pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 KILLED = {"worker:1": "workers", "worker:0": "workers", "ps:0": "served", "evaluator:0": "served"}
 
 
-@pytest.fixture(scope="module", params=KILLED, ids=str)
+PARAMS = [pytest.param(task, id=task, marks=[pytest.mark.first] if task == "worker:1" else []) for task in KILLED]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def killed(request, tmp_path_factory):
     """One job, whose task is killed at every moment: its name, what came of each, and the weights at the end."""
     folder = tmp_path_factory.mktemp("killed")

@@ -39,7 +39,14 @@ def test_the_run_goes_on_to_the_weights_of_an_undisturbed_one(killed, undisturbe
     assert killed[1] == undisturbed("workers")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.first),  # Ctrl-C.
+        pytest.param(signal.SIGHUP, marks=pytest.mark.first),  # A lost terminal.
+    ],
+)
 def test_a_launcher_that_is_told_to_stop_ends_its_tasks_with_a_checkpoint(tmp_path, number, measured):
     with faulty.faulty(tmp_path, "workers", recipe=["--epochs=50"]) as job:
         job.reach("in a step", "worker:0")

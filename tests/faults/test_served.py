@@ -109,14 +109,21 @@ def test_a_stopped_worker_is_done_without(job, tmp_path, measured):
     assert seconds < 5 + faulty.within(5)
 
 
-def test_a_stopped_ps_ends_the_job(job, measured):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        pytest.param(signal.SIGKILL, "it was ended by SIGKILL", marks=pytest.mark.first),
+        (signal.SIGSTOP, "it was stopped by a signal, SIGSTOP or the like"),
+    ],
+)
+def test_a_lost_ps_ends_the_job(job, number, said, measured):
     run = job("--heartbeat_timeout=5")
     run.until(r"batch 60\n")
-    stopped = run.kill("ps:1", signal.SIGSTOP)
+    lost = run.kill("ps:1", number)
     assert run.wait(limit=90) != 0
-    seconds = time.monotonic() - stopped
-    measured("SIGSTOP of a ps, --heartbeat_timeout=5", seconds_to_group_down=seconds)
-    assert "ps:1 failed first: it was stopped by a signal, SIGSTOP or the like" in run.text
+    seconds = time.monotonic() - lost
+    measured(f"{number.name} of a ps, --heartbeat_timeout=5", seconds_to_group_down=seconds)
+    assert f"ps:1 failed first: {said}" in run.text
     assert seconds < 5 + faulty.within(15)
 
 

@@ -65,7 +65,22 @@ HOSTILE = {
     "escapes": "\x1b[31m\x07\x08",
     "long": "x'" * 50_000,
 }
-every = pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+SHORT = {
+    "single quote",
+    "command",
+    "end of line",
+    "leading dash",
+    "spaces",
+    "empty",
+    "no text",
+    "NUL",
+    "script",
+    "YAML",
+}
+every = pytest.mark.parametrize(
+    "value",
+    [pytest.param(v, id=name, marks=[] if name in SHORT else pytest.mark.long) for name, v in HOSTILE.items()],
+)
 TO_PROGRAMS = [value for value in HOSTILE.values() if "\0" not in value]
 
 

@@ -28,6 +28,7 @@ def script(folder, text):
     return "script.py"
 
 
+@pytest.mark.slow
 @needed
 def test_tasks_reach_one_another_and_nobody_else(tmp_path):
     code = """
@@ -59,6 +60,7 @@ def test_a_task_that_wanted_out_is_told_how(tmp_path):
     assert "launch without --isolate=fully if that is what they miss" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_default_is_the_machines_network(tmp_path):
     """A database on localhost, a download, Weights & Biases: what works without the launcher works with it."""
     with socket.socket() as server:
@@ -140,6 +142,7 @@ def socket_in(name):
         listener.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -169,6 +172,7 @@ def test_a_first_use_of_cuda_is_not_kept_from_making_its_device(monkeypatch):
         isolation.enter(ISOLATED)
 
 
+@pytest.mark.slow
 @needed
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else is root's")
 def test_a_user_without_rights_can_have_it_too():
@@ -223,6 +227,7 @@ def test_open_ports_are_named_from_the_sockets_themselves(tmp_path):
     assert "which --isolate closes" in done.stdout
 
 
+@pytest.mark.slow
 def test_public_addresses_are_refused_unless_they_are_meant(tmp_path):
     (tmp_path / "public.json").write_text('{"cluster": {"worker": ["8.8.8.8:2222", "8.8.4.4:2222"]}}')
     flags = ["--cluster=public.json", "--task=worker:0", "--dry_run"]

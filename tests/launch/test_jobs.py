@@ -148,6 +148,7 @@ def test_what_cannot_be_started_is_said_at_once(user):
     assert (code, "the tasks started here are worker:0, worker:1" in said) == (2, True)
 
 
+@pytest.mark.first
 @pytest.mark.fault
 @pytest.mark.slow
 def test_a_supervisor_that_is_killed_leaves_no_task_and_a_job_that_is_dead(user):
@@ -181,8 +182,26 @@ def test_after_a_reboot_it_is_dead_whoever_has_its_number(user, monkeypatch):
     assert jobs.find(job).state() == "dead"
 
 
+@pytest.mark.slow
 def test_a_job_that_is_none_is_said(user):
     for command in ("logs", "attach", "stop"):
         said, code = user.run(command, "20260101")
         assert (code, "the job 20260101, but there is none that is known here" in said) == (2, True)
     assert user.run("jobs") == ("No job has been launched here.\n", 0)
+
+
+def test_of_the_jobs_that_are_over_the_newest_fifty_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    ended, running, elsewhere = (tmp_path / name for name in ("ended", "running", "elsewhere"))
+    for logs in (ended, running):
+        logs.mkdir()
+    jobs.add("runs", running, pid=os.getpid())
+    jobs.add("of-another-host", elsewhere)
+    file = tmp_path / "state" / "toolkit" / "jobs" / "of-another-host.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another"}))
+    (ended / "events.jsonl").write_text(
+        '{"at": 1, "event": "job", "id": "x"}\n{"at": 2, "event": "end", "code": 0, "text": "", "stopped": false}\n'
+    )
+    for number in range(53):
+        jobs.add(f"over-{number:02}", ended)
+    assert [job.id for job in jobs.every()] == ["runs", "of-another-host", *(f"over-{n:02}" for n in range(2, 53))]

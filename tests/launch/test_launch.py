@@ -15,6 +15,7 @@ import processes
 import pytest
 
 
+@pytest.mark.slow
 def test_every_task_gets_its_tf_config_and_arguments(launcher):
     code, out, err, _ = launcher.run(
         "--workers=2",
@@ -40,12 +41,14 @@ def test_every_task_gets_its_tf_config_and_arguments(launcher):
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
+@pytest.mark.slow
 def test_tasks_that_ran_alone_are_said_unless_nobody_can_know(launcher):
     said, left = (launcher.run("--workers=2", *flags, body="pass")[1] for flags in ([], ["--as_is"]))
     assert "each ran by itself" in said
     assert "each ran by itself" not in left
 
 
+@pytest.mark.slow
 def test_a_module_is_started_as_python_does(launcher):
     (launcher.folder / "package").mkdir()
     (launcher.folder / "package" / "__init__.py").touch()
@@ -55,6 +58,7 @@ def test_a_module_is_started_as_python_does(launcher):
     assert "worker:0 | __main__ package ['--x=1']" in out
 
 
+@pytest.mark.slow
 def test_a_script_finds_the_modules_beside_it(launcher):
     (launcher.folder / "beside.py").write_text("VALUE = 7")
     code, out, _, _ = launcher.run("--workers=1", body="import beside; print(__name__, __file__, beside.VALUE)")
@@ -62,6 +66,7 @@ def test_a_script_finds_the_modules_beside_it(launcher):
     assert f"worker:0 | __main__ {launcher.script} 7" in out
 
 
+@pytest.mark.slow
 def test_what_stands_beside_a_script_is_the_scripts_own(launcher):
     """As under `python train.py`: a module of a name that Python or this toolkit has, too."""
     for name in ("json.py", "toolkit/__init__.py", "record.py"):
@@ -81,11 +86,13 @@ def test_what_stands_beside_a_script_is_the_scripts_own(launcher):
     assert f"worker:0 | {alone.stdout}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_package_hides_none(launcher):
     (launcher.folder / "json").mkdir()
     assert launcher.run("--workers=1", body="print(json.dumps(1))")[0] == 0
 
 
+@pytest.mark.slow
 def test_dry_run_prints_what_a_shell_can_run(launcher):
     code, out, _, _ = launcher.run("--workers=2", "--dry_run", body="print('ran', me, len(sys.argv))")
     assert code == 0
@@ -97,18 +104,22 @@ def test_dry_run_prints_what_a_shell_can_run(launcher):
     assert "TF_CONFIG=" in shlex.split(lines[0])[1]
 
 
+@pytest.mark.slow
 def test_tasks_know_whether_other_launchers_start_the_rest_of_the_job(launcher):
     file = launcher.cluster_file(["127.0.0.1:23771", "127.0.0.1:23772"])
     assert "TOOLKIT_PARTIAL=1" in launcher.run(file, "--task=worker:1", "--dry_run", body="pass")[1]
     assert "TOOLKIT_PARTIAL" not in launcher.run(file, "--dry_run", body="pass")[1]
 
 
+@pytest.mark.slow
 def test_threads_are_divided_unless_the_user_has_said(launcher):
     body = "print(os.environ['OMP_NUM_THREADS'], os.environ['TF_NUM_INTRAOP_THREADS'])"
     _, out, _, _ = launcher.run("--workers=1", body=body, OMP_NUM_THREADS="7")
     assert re.search(rf"worker:0 \| 7 {len(os.sched_getaffinity(0))}$", out, re.MULTILINE), out
 
 
+@pytest.mark.slow
+@pytest.mark.first
 def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
     code, _, err, seconds = launcher.run(
         "--workers=3", body="print('last words')\nif me == 1: sys.exit(3)\ntime.sleep(1000)"
@@ -120,6 +131,7 @@ def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
     assert launcher.nothing_left(within=1) is True
 
 
+@pytest.mark.slow
 def test_an_exception_shows_the_users_own_lines(launcher):
     code, _, err, _ = launcher.run("--workers=2", body="if me == 0: raise ValueError('boom')\ntime.sleep(1000)")
     assert code == 1
@@ -172,6 +184,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert "worker:0 ended with exit code 1" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_launcher_end_all_tasks(launcher, number):
     process = launcher.start("--workers=2", body="print('up', flush=True)\ntime.sleep(1000)")
@@ -228,6 +241,7 @@ def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(launcher):
     assert seconds < 20
 
 
+@pytest.mark.slow
 def test_killing_the_launcher_leaves_no_process(launcher):
     body = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -310,8 +324,8 @@ def test_a_task_that_stays_stopped_is_named_before_anybody_waits_for_it(launcher
 
 @pytest.mark.slow
 def test_computing_without_a_word_is_progress(launcher):
-    body = "until = time.monotonic() + 5\nwhile time.monotonic() < until: pass"
-    code, _, err, _ = launcher.run("--workers=1", "--stall_timeout=3", body=body)
+    body = "until = time.monotonic() + 3.5\nwhile time.monotonic() < until: pass"
+    code, _, err, _ = launcher.run("--workers=1", "--stall_timeout=2", body=body)
     assert code == 0, err
 
 
@@ -337,6 +351,7 @@ def test_two_launches_at_once_do_not_meet(launcher):
     assert len(list((launcher.folder / "runs").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_ports_stay_the_jobs_while_it_runs(launcher):
     body = """
 import socket
@@ -410,6 +425,7 @@ def test_a_request_of_a_script_that_can_not_be_is_a_sentence(launcher):
     assert "Traceback" not in out + err
 
 
+@pytest.mark.slow
 def test_two_dashes_may_stand_before_the_script(launcher):
     script = launcher.write("print('ran', sys.argv[1:])")
     code, out, _, _ = launcher.run("--workers=1", command=["--", str(script), "--x"])

@@ -5,6 +5,7 @@ import time
 import pytest
 
 
+@pytest.mark.slow
 def test_each_task_has_a_log_of_its_own(launcher):
     code, out, _, _ = launcher.run("--workers=2", "--only=worker:1", body="print('mine', me)")
     assert code == 0
@@ -24,6 +25,7 @@ def test_output_without_line_ends_is_shown_whole(launcher):
     assert out.splitlines()[1:-1] == ["worker:0 | no end", "worker:0 | the rest"]
 
 
+@pytest.mark.slow
 def test_a_progress_bar_is_one_line(launcher):
     body = "for n in range(50): sys.stdout.write(f'{n}/50 \\b\\b\\r'); sys.stdout.flush()\nprint('50/50')"
     _, out, _, _ = launcher.run("--workers=1", body=body)
@@ -40,6 +42,7 @@ def test_100_mb_of_output_end_up_in_the_log(launcher, line):
     assert seconds < 40
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_are_passed_on(launcher):
     code, _, _, _ = launcher.run("--workers=1", body="sys.stdout.buffer.write(b'\\xff\\x00\\xfe\\n')")
     assert code == 0
@@ -104,6 +107,7 @@ print(lines, flush=True)
 '''
 
 
+@pytest.mark.slow
 def test_notes_of_tensorflows_are_in_the_log_only_and_its_errors_are_shown(launcher):
     _, out, _, _ = launcher.run("--workers=1", body=NATIVE)
     shown = [line.removeprefix("worker:0 | ") for line in out.splitlines()[1:-1]]
@@ -115,6 +119,7 @@ def test_notes_of_tensorflows_are_in_the_log_only_and_its_errors_are_shown(launc
     assert "device_count" in out
 
 
+@pytest.mark.slow
 def test_what_all_workers_print_alike_is_shown_once(launcher):
     body = "print('alike')\nprint('mine', me)\nprint('alike again')\nif me: print('only this one')"
     _, out, _, _ = launcher.run("--workers=3", "--evaluator", body=body)

@@ -51,6 +51,7 @@ def test_logs_are_kept_apart_by_attempts_and_a_success_leaves_no_failure(launche
     assert re.search(r"^launch: done in \d+ s, after 1 restart; logs in runs/launch-", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_job_says_what_it_was_asked_for(launcher):
     launcher.run("--workers=1", "--env=MY_TOKEN=hunter2hunter2", body="print(os.environ['MY_TOKEN'])")
     file = launcher.logs() / "job.json"

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -18,6 +19,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
     assert f"process {os.getpid()}" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -44,6 +46,7 @@ def test_what_can_not_be_is_said_and_starts_nothing(launcher, flags, said):
     assert seconds < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [([], "none is named"), (["no such.py"], "no such file"), (["."], "a directory"), (["-m"], "none is named")],
@@ -61,12 +64,14 @@ def test_a_script_that_is_not_there_is_said(launcher, command, said):
     assert said in process.stderr
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_this_machine_is_said(launcher):
     code, _, err, _ = launcher.run("--workers=1", "--host=192.0.2.99", body="print('ran')")
     assert code == 2
     assert "no address of this machine" in err
 
 
+@pytest.mark.slow
 def test_a_log_that_can_not_be_opened_is_said(launcher):
     (launcher.folder / "logs" / "worker-0.log").mkdir(parents=True)
     code, _, err, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran')")

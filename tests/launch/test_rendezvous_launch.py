@@ -142,6 +142,7 @@ def test_an_address_where_nobody_or_somebody_else_listens(start):
     assert (code, "what answers there is no launcher of this toolkit" in text) == (2, True), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

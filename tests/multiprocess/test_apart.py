@@ -87,6 +87,7 @@ def test_nan_on_one_replica_ends_all_and_an_unlike_restore_is_refused(tmp_path):
     assert found == ["step-00000002", "step-00000004", "step-00000004-end"]
 
 
+@pytest.mark.long
 def test_other_flags_on_one_worker_are_refused_by_both(tmp_path):
     flags = ["--data=shapes", "--epochs=1", "--run_dir=run"]
     others = ["--seed=2", "--global_batch_size=64", "--steps_per_epoch=5", "--model=alexnet"]

@@ -62,6 +62,7 @@ def launched(folder, script):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_is_gathered_copied_or_decoded_for_nobody(tmp_path):
     first, theirs = processes.seen(launched(tmp_path, SCRIPT))
     plain, saving, best, saved, count, decoded, loss, rows = first
@@ -136,6 +137,7 @@ print("SEEN", seen[0] == seen[1], len(seen[0][2][1]), flush=True)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_batches_that_tensorflow_brings_to_a_device_are_those_that_stay_on_the_host(tmp_path):
     done = launched(tmp_path, READS)
     assert processes.by_worker(done.stdout).count("SEEN True 203") == 2

@@ -9,39 +9,48 @@ import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("fit_kinds.py")
 # What a single process and several must agree on; batch normalisation that isn't synchronised can't.
-SAME = ["in scope", "numpy", "tf.data", "steps_per_epoch", "PyDataset", "dictionary", "class_weight", "sample_weight",
-        "frozen", "sequences", "tables"]  # fmt: skip
-KINDS = [*SAME, "steps_per_execution", "shuffled", "validation_split", "callbacks"]
+SAME_OF_FEW = ["numpy", "tf.data", "class_weight", "tables"]
+SAME = [*SAME_OF_FEW, "PyDataset", "in scope", "steps_per_epoch", "dictionary", "sample_weight", "frozen", "sequences"]
+OTHERS_OF_FEW = ["steps_per_execution", "callbacks", "loss scale"]
+OTHERS = [*OTHERS_OF_FEW, "shuffled", "validation_split"]
 
 
-def run(folder, count):
+def run(folder, count, amount):
     shared = folder / "shared"
     shared.mkdir()
-    arguments = [[str(folder / f"{number}.json"), str(shared)] for number in range(count)]
+    arguments = [[str(folder / f"{number}.json"), str(shared), amount] for number in range(count)]
     with processes.group([SCRIPT], arguments, folder, cluster=count > 1) as group:
         group.succeed(limit=280)
-    return [json.loads(pathlib.Path(out).read_text()) for out, _ in arguments], shared
+    return [json.loads(pathlib.Path(out).read_text()) for out, *_ in arguments], shared
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(tmp_path_factory, request):
     """What two workers saw, the directory that they shared, and what one process saw."""
-    two, shared = run(tmp_path_factory.mktemp("two"), 2)
-    (one,), _ = run(tmp_path_factory.mktemp("one"), 1)
+    two, shared = run(tmp_path_factory.mktemp("two"), 2, request.param)
+    (one,), _ = run(tmp_path_factory.mktemp("one"), 1, request.param)
     return two, shared, one
 
 
+def with_kinds(few, everything):
+    """Parametrises a test by kinds of the run of few of them, and in the long part by all."""
+    cases = [("few", kind) for kind in few]
+    cases += [pytest.param("all", kind, marks=pytest.mark.long) for kind in everything]
+    return pytest.mark.parametrize(("seen", "kind"), cases, indirect=["seen"], scope="module")
+
+
+with_few = pytest.mark.parametrize("seen", ["few"], indirect=True, scope="module")
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@with_kinds(SAME_OF_FEW + OTHERS_OF_FEW, SAME + OTHERS)
 def test_both_workers_end_with_the_same_metrics_and_weights(seen, kind):
     (first, second), _, _ = seen
     assert first[kind]["history"] == second[kind]["history"]
     assert first[kind]["weights"] == second[kind]["weights"]
 
 
-@pytest.mark.parametrize("kind", SAME)
+@with_kinds(SAME_OF_FEW, SAME)
 def test_the_numbers_are_those_of_one_process(seen, kind):
     (first, _), _, one = seen
     for name, values in one[kind]["history"].items():
@@ -50,15 +59,16 @@ def test_the_numbers_are_those_of_one_process(seen, kind):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
+@with_few
 def test_metrics_count_every_example_once(seen):
     (first, _), _, _ = seen
     assert first["evaluate"][1] * 103 == pytest.approx(round(first["evaluate"][1] * 103), abs=1e-3)
-    for kind in ("numpy", "tf.data", "PyDataset"):
+    for kind in ("numpy", "tf.data"):
         accuracy = first[kind]["history"]["accuracy"][0] * 103
         assert accuracy == pytest.approx(round(accuracy), abs=1e-3), kind
 
 
-@pytest.mark.parametrize("kind", ["predict", "predict dictionary"])
+@with_kinds(["predict"], ["predict", "predict dictionary"])
 def test_predictions_come_whole_and_in_order(seen, kind):
     (first, second), _, one = seen
     assert np.shape(first[kind]) == (103, 2)
@@ -66,6 +76,7 @@ def test_predictions_come_whole_and_in_order(seen, kind):
     np.testing.assert_allclose(first[kind], one[kind], atol=1e-6)
 
 
+@with_few
 def test_callbacks_of_all_workers_share_their_paths(seen):
     (first, second), shared, _ = seen
     assert sorted(p.name for p in (shared / "best").iterdir()) == ["1.keras", "2.keras"]
@@ -77,6 +88,7 @@ def test_callbacks_of_all_workers_share_their_paths(seen):
     assert not second["chief"]
 
 
+@with_few
 def test_a_model_that_all_workers_save_can_be_loaded(seen):
     (first, second), shared, _ = seen
     assert first["loaded"] < 1e-6

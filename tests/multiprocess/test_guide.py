@@ -30,6 +30,7 @@ def test_it_runs_under_the_launcher_as_written(plain_starts, tmp_path):
     assert not list(tmp_path.glob("workertemp*"))
 
 
+@pytest.mark.long
 def test_the_experimental_name_of_earlier_tutorials(tmp_path):
     script = tmp_path / "earlier.py"
     script.write_text(

@@ -56,6 +56,7 @@ print("SEEN", json.dumps([weights(model), weights(other), steps]))
     assert first[2] == 7, "each of the generator's batches is a step"
 
 
+@pytest.mark.long
 def test_one_array_without_labels_and_an_odd_batch(tmp_path):
     body = """
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
@@ -113,6 +114,7 @@ def test_data_of_different_lengths_are_refused(tmp_path):
     assert "different lengths, such as 2 and 3 batches" in done.stderr
 
 
+@pytest.mark.long
 def test_data_of_one_length_that_differ_are_said(tmp_path):
     done = launch(tmp_path, "model.fit(x + me, y, batch_size=20, verbose=0)")
     assert done.returncode == 0

@@ -10,6 +10,7 @@ SCRIPT = pathlib.Path(__file__).with_name("odd_batches.py")
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sharded_layers_take_last_batches_of_any_size(tmp_path):
     seen = []
     for workers in (1, 2):

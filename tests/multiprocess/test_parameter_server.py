@@ -81,6 +81,7 @@ def test_every_step_counts_once_under_three_workers(job, tmp_path, options):
     assert (max(load) < 1.2 * min(load)) == sharded  # Whole, the hidden layer's kernel outweighs all others.
 
 
+@pytest.mark.long
 def test_a_ps_without_variables_is_not_missed(job, tmp_path):
     run = job(tasks=("--chief", "--workers=1", "--ps=5"), epochs=1)  # Of four variables.
     assert run.wait(limit=120) == 0, run.text[-3000:]

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = pathlib.Path(__file__).with_name("plain.py")
 
 
+@pytest.mark.long
 def test_steps_and_speed_are_known(tmp_path):
     events = """
 import json, sys
@@ -34,6 +35,7 @@ main()
     assert '"state": "running", "step": 40' in done.stderr
 
 
+@pytest.mark.long
 def test_a_hang_is_named_with_its_place(tmp_path):
     flags = ("--workers=2", "--stall_timeout=6", "--grace=1")
     done = processes.launch(tmp_path, str(SCRIPT), "hang", tasks=flags, limit=120)

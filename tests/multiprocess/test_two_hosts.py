@@ -39,6 +39,7 @@ def test_the_recipe_runs_on_two_hosts(hosts, tmp_path, launcher):
     assert not (tmp_path / "run1").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_index_that_belongs_to_another_host_is_said(hosts, tmp_path):
     cluster = cluster_in(tmp_path)

@@ -29,7 +29,8 @@ print("SEEN", json.dumps([history, weights, int(keras.ops.convert_to_numpy(model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", ["known", pytest.param("unknown", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("length", ["known", "unknown"])
 def test_epochs_end_together_with_the_shortest(tmp_path, length):
     with processes.group(["-c", SCRIPT], [[length]] * 2, tmp_path) as group:
         first, second = (json.loads(out.partition("SEEN ")[2]) for out in group.succeed(limit=150))

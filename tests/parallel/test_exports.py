@@ -39,6 +39,7 @@ def trained(four_devices):
     return model
 
 
+@pytest.mark.slow
 def test_an_exported_model_answers_as_the_one_that_was_trained(trained, tmp_path):
     expected = trained.predict(IMAGES, verbose=0)
     trained.export(tmp_path / "it is", verbose=False)
@@ -48,6 +49,7 @@ def test_an_exported_model_answers_as_the_one_that_was_trained(trained, tmp_path
     assert np.abs(trained.predict(IMAGES, verbose=0) - expected).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_tensorflow_s_checkpoints_hold_whole_weights(trained, tmp_path):
     expected = trained.predict(IMAGES, verbose=0)
     weights, slots = trained.get_weights(), [np.array(v) for v in trained.optimizer.variables]
@@ -64,6 +66,7 @@ def test_tensorflow_s_checkpoints_hold_whole_weights(trained, tmp_path):
     np.testing.assert_allclose(plain.predict(IMAGES, verbose=0), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_who_would_write_a_first_shard_is_told(trained, tmp_path):
     with pytest.raises(StrategyError, match="Use model.export"):
         tf.saved_model.save(trained, tmp_path / "it")

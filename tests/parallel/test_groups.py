@@ -19,7 +19,6 @@ EXTRA = {
     "a norm": {"kernel_constraint": "max_norm"},
 }
 OPTIMIZERS = {**test_layers.OPTIMIZERS, **test_layers.ALL}
-SHORT = {"AdamW, clipped", "Lamb, clipped, averaged"}
 
 
 @pytest.fixture
@@ -34,9 +33,8 @@ def test_the_numbers_are_those_of_plain_layers(mesh, kind):
     test_layers.same(test_layers.trained(mesh, **test_layers.NETWORKS[kind]), test_layers.alone())
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_do_what_they_do_on_one_device(mesh, optimizer):
     if optimizer == "Muon, decaying" and keras.__version__.startswith("3.12."):
         pytest.skip("Muon of Keras 3.12 fails with weight_decay, on one device too")
@@ -79,6 +77,7 @@ def test_a_loop_of_the_users_own_adds_up_over_groups(mesh):
     test_layers.same(weights_after(mesh), weights_after(tf.distribute.get_strategy()))
 
 
+@pytest.mark.long
 def test_a_model_goes_on_at_another_mesh(mesh, four_devices, tmp_path):
     keras.utils.set_random_seed(3)
     with mesh.scope():

@@ -78,7 +78,9 @@ def alone(optimizer=None, **extra):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "a pair" else pytest.mark.long) for kind in NETWORKS]
+)
 def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas])
     same(trained(mirrored, **NETWORKS[kind]), alone())
@@ -98,7 +100,9 @@ OPTIMIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [pytest.param({}, marks=pytest.mark.long), PAIR], ids=["replicated", "split"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=[] if "accumulating" in name else pytest.mark.long) for name in OPTIMIZERS]
+)
 def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     make = OPTIMIZERS[optimizer]
@@ -115,7 +119,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts
             {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
             marks=pytest.mark.long,
         ),
-        {"kernel_constraint": "max_norm"},
+        pytest.param({"kernel_constraint": "max_norm"}, marks=pytest.mark.long),
         pytest.param({"kernel_constraint": "non_neg"}, marks=pytest.mark.long),
     ],
     ids=["sum", "whole", "norm", "elementwise"],
@@ -202,14 +206,9 @@ ALL = {
 }
 
 
-# The others here differ from these in what they compute for each element alone.
-SOME = {"Lamb, clipped, averaged", "Adafactor, accumulating", "Muon, decaying"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=[] if name in SOME else pytest.mark.long) for name in ALL]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ALL)
 def test_every_optimizer_trains_split_layers(four_devices, optimizer):
     if optimizer == "Muon, decaying" and keras.__version__.startswith("3.12."):
         pytest.skip("Muon of Keras 3.12 fails with weight_decay, on one device too")
@@ -236,6 +235,7 @@ def fitted(strategy, make):
     return [weight.numpy() for weight in model.weights]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["Softmax", "UnitNormalization"])
 def test_what_needs_all_features_does_not_stand_between_a_pair(four_devices, layer):
     strategy = strategies.create("mirrored", devices=four_devices[:2])
@@ -243,6 +243,7 @@ def test_what_needs_all_features_does_not_stand_between_a_pair(four_devices, lay
         fitted(strategy, lambda: between(getattr(keras.layers, layer)()))
 
 
+@pytest.mark.slow
 def test_what_is_elementwise_does(four_devices):
     layers = keras.layers
 
@@ -253,6 +254,7 @@ def test_what_is_elementwise_does(four_devices):
     same(many, fitted(tf.distribute.get_strategy(), make))
 
 
+@pytest.mark.slow
 def test_pairs_that_begin_before_others_end_are_told_apart(four_devices):
     """Their examples differ in number: those of a sequence's steps, and of sequences."""
 

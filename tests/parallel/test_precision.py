@@ -31,7 +31,11 @@ def trained(strategy, policy, conv, dense):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
-    [pytest.param("float64", 1e-6, marks=pytest.mark.long), ("mixed_bfloat16", 0.02), ("mixed_float16", 0.005)],
+    [
+        pytest.param("float64", 1e-6, marks=pytest.mark.long),
+        pytest.param("mixed_bfloat16", 0.02, marks=pytest.mark.long),
+        ("mixed_float16", 0.005),
+    ],
 )
 def test_a_policy(four_devices, policy, tolerance):
     plain = trained(

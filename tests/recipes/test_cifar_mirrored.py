@@ -10,7 +10,7 @@ import time
 import processes
 import pytest
 
-SMALL = ("--gpus=2", "--steps_per_epoch=30", "--global_batch_size=64")
+SMALL = ("--gpus=2", "--steps_per_epoch=10", "--global_batch_size=64")
 SHARED = {
     "gpus", "emulate", "visible_devices", "memory", "data", "data_dir", "epochs", "steps_per_epoch",
     "global_batch_size", "learning_rate", "seed", "run_dir", "resume",
@@ -54,11 +54,11 @@ def test_a_run_writes_what_the_contract_says(undisturbed):
     run, out = undisturbed
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY
-    assert (summary["replicas"], summary["emulated"], summary["epochs"], summary["steps"]) == (2, True, 2, 60)
+    assert (summary["replicas"], summary["emulated"], summary["epochs"], summary["steps"]) == (2, True, 2, 20)
     assert summary["images_per_second"] > 0
     with (run / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "30"), ("2", "60")]
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "10"), ("2", "20")]
     assert float(rows[-1]["val_accuracy"]) == summary["test_accuracy"]
     assert list((run / "tensorboard").rglob("events.*"))
     assert "2 logical CPU devices stand in" in out
@@ -102,6 +102,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbe
     assert checkpoint(tmp_path / "run") == checkpoint(undisturbed[0])
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path, undisturbed):
     shutil.copytree(undisturbed[0], tmp_path / "run")
@@ -111,7 +112,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path, undisturbed
     done = recipe.run(*flags, "--epochs=2", "--resume")
     assert done.returncode == 0, done.stderr
     assert f"{newest.name} is damaged" in done.stdout
-    assert "Resumed after step 30" in done.stdout
+    assert "Resumed after step 10" in done.stdout
 
     for path in (tmp_path / "run/checkpoints").glob("step-*"):
         (path / "manifest.json").write_text("{}")
@@ -166,6 +167,7 @@ def refused(recipe, flags, word):
     assert ", but " in message[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mistake_is_answered_in_one_message(recipe, name):
     refused(recipe, *REFUSED[name])
@@ -177,6 +179,7 @@ def test_a_mistake_that_takes_tensorflow_to_see(recipe, name):
     refused(recipe, *SLOWLY_REFUSED[name])
 
 
+@pytest.mark.slow
 def test_help_lists_every_flag_at_once(recipe):
     done = recipe.run("--help", limit=20, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0

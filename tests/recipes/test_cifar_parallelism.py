@@ -69,6 +69,7 @@ def test_hybrid(recipe, tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 8
 
 
+@pytest.mark.slow
 def test_rows_are_not_resumed(recipe, tmp_path):
     done = recipe.run("--resume", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism")
     assert done.returncode == 2

@@ -12,6 +12,7 @@ NOTE = re.compile(r"^[IW]\d{4} |^WARNING: All log messages before|failed call to
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [False, True])
 def test_notes_are_shown_to_who_asks(tmp_path, asked):
     environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

@@ -76,6 +76,7 @@ print("SEEN", json.dumps(seen))
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["auto", "nccl"])
 def test_what_tensorflow_is_told_and_a_second_strategy_is_the_first(tmp_path, kind):
     (tmp_path / "it.py").write_text(SEEN)

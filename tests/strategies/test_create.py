@@ -125,6 +125,7 @@ def test_a_cluster_that_can_not_be_read_is_said(monkeypatch, name, value):
         strategies.create(name, devices=("CPU:0",))
 
 
+@pytest.mark.slow
 def test_another_backend_is_named():
     program = (
         "import sys, types\n"

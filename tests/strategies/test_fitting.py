@@ -61,6 +61,7 @@ def written(folder, *, chief, monkeypatch):
     return sorted(path.name for path in folder.iterdir()), averaged
 
 
+@pytest.mark.slow
 def test_callbacks_of_the_chief_write(adapted, tmp_path, monkeypatch):
     names, _ = written(tmp_path, chief=True, monkeypatch=monkeypatch)
     assert names == ["backup", "board", "log.csv", "model.keras", "w.weights.h5"]
@@ -72,12 +73,14 @@ def test_callbacks_of_the_others_do_not(adapted, tmp_path, monkeypatch):
     assert names == []
 
 
+@pytest.mark.slow
 def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted, monkeypatch):
     model, averaged = worker(monkeypatch, chief=True)
     fit(model)
     assert len(averaged) == 4
 
 
+@pytest.mark.slow
 def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
     _, averaged = worker(monkeypatch, chief=False)
     for module in (fitting, shared_files):

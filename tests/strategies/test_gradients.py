@@ -48,6 +48,7 @@ def trained(strategy, optimizer):
     return np.concatenate([w.numpy().ravel() for w in model.weights])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0), ("float16", 1e-7), ("bfloat16", 1e-6)])
 def test_gradients_are_exchanged_as_asked(four_devices, dtype, least):
     exchange = strategies.GradientExchange(dtype=dtype)

@@ -111,7 +111,7 @@ CASES = {
 
 
 # What they have of their own is in other rows, too.
-LONG = ("plain", "weighted", "divided by weights", "masked, and weighted")
+LONG = ("plain", "weighted", "divided by weights", "masked", "masked, and weighted")
 
 
 @pytest.mark.slow

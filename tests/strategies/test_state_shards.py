@@ -28,7 +28,6 @@ OPTIMIZERS = {
         0.01, gradient_accumulation_steps=2, weight_decay=0.01, global_clipnorm=0.5
     ),
 }
-SHORT = {"AdamW, clipped, averaged", "Adam, accumulating, decaying", "SGD, Nesterov"}
 
 
 def network(sharded=False):
@@ -76,9 +75,8 @@ def create(devices, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_that_looks_at_elements_does_what_it_does_on_one_device(four_devices, name):
     # Lion's step is a sign and Ftrl's and Adadelta's a quotient: there rounding weighs more.
     same(trained(create(four_devices), OPTIMIZERS[name]), alone(name), 3e-5)
@@ -93,6 +91,7 @@ def test_it_goes_with_sharded_layers_in_groups(four_devices, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_scale_is_agreed_on(four_devices):
     def scaled():
         return keras.optimizers.LossScaleOptimizer(
@@ -118,6 +117,7 @@ def test_each_replica_keeps_its_part_only(four_devices):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_saved_model_goes_on_with_its_state_elsewhere(four_devices, tmp_path):
     model = trained(create(four_devices), OPTIMIZERS["Adam"])
     model.save(tmp_path / "it.keras")
@@ -128,6 +128,7 @@ def test_a_saved_model_goes_on_with_its_state_elsewhere(four_devices, tmp_path):
             assert np.array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_whole_layers_is_refused(four_devices):
     with pytest.raises(StrategyError, match="optimizer_state='sharded' with Lamb.*such as AdamW"):
         trained(create(four_devices[:2]), lambda: keras.optimizers.Lamb(0.01))

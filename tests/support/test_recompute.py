@@ -133,6 +133,7 @@ def test_blocks_train_the_same():
     same(trained(network()), trained(network(keras.RematScope("full"))))
 
 
+@pytest.mark.slow
 def test_losses_that_layers_add_count_once():
     def model(scope):
         keras.utils.set_random_seed(1)
@@ -162,6 +163,7 @@ def test_a_function_with_somebody_elses_seed_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fc", ["replicated", "sharded"])
 def test_a_plan_with_it_trains_the_same_on_two_devices(fc):
     setting = Setting(replicas=2, batch=8, recompute=True)

@@ -47,6 +47,7 @@ def test_outside_the_main_thread_nothing_is_changed(hangup):
     assert found == [signal.SIG_DFL, []]
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_ends_with_a_line_and_leaves_others_handlers_alone():
     script = """
 import signal

@@ -101,15 +101,18 @@ def test_a_profile_of_tensorflows_is_understood(tmp_path, four_devices, replicas
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_one_that_is_asked_for_is_kept_for_tensorboard(tmp_path, four_devices):
     assert trained(tmp_path, four_devices[:1], steps=3, keep=True).steps == 3
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_too_few_steps_give_none(tmp_path, four_devices):
     assert trained(tmp_path, four_devices[:1], batches=8) is None
 
 
+@pytest.mark.slow
 def test_somebody_elses_profile_goes_on(tmp_path, four_devices):
     tf.profiler.experimental.start(str(tmp_path))
     try:

@@ -103,6 +103,7 @@ def test_arguments_of_fit_that_make_no_training(tmp_path, arguments, word):
         run.fit(model, np.ones((8, 2)), np.ones((8, 1)), **arguments)
 
 
+@pytest.mark.slow
 def test_a_run_holds_one_training(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -224,11 +225,13 @@ def test_callbacks_count_on_where_they_were(tmp_path, stopped):
     assert np.array_equal(counting[0].weights, counting[1].weights)
 
 
+@pytest.mark.slow
 def test_a_callback_whose_state_can_not_be_saved_is_named_once(tmp_path, caplog):
     trained(tmp_path / "run", Counting(odd=set()), epochs=3)
     assert caplog.text.count("Counting keeps set in odd, which can't be saved") == 1
 
 
+@pytest.mark.slow
 def test_other_callbacks_than_before_are_said(tmp_path, caplog):
     with pytest.raises(StoppedBySignal):
         trained(tmp_path / "run", Counting(), StopAfterEpoch(1), epochs=2)

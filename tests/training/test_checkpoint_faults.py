@@ -233,6 +233,8 @@ save(6)
 """
 
 
+@pytest.mark.first
+@pytest.mark.slow
 def test_a_full_and_a_read_only_disk_cost_the_checkpoint_and_no_other(tmp_path):
     mount = 'mount -t tmpfs -o size=400k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     done = subprocess.run(

@@ -116,10 +116,9 @@ KINDS = {
 }
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
-MARKS = dict.fromkeys(CASES, (pytest.mark.slow,)) | {("tensors", 1): ()}
-for _kind in ("tensors", "unknown length", "a generator"):
-    MARKS[_kind, 2] = (pytest.mark.slow, pytest.mark.long)
-MARKED = [pytest.param(*case, marks=marks) for case, marks in MARKS.items()]
+# Kinds that most people train with; the others differ in what they read.
+SHORT = {("tensors", 1), ("endless", 2), ("a PyDataset", 1), ("a generator", 1), ("arrays", 1)}
+MARKED = [pytest.param(*case, marks=[] if case in SHORT else pytest.mark.long) for case in CASES]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.
 STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
 
@@ -147,6 +146,7 @@ def same(one, other):
 
 
 # Keras says so at the end of each epoch of data whose length it doesn't know.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(("kind", "replicas"), MARKED)
 def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(
@@ -188,6 +188,7 @@ def test_it_goes_on_in_the_same_order_under_another_strategy(tmp_path, four_devi
         assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(resumed, two, strict=True))
 
 
+@pytest.mark.slow
 def test_a_saved_iterator_goes_on_even_where_nothing_was_seeded(tmp_path, four_devices):
     """Its shuffle buffer is part of the checkpoint, so every example is seen once in the epoch."""
 
@@ -229,6 +230,7 @@ def test_less_data_than_before_is_a_sentence(tmp_path, four_devices):
         train(tmp_path / "run", four_devices, lambda folder: generated(folder).take(1), resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_another_pipeline_than_the_saved_iterators_is_a_sentence(tmp_path, four_devices):
     with pytest.raises(StoppedBySignal):
@@ -254,6 +256,7 @@ def test_a_model_that_waits_for_its_shapes_is_restored_too(tmp_path):
         once(python_generator(tmp_path), resume=True)
 
 
+@pytest.mark.slow
 def test_the_examples_of_a_step_are_counted_where_the_data_does_not_say_them(tmp_path, four_devices):
     _, summary = train(tmp_path / "run", four_devices, tensors)
     assert summary["examples_per_second"] == summary["images_per_second"] > 0

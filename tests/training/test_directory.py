@@ -117,6 +117,7 @@ def test_checkpoints_of_nobody_are_left_alone(earlier, text):
         RunDirectory(earlier, recipe="mine")
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_who_holds_it(tmp_path):
     first = RunDirectory(tmp_path / "run", recipe="mine")
     program = (

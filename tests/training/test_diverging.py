@@ -33,6 +33,7 @@ def batches(*, bad=()):
         yield x, np.ones((4, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "noticed", "good"), [(0, 6, 3), (2, 6, 4)])
 def test_it_ends_at_the_next_checkpoint_and_the_good_ones_are_kept(tmp_path, every, noticed, good):
     said = rf"after step {noticed}, 2 of 2 weights.*/kernel.*that of step {good} in"
@@ -48,12 +49,14 @@ def test_it_ends_at_the_next_checkpoint_and_the_good_ones_are_kept(tmp_path, eve
     assert train(tmp_path / "run", batches(), resume=True)["resumed_from_step"] == good
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint(tmp_path):
     with pytest.raises(Diverged, match="there is none yet"):
         train(tmp_path / "run", batches(bad=[1]))
     assert CheckpointStore(tmp_path / "run/checkpoints").names() == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_null_in_the_summary(tmp_path):
     class NoLoss(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -66,6 +66,7 @@ def trained(folder, strategy, *callbacks, resume=False):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, four_devices, replicas):
     strategy = strategies.create("auto", devices=four_devices[:replicas])

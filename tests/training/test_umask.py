@@ -31,6 +31,7 @@ def looser_than(folder, forbidden):
     return [str(path) for path in found if stat.S_IMODE(path.lstat().st_mode) & forbidden]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mask", "forbidden"), [(0o000, 0o002), (0o022, 0o022), (0o077, 0o077)])
 def test_a_whole_run(tmp_path, mask, forbidden):
     with masked(mask):

@@ -64,10 +64,11 @@ def measure(
     clock = _Clock(strategy)
     with strategy.scope(), mesh.in_one_group(strategy):
         copy = copy_model(model, _layer_that_exchanges_nothing)
-        empty = clock.seconds(lambda: tf.constant(0.0))
+        # The least: on a busy machine a median of so short a time may be more than what it is taken from.
+        empty = clock.seconds(lambda: tf.constant(0.0), min)
         seen = trace(copy, length=length)
         arguments = _like(seen.calls(copy)[0], seen.examples, batch)
-        whole = clock.seconds(_training(copy, arguments, inputs_too=False)) - empty
+        whole = max(clock.seconds(_training(copy, arguments, inputs_too=False)) - empty, 1e-9)
         # The model itself may have another name now.
         instances = {name: made for (name, _), (_, made) in zip(given.layers, seen.layers, strict=True)}
         each = {}

@@ -89,6 +89,7 @@ def test_a_healthy_machine_has_nothing_wrong(plant):
     assert {finding.check for finding in plant.findings()} == {"versions", "environment", "GPU", "machine", "data"}
 
 
+@pytest.mark.slow
 def test_a_healthy_machine_with_cards_has_nothing_wrong(plant):
     plant.cards(recorded.A100, recorded.FREE)
     assert plant.wrong() == []
@@ -224,6 +225,7 @@ def test_keras_2_is_a_failure_where_it_is_missing(plant, installed):
     assert ("isn't installed" in found.found) is not installed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_its_cure_named(plant, fault):
     spoil, check, cure = FAULTS[fault]

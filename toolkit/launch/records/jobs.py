@@ -24,7 +24,7 @@ from toolkit.support import files
 __all__ = ["Job", "add", "command", "every", "find"]
 
 _BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
-_KEPT = 30 * 86400  # Seconds for which a job that has ended is listed.
+_KEPT = 50  # Jobs that are over and still listed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,13 @@ class Job:
         return False
 
     @property
+    def over(self) -> bool:
+        """Whether it has certainly ended: it says so, or this machine ran it and doesn't any more."""
+        if any(event["event"] == "end" for event in self.record.so_far()):
+            return True
+        return not self.slurm and self.host == socket.gethostname() and not self.runs
+
+    @property
     def alive(self) -> bool:
         """Whether it runs or is queued, as far as can be known here."""
         return self.state() in {word.lower() for word in controller.ALIVE} if self.slurm else self.runs
@@ -85,7 +92,9 @@ class Job:
 
 
 def add(job_id: str, logs: pathlib.Path, *, pid: int = 0, slurm: str = "") -> None:
-    """Keeps a job that is being started; a state directory that can't be written costs its being found, not the job.
+    """Keeps a job that is being started, and of those that are over the newest 50.
+
+    Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
     Args:
         job_id: Its id.
@@ -109,22 +118,16 @@ def add(job_id: str, logs: pathlib.Path, *, pid: int = 0, slurm: str = "") -> No
     with contextlib.suppress(OSError):
         files.make_directory(_directory())
         files.write_json(_directory() / f"{job_id}.json", dataclasses.asdict(made))
+        for job in [job for job in every() if job.id != job_id and job.over][:-_KEPT]:
+            (_directory() / f"{job.id}.json").unlink(missing_ok=True)
 
 
 def every() -> list[Job]:
-    """Returns the jobs that are known, the newest last; forgets those whose logs are gone, and those of long ago."""
+    """Returns the jobs that are known, the newest last."""
     found = []
     for path in _directory().glob("*.json"):
-        try:
-            job = Job(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            continue
-        old = time.time() - job.at > _KEPT and not job.runs and not job.slurm
-        if old or not pathlib.Path(job.logs).is_dir():
-            with contextlib.suppress(OSError):
-                path.unlink()
-        else:
-            found.append(job)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Job(**json.loads(path.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda job: (job.at, job.id))
 
 
