@@ -28,6 +28,12 @@ def read(dataset, share, shares):
     return list(cut.as_numpy_iterator())
 
 
+def in_a_loop(dataset):
+    for change in (lambda x: 3 * x, lambda x: x + 1):
+        dataset = dataset.map(lambda x, seen: (change(x), seen))  # noqa: B023 - As people write it.
+    return dataset
+
+
 numbers = tf.data.Dataset.range
 CHAINS = {
     "a map": lambda: numbers(22).map(counted).batch(8),
@@ -44,6 +50,7 @@ CHAINS = {
     "of various lengths in between": lambda: (
         numbers(22).map(tf.range).map(lambda r: counted(tf.size(r, tf.int64))).batch(8)
     ),
+    "functions of a loop, whose variable is another one by now": lambda: in_a_loop(numbers(22).map(counted)).batch(8),
     "with options": lambda: numbers(22).map(counted).batch(8).with_options(tf.data.Options()),
 }
 

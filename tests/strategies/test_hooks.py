@@ -6,6 +6,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import cross_device_utils
 
+from toolkit import strategies
 from toolkit.strategies import hooks
 
 
@@ -56,3 +57,22 @@ def test_several_steps_per_execution_need_the_hook(tmp_path, kind):
         assert "must feed a value for placeholder" in done.stderr, (
             "TensorFlow numbers collectives itself: the hook can go"
         )
+
+
+def test_a_pipeline_for_each_replica_is_for_one_data_set_only(four_devices):
+    theirs = tf.distribute.MirroredStrategy(list(four_devices[:2]))
+    options = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
+
+    def pipelines(strategy):
+        counts = []
+        for each in (None, options, None):
+            strategy.distribute_datasets_from_function(
+                lambda context: counts.append(context.num_input_pipelines) or tf.data.Dataset.range(4).batch(2), each
+            )
+        return counts[0], counts[-1]
+
+    assert pipelines(theirs) == (1, 2), "TensorFlow is mended: input_devices_kept isn't needed"
+    assert pipelines(strategies.create("mirrored", devices=four_devices[:2])) == (1, 1)

@@ -90,6 +90,32 @@ def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     assert dense(share) == expected
 
 
+@pytest.mark.parametrize(
+    ("make", "dense"),
+    [
+        (lambda: tf.ragged.constant([[n] * (n % 3) for n in range(9)]), lambda t: t.to_list()),
+        (lambda: tf.sparse.eye(9), lambda t: tf.sparse.to_dense(t).numpy().tolist()),
+    ],
+    ids=["ragged", "sparse"],
+)
+def test_a_last_batch_of_any_kind_borrows(make, dense):
+    dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)  # Of 4, 4 and 1.
+    both = [list(sharing.shares(dataset, indices=[index], count=2)) for index in (0, 1)]
+    assert [(len(dense(a)), len(dense(b))) for a, b in zip(*both, strict=True)] == [(2, 2), (1, 2), (1, 1)]
+    assert [row for pair in zip(*both, strict=True) for part in pair for row in dense(part)] == dense(make())
+
+
+def test_a_last_batch_that_was_padded_borrows_from_one_with_longer_examples():
+    def examples():
+        yield from ([n] * n for n in (5, 2, 3, 6, 1))
+
+    dataset = tf.data.Dataset.from_generator(examples, output_signature=tf.TensorSpec([None], tf.int64))
+    dataset = dataset.padded_batch(2, padding_values=tf.constant(-1, tf.int64)).prefetch(1)
+    both = [list(sharing.shares(dataset, indices=[index], count=2).as_numpy_iterator()) for index in (0, 1)]
+    # The last example alone is too few for two, and so is what it would leave of the batch before: both become one.
+    assert [each[-1].tolist() for each in both] == [[[3, 3, 3, -1, -1, -1]], [[6] * 6, [1, -1, -1, -1, -1, -1]]]
+
+
 def test_examples_that_are_not_batched_are_told_apart():
     assert not sharing.is_batched(tf.data.Dataset.range(3))
     assert sharing.is_batched(tf.data.Dataset.range(3).batch(2))

@@ -13,6 +13,7 @@ agreement     values that the processes of a strategy exchange between steps, an
 collectives   exchanges between the replicas of a step, each with its gradient
 replica_shards  a variable of which each replica of a group holds a shard
 optimizers    the optimizers of a model, and what each trains
+building      variables, made before the first step
 early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
 weighting     how much a replica's means count in a step of `fit`

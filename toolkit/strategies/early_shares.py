@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
 from toolkit.strategies.sharing import row_count
@@ -55,7 +56,7 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
     source = None
     each = _below(batch._input_dataset)
     while type(each).__name__ in _MAP and _is_stateless(each):
-        waiting.insert(0, each._map_func._func)
+        waiting.insert(0, _as_traced(each._map_func))
         each = _below(each._input_dataset)
         if _has_one_shape(each):
             source, functions = each, waiting + functions
@@ -76,6 +77,18 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
         # do the same, and TensorFlow couldn't save its iterators.)
         lambda shares: shares.interleave(decoded, num_parallel_calls=tf.data.AUTOTUNE),
     )
+
+
+def _as_traced(function: Any) -> Callable:
+    """Returns a function of `map` as `map` has traced it: what the user's Python would do now may be something else."""
+    takes, returns = function._input_structure, function.output_structure
+
+    def traced(*example: Any) -> Any:
+        given = example if type(takes) is tuple else example[0]
+        found = function.function(*structure.to_tensor_list(takes, given))
+        return structure.from_compatible_tensor_list(returns, found)
+
+    return traced
 
 
 def _below(dataset: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives, losses, weighting
+from toolkit.strategies import building, collectives, losses, weighting
 from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.mesh import Among
 from toolkit.strategies.optimizers import trained_by
@@ -50,6 +50,7 @@ def adapt_optimizers() -> None:
     wrap(plain, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
     wrap(tf.__internal__.distribute.interim, "maybe_merge_call", _each_for_itself)
     adapt_to_shards()
+    building.adapt_building()
     weighting.adapt_trainers()
     losses.adapt_losses()
 
@@ -69,14 +70,15 @@ def _with_sums() -> Iterator[None]:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
+    grads = list(grads)
     if _summed() or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
-    grads = list(grads)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     if len(grads) == len(variables):  # Else Keras says what is wrong.
         cut = cut_among(optimizer, variables)
-        grads = reduced(grads, variables, cut)
+        share = weighting.current()
+        grads = reduced(grads, variables, cut, weighted=share is not None and id(optimizer) in share.scaled_by)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             grads = _finite_alike(grads, variables, cut)
     with _with_sums():
@@ -88,8 +90,10 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     share = weighting.current()
     if share is None:
         return original(optimizer, loss)
-    share.in_loss = True
-    return original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+    share.scaled.append(scaled)
+    share.scaled_by.add(id(optimizer))
+    return scaled
 
 
 def _apply_finite(original: Callable, *args: Any) -> None:
@@ -117,7 +121,7 @@ def _finite_alike(grads: list, variables: Sequence, cut: frozenset) -> list:
     return grads
 
 
-def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset()) -> list:
+def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset(), *, weighted: bool = False) -> list:
     """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
 
     Args:
@@ -125,6 +129,7 @@ def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset()) 
         variables: A `keras.Variable` for each gradient.
         cut: The numbers of those variables of which each replica updates its part: that part of the gradient is
             returned, flat.
+        weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
     """
     exchange = exchange_of(tf.distribute.get_strategy())
     share = weighting.current()
@@ -144,20 +149,20 @@ def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset()) 
         return out
     summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
 
-    def weighted(gradient: Any) -> Any:
+    def counted(gradient: Any) -> Any:
         if share is None:
             return gradient
         weight = tf.cast(share.weight, gradient.dtype)
-        factor = 1 if share.in_loss else weight
+        factor = 1 if weighted else weight
         # A replica without examples has no mean: 0 / 0.
         return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
 
     def sent(gradient: Any) -> Any:
-        return _cast(weighted(gradient), dtype) if dtype.size < 4 else weighted(gradient)
+        return _cast(counted(gradient), dtype) if dtype.size < 4 else counted(gradient)
 
     dense = [number for number in summed if number in cut and not isinstance(out[number], tf.IndexedSlices)]
     if dense:
-        parts = scattered([weighted(out[number]) for number in dense], dtype=dtype if dtype.size < 4 else None)
+        parts = scattered([counted(out[number]) for number in dense], dtype=dtype if dtype.size < 4 else None)
         for number, part in zip(dense, parts, strict=True):
             out[number] = part
     summed = [number for number in summed if number not in dense]

@@ -3,7 +3,8 @@
 `tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ from toolkit.strategies.communication import kind_of
 from toolkit.strategies.sharing import untuned
 from toolkit.support.wrapping import wrap
 
-__all__ = ["communication_of", "expect_heartbeats", "install", "ordering_token"]
+__all__ = ["communication_of", "expect_heartbeats", "input_devices_kept", "install", "ordering_token"]
 
 
 def install() -> None:
@@ -57,6 +58,19 @@ def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
     Other calls on the same device must be ordered by the same one.
     """
     return strategy.extended._cross_device_ops._launchers[replica]._get_ordering_token()
+
+
+@contextlib.contextmanager
+def input_devices_kept(strategy: tf.distribute.MirroredStrategy) -> Iterator[None]:
+    """Puts back what a data set with InputReplicationMode.PER_REPLICA changes for all that are distributed after it.
+
+    TensorFlow 2.21 keeps the mode on the strategy, and would ask for each replica's share in every replica's pipeline.
+    """
+    before = strategy.extended._input_workers_devices
+    try:
+        yield
+    finally:
+        strategy.extended._input_workers_devices = before
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:

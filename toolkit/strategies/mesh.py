@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 
-__all__ = ["Among", "Mesh", "in_one_group", "mesh_of", "replicas", "set_shards"]
+__all__ = ["Among", "Mesh", "in_one_group", "made_here", "mesh_of", "replicas", "set_shards"]
 
 _ATTRIBUTE = "_toolkit_shards"
 
@@ -48,11 +48,22 @@ class Mesh:
         return list(range(shard, self.shards * self.groups, self.shards))
 
 
+def made_here(strategy: tf.distribute.Strategy | None) -> bool:
+    """Says whether a strategy is one of ours, or `enable_fit` was called on it.
+
+    Under any other everything that is wrapped does what Keras and TensorFlow do.
+    """
+    return getattr(strategy, "made_by_toolkit", False)
+
+
 def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
-    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step."""
+    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step.
+
+    Of a strategy that isn't one of ours it is 1.
+    """
     strategy = strategy or tf.distribute.get_strategy()
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) else 1
+    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) and made_here(strategy) else 1
 
 
 def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:

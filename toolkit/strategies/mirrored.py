@@ -1,12 +1,13 @@
 """A replica on each device of this machine; gradients are summed by all-reduce after every step."""
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["create"]
+__all__ = ["create", "enable"]
 
 
 def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
@@ -15,14 +16,51 @@ def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
     The devices are always named: left to itself, TensorFlow reads TF_CONFIG here and takes another
     host's devices for this one's.
     """
-    import tensorflow as tf
+    return enable(_kind()(list(devices)))
 
+
+def enable(strategy: "tf.distribute.MirroredStrategy") -> "tf.distribute.MirroredStrategy":
+    """Has `fit` under a MirroredStrategy give one device's numbers; returns the same object."""
     from toolkit.strategies import gradients, hooks
-    from toolkit.strategies.reducing import ReducesForKeras
-
-    class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
-        """TensorFlow's, with the `reduce` that Keras needs."""
 
     hooks.install()
     gradients.adapt_optimizers()
-    return MirroredStrategy(list(devices))
+    strategy.__class__ = _kind()  # It adds methods only, no state.
+    return strategy
+
+
+def _suffices(adapter: Any, replicas: int) -> bool:
+    """Says whether arrays are known to leave an example for each replica when TensorFlow divides their batches.
+
+    It gives each replica as many examples as of a whole batch, while there are any.
+    """
+    if adapter.has_partial_batch is None or not adapter.batch_size:
+        return False
+    smallest = adapter.partial_batch_size if adapter.has_partial_batch else adapter.batch_size
+    return smallest > (replicas - 1) * -(-adapter.batch_size // replicas)
+
+
+@functools.cache
+def _kind() -> type:
+    import tensorflow as tf
+
+    from toolkit.strategies import building, hooks, sharing
+    from toolkit.strategies.reducing import ReducesForKeras
+
+    class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
+        """TensorFlow's, with the `reduce` that Keras needs, and no replica that goes without an example in `fit`."""
+
+        def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+            count = self.num_replicas_in_sync
+            iterator = building.epoch_iterator()
+            keras = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
+            if not keras or _suffices(iterator.data_adapter, count) or not sharing.may_run_short(dataset, count):
+                return super().experimental_distribute_dataset(dataset, options)
+            shares = sharing.shares(dataset, indices=range(count), count=count).prefetch(2 * count)
+            return sharing.distributed(self, lambda _: shares)
+
+        def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+            with hooks.input_devices_kept(self):
+                return super().distribute_datasets_from_function(dataset_fn, options)
+
+    return MirroredStrategy

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import gradients, hooks
+from toolkit.strategies import gradients, hooks, mirrored
 from toolkit.strategies.agreement import processes
 from toolkit.strategies.communication import options_for
 from toolkit.strategies.consistency import seed_alike
@@ -112,24 +112,28 @@ def _refuse_bfloat16(make: Callable, **kwargs: Any) -> Any:
     return make(**kwargs)
 
 
-def enable_fit(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> MultiWorkerStrategy:
+def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     """Makes Keras 3's `fit`, `evaluate` and `predict` work under a strategy that you have made yourself.
 
         strategy = toolkit.strategies.enable_fit(tf.distribute.MultiWorkerMirroredStrategy())
 
-    Call it on every worker right after the strategy is made: the workers also agree on random seeds.
+    Call it right after the strategy is made, on every worker: the workers also agree on random seeds. It takes a
+    MirroredStrategy too: `fit` works under TensorFlow's own, but a `train_step` written for one device, masked losses
+    and batches that can't be shared equally come to other numbers there.
 
     Returns:
         The same object.
 
     Raises:
-        StrategyError: It is no MultiWorkerMirroredStrategy.
+        StrategyError: It is neither of the two.
     """
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        return mirrored.enable(strategy)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise StrategyError(
             asked=f"enable_fit was given a {type(strategy).__name__}",
-            found="it mends MultiWorkerMirroredStrategy only",
-            remedy="Leave it out: fit needs no help under MirroredStrategy or on one device",
+            found="it takes a MultiWorkerMirroredStrategy or a MirroredStrategy",
+            remedy="Leave it out on one device; beside parameter servers use toolkit.strategies.create",
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
+from toolkit.strategies import building
 from toolkit.strategies.fitting import adapt_keras
 from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers import ParameterServerOptions, private, sources, step
@@ -45,6 +46,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         StrategyError: The workers have more than one GPU each.
     """
 
+    made_by_toolkit = True
     numbered = staticmethod(sources.numbered)
 
     def __init__(self, cluster: _cluster.Cluster, options: ParameterServerOptions) -> None:
@@ -72,6 +74,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._ledgers = {device: Ledger(device) for device in devices}
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
+        building.adapt_building()
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 
@@ -83,8 +86,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
-        by_keras = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.")
-        if not by_keras or not isinstance(dataset, tf.data.Dataset):
+        if building.epoch_iterator() is None or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
         stream = sources.Stream(dataset)
         if not stream.is_dense:

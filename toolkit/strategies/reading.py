@@ -1,6 +1,5 @@
 """How a worker reads: the whole data set, of which it keeps its share of each batch."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies import sharing
+from toolkit.strategies import building, sharing
 from toolkit.strategies.agreement import extremes, process_index, processes
 from toolkit.strategies.consistency import FirstBatch
 from toolkit.strategies.early_shares import undecoded
@@ -48,8 +47,8 @@ class ReadsShares:
         self.first_batch = None
         local = len(self.extended.worker_devices)
         # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
-        caller = sys._getframe(1)
-        keras = caller.f_globals.get("__name__", "").startswith("keras.") and processes(self) > 1
+        iterator = building.epoch_iterator()
+        keras = iterator is not None and processes(self) > 1
         if policy not in (_Policy.AUTO, _Policy.DATA):
             if not keras or policy != _Policy.OFF:
                 theirs = super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
@@ -69,8 +68,7 @@ class ReadsShares:
             return self.distribute_datasets_from_function(share, options)
         shared = self._read_evenly(share)
         # Keras knows the length of arrays too, whose datasets don't say it.
-        adapter = getattr(caller.f_locals.get("self"), "data_adapter", None)
-        batches = getattr(adapter, "num_batches", None)
+        batches = iterator.data_adapter.num_batches
         self._check_lengths(-1 if batches is None else int(batches))
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
         return JoinedDataset(self, shared) if unknown else shared
@@ -87,14 +85,7 @@ class ReadsShares:
             # evaluations on arrays).
             pipelines, index = processes(self), process_index(self)
             return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
-        extended = self.extended
-        before = extended.experimental_enable_get_next_as_optional
-        # Else all workers ask one another in each step whether each has got a batch.
-        extended.experimental_enable_get_next_as_optional = False
-        try:
-            return self.distribute_datasets_from_function(lambda context: sharing.untuned(share(context)))
-        finally:
-            extended.experimental_enable_get_next_as_optional = before
+        return sharing.distributed(self, share)
 
     def _check_lengths(self, batches: int) -> None:
         """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""

@@ -9,7 +9,9 @@ import tensorflow as tf
 from toolkit.devices import cores
 
 __all__ = [
+    "distributed",
     "is_batched",
+    "may_run_short",
     "row_count",
     "row_range",
     "shares",
@@ -124,6 +126,28 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
+def distributed(strategy: Any, share: Callable) -> Any:
+    """Returns what TensorFlow makes of shares, of which no replica has more than another.
+
+    Args:
+        strategy: A strategy of several replicas.
+        share: Takes a `tf.distribute.InputContext`; returns a dataset of the shares that are read there, in turn.
+    """
+    extended = strategy.extended
+    before = extended.experimental_enable_get_next_as_optional
+    # Else all replicas ask one another in each step whether each has got a batch.
+    extended.experimental_enable_get_next_as_optional = False
+    try:
+        return strategy.distribute_datasets_from_function(lambda context: untuned(share(context)))
+    finally:
+        extended.experimental_enable_get_next_as_optional = before
+
+
+def may_run_short(dataset: tf.data.Dataset, count: int) -> bool:
+    """Says whether a batch of a dataset, such as its last one, may have fewer examples than there are replicas."""
+    return is_batched(dataset) and not _always_enough(dataset.element_spec, count)
+
+
 def is_batched(dataset: tf.data.Dataset) -> bool:
     """Says whether every component has a dimension that counts examples."""
     return all(spec.shape.rank != 0 for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape"))
@@ -135,10 +159,10 @@ def _packed(arguments: tuple, spec: Any) -> Any:
 
 
 def _always_enough(spec: Any, count: int) -> bool:
-    """Says whether no batch can be too small, or none could be evened: sparse and ragged ones are left as they are."""
-    leaves = [leaf for leaf in tf.nest.flatten(spec) if hasattr(leaf, "shape")]
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves) or len(leaves) != len(tf.nest.flatten(spec)):
-        return True
+    """Says whether no batch can be too small, or none could be evened."""
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(leaf, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) for leaf in leaves):
+        return True  # Keras stands an empty Optional where there are no labels or weights.
     sizes = [leaf.shape[0] if leaf.shape.rank else None for leaf in leaves]
     return any(size is not None and size >= count for size in sizes)
 
@@ -146,40 +170,83 @@ def _always_enough(spec: Any, count: int) -> bool:
 def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Lets a batch of fewer than `count` examples borrow the last ones of the batch before it."""
     spec = dataset.element_spec
+    padding = _padding_values(dataset)
 
-    def nothing(leaf: tf.TensorSpec) -> tf.Tensor:
-        rest = leaf.shape[1:] if leaf.shape.rank else ()
-        return tf.zeros([0, *(size or 0 for size in rest)], leaf.dtype)
+    # `scan` takes plain tensors only, and no ragged ones.
+    def flat(batch: Any) -> tuple:
+        return tuple(tf.nest.flatten(batch, expand_composites=True))
 
-    empty = tf.nest.map_structure(nothing, spec)
+    def whole(tensors: tuple) -> Any:
+        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+    empty = flat(tf.nest.map_structure(_nothing, spec))
     end = tf.data.Dataset.from_tensors((empty, False))
-    following = dataset.map(lambda *batch: (_packed(batch, spec), True)).concatenate(end)
+    following = dataset.map(lambda *batch: (flat(_packed(batch, spec)), True)).concatenate(end)
 
     def step(state: tuple, element: tuple) -> tuple:
         (held, holding), (batch, real) = state, element
+        held, batch = whole(held), whole(batch)
         missing = count - row_count(batch)
         enough = tf.logical_or(tf.logical_not(real), missing <= 0)
 
-        joined = tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), held, batch)
         # Cut so that this batch gets just enough; where that leaves the one before too few, both become one.
         cut = row_count(held) - missing
         cut = tf.where(cut >= count, cut, 0)
 
         def borrow() -> tuple:
+            joined = tf.nest.map_structure(_concatenated, spec, held, batch, padding)
             fits = tf.debugging.assert_greater_equal(
                 row_count(joined), tf.constant(count, tf.int64), _TOO_FEW.format(count)
             )
             with tf.control_dependencies([fits]):
                 place = tf.identity(cut)
+            rows = row_count(joined)
             return tuple(
-                tf.nest.map_structure(lambda a, p=part: a[p], joined)
-                for part in (slice(None, place), slice(place, None))
+                flat(tf.nest.map_structure(lambda a, s=start, e=stop: _slice(a, s, e), joined))
+                for start, stop in ((tf.zeros_like(place), place), (place, rows))
             )
 
-        before, after = tf.cond(enough, lambda: (held, batch), borrow)
-        return (after, real), (before, holding & (row_count(before) > 0))
+        before, after = tf.cond(enough, lambda: (flat(held), flat(batch)), borrow)
+        return (after, real), (before, holding & (row_count(whole(before)) > 0))
 
-    return following.scan((empty, False), step).filter(lambda _, holding: holding).map(lambda batch, _: batch)
+    evened = following.scan((empty, False), step).filter(lambda _, holding: holding)
+    return evened.map(lambda batch, _: whole(batch))
+
+
+def _nothing(leaf: Any) -> Any:
+    """Returns no examples of a kind."""
+    sizes = [0, *(size or 0 for size in leaf.shape[1:])] if leaf.shape.rank else [0]
+    if isinstance(leaf, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(sizes)], tf.int64), tf.zeros([0], leaf.dtype), sizes)
+    if isinstance(leaf, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *sizes[leaf.ragged_rank + 1 :]], leaf.dtype)
+        splits = [tf.zeros([1], leaf.row_splits_dtype)] * leaf.ragged_rank
+        return tf.RaggedTensor.from_nested_row_splits(values, splits) if splits else values
+    return tf.zeros(sizes, leaf.dtype)
+
+
+def _concatenated(leaf: Any, first: Any, second: Any, padding: Any) -> Any:
+    """Returns the examples of two batches; what was padded to the longest of each is padded to the longest of both."""
+    if isinstance(leaf, tf.SparseTensorSpec):
+        return tf.sparse.concat(0, [first, second], expand_nonconcat_dims=True)
+    if isinstance(leaf, tf.RaggedTensorSpec) or leaf.shape[1:].is_fully_defined():
+        return tf.concat([first, second], 0)
+    rank = leaf.shape.rank - 1
+    both = tf.concat([tf.RaggedTensor.from_tensor(each, ragged_rank=rank) for each in (first, second)], 0)
+    return tf.ensure_shape(both.to_tensor(default_value=padding), [None, *leaf.shape[1:]])
+
+
+def _padding_values(dataset: Any) -> Any:
+    """Returns what `padded_batch` has padded each component with, or would by itself."""
+
+    def zero(leaf: Any) -> Any:
+        return tf.zeros([], leaf.dtype)
+
+    spec = dataset.element_spec
+    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        dataset = dataset._input_dataset
+    values = getattr(dataset, "_padding_values", None)
+    return tf.nest.map_structure(zero, spec) if values is None else values
 
 
 def row_count(batch: Any) -> tf.Tensor:

@@ -32,10 +32,9 @@ def of_all_replicas(model: Any, logs: Any) -> Any:
     parts = tf.split(collectives.all_reduce(flat), [v.shape.num_elements() for v in map(tf.convert_to_tensor, sums)])
     totals = [(v, tf.cast(tf.reshape(part, v.shape), v.dtype)) for v, part in zip(sums, parts, strict=True)]
     with keras.StatelessScope(state_mapping=totals):
-        results = model.get_metrics_result()
-    for result in tf.nest.flatten(results):
-        if tf.is_tensor(result):
-            _known[id(result)] = result
+        results = keras.tree.map_structure(keras.ops.convert_to_tensor, model.get_metrics_result())
+    for result in keras.tree.flatten(results):
+        _known[id(result)] = result
     return {name: results[name] for name in logs}
 
 

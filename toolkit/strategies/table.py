@@ -156,9 +156,9 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         replicas: How many copies of the model train; under parameter servers the number of workers.
         devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
         cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
-        mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker: how many replicas hold one copy of a
-            model with sharded layers, and how many times.
-        optimizer_state: "replicated" or "sharded", under mirrored and multi_worker.
+        mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
+            copy of a model with sharded layers, and how many times.
+        optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
         communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
@@ -179,10 +179,10 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
             from toolkit.strategies.hooks import communication_of
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
-        from toolkit.strategies.mesh import mesh_of
+        from toolkit.strategies.mesh import made_here, mesh_of
         from toolkit.strategies.state_shards import optimizer_state_of
 
-        if described["strategy"] in ("mirrored", "multi_worker"):
+        if made_here(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = optimizer_state_of(strategy)
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)

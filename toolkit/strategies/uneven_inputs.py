@@ -1,7 +1,6 @@
 """Uneven inputs, joined: where each worker reads data of its own, an epoch ends for all with the shortest."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from toolkit.strategies.agreement import extremes
 
-__all__ = ["JoinedDataset", "called_by_symbolic_build"]
+__all__ = ["JoinedDataset"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,12 +33,14 @@ class JoinedDataset:
         self._strategy = strategy
         self._source = source
         self._warned = False
-        self._looked_at: _JoinedIterator | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """What TensorFlow says of an element."""
+        return self._source.element_spec
 
     def __iter__(self) -> "_JoinedIterator":
-        batches = self._looked_at or _JoinedIterator(self, iter(self._source))
-        self._looked_at = None
-        return batches
+        return _JoinedIterator(self, iter(self._source))
 
     def _warn(self) -> None:
         if not self._warned:
@@ -63,13 +64,7 @@ class _JoinedIterator(Iterator):
             # Keras takes this for the end; a StopIteration it would lose on the way.
             raise tf.errors.OutOfRangeError(None, None, "a worker has run out of data")
         batch = self._held
-        if called_by_symbolic_build():
-            # Keras looks at a batch to build the model, drops the iterator and makes another. A generator of the
-            # user's can't go back, and workers would see different batches, by who was faster: so the next iterator
-            # is this one, with that batch still to come.
-            self._dataset._looked_at = self
-        else:
-            self._read_ahead()
+        self._read_ahead()
         return batch
 
     def _read_ahead(self) -> None:
@@ -85,8 +80,3 @@ class _JoinedIterator(Iterator):
             return False
         first = tf.nest.flatten(batch)[0]
         return all(int(tf.shape(part)[0]) > 0 for part in self._dataset._strategy.experimental_local_results(first))
-
-
-def called_by_symbolic_build() -> bool:
-    """Says whether the caller's caller is Keras, which looks at a batch's shapes to build a model."""
-    return sys._getframe(2).f_code.co_name == "_maybe_symbolic_build"

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from toolkit.strategies import collectives, mesh, step_logs
 from toolkit.strategies.sharing import row_count
+from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
 __all__ = ["Share", "adapt_trainers", "counted", "current", "unweigh", "weigh"]
@@ -33,11 +34,15 @@ class Share:
         rows: How many examples it has.
 
     Attributes:
-        in_loss: Whether the loss that was differentiated is weighted already, and so are all gradients.
+        in_loss: Whether the loss that is being differentiated is weighted already.
+        scaled: Losses that a LossScaleOptimizer has scaled, and that were weighted before.
+        scaled_by: The ids of those optimizers: the gradients that they are given are weighted already.
     """
 
     def __init__(self, rows: Any) -> None:
         self.in_loss = False
+        self.scaled: list[tf.Tensor] = []
+        self.scaled_by: set[int] = set()
         self._rows = tf.cast(rows, tf.float64)
         self._weight: tf.Tensor | None = None
 
@@ -93,6 +98,7 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
 def adapt_trainers() -> None:
     """Has the steps of models under several replicas know their shares; called again, it does nothing."""
     wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+    wrap(tf.GradientTape, "gradient", _gradient)
     # Where it is defined: Keras looks whether a model's class has another `compile` than that.
     wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
     wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
@@ -104,6 +110,50 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
     return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+def _gradient(
+    original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
+) -> Any:
+    """Takes a vector of losses for the sum that it is: its gradients are added, where those of a mean are averaged.
+
+    Only gradients of variables are exchanged. Those of tensors, as in a gradient penalty, stay on their replica.
+    """
+    share = current()
+    if share is None:
+        return original(tape, target, sources, output_gradients, **kwargs)
+
+    def seed(each: Any) -> tf.Tensor:
+        ones = tf.ones_like(each)
+        return ones if each.shape.rank == 0 else tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
+
+    vectors = any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
+    if vectors and output_gradients is None and _of_variables(sources):
+        output_gradients = tf.nest.map_structure(seed, target)
+    before, share.in_loss = share.in_loss, _is_of(target, share.scaled)
+    try:
+        return original(tape, target, sources, output_gradients, **kwargs)
+    finally:
+        share.in_loss = before
+
+
+def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
+    """Says whether what is differentiated is one of these losses, or was computed from one."""
+    targets = [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+    if not losses or any(each is loss for each in targets for loss in losses):
+        return bool(losses)
+    if tf.executing_eagerly():
+        return False
+    made = {loss.op for loss in losses}
+    return any(each in made for each in computed_from([each.op for each in targets], made))
+
+
+def _of_variables(sources: Any) -> bool:
+    return not any(tf.is_tensor(each) and not _is_variable(each) for each in tf.nest.flatten(sources))
+
+
+def _is_variable(each: Any) -> bool:
+    return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
 
 
 def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

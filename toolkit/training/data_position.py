@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import DataError, ModelError
+from toolkit.strategies import building
 from toolkit.training.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "shuffled_by_keras"]
@@ -40,8 +41,9 @@ class DataPosition:
         data: What is given to `fit` as `x`.
         steps_per_epoch: What is given to `fit` for it. Where that is None, Keras reads the data from its beginning in
             each epoch; otherwise it reads on where the last epoch has stopped.
-        one_device: Whether `fit` reads it on one device without a strategy. Otherwise its iterators can't be saved, and
-            Keras makes one more before the first epoch, to build the model with.
+        one_device: Whether `fit` reads it on one device without a strategy. Otherwise its iterators can't be saved.
+        looked_at: Whether Keras makes one more iterator before the first epoch, to build the model with: under a
+            strategy that isn't one of ours.
         as_it_is: False where Keras makes another dataset of this one, as for class weights.
 
     Attributes:
@@ -51,12 +53,18 @@ class DataPosition:
     """
 
     def __init__(
-        self, data: Any, *, steps_per_epoch: int | None, one_device: bool = True, as_it_is: bool = True
+        self,
+        data: Any,
+        *,
+        steps_per_epoch: int | None,
+        one_device: bool = True,
+        looked_at: bool = False,
+        as_it_is: bool = True,
     ) -> None:
         self._data = data
         self._steps_per_epoch = steps_per_epoch
         self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset)
-        self._made_to_build = 0 if one_device else 1
+        self._made_to_build = int(looked_at)
         self._iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
         self._to_pass = 0
@@ -126,9 +134,9 @@ class DataPosition:
         if self._saved:
             self._restore(iterator)
             return
-        if isinstance(self._data, types.GeneratorType) and isinstance(iterator, tf.distribute.DistributedIterator):
+        if isinstance(self._data, types.GeneratorType) and self._made_to_build:
             _LOG.warning(
-                "Keras reads ahead when it builds a model under a strategy, and throws that away: "
+                "Keras reads ahead when it builds a model under a strategy of TensorFlow's, and throws that away: "
                 "a Python generator can't be read again exactly, and weights won't be those of an undisturbed run. "
                 "Give fit a tf.data.Dataset or a keras.utils.PyDataset"
             )
@@ -228,9 +236,6 @@ def _is_arrays(data: Any) -> bool:
 def build(model: keras.Model, data: Any) -> None:
     """Builds a model and its metrics by the shapes of its data: what is to be restored has to be there before.
 
-    Under a strategy `fit` does so itself. `Model._symbolic_build` is private, and what it calls for it;
-    tests/training/test_data.py fails when it changes.
-
     Args:
         model: A compiled model; what is built already stays as it is.
         data: What is given to `fit` as `x`, or its iterator.
@@ -247,5 +252,4 @@ def build(model: keras.Model, data: Any) -> None:
             found="it isn't built, and the data doesn't say its shapes beforehand",
             remedy="Begin the model with a keras.Input, or call model.build",
         )
-    with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=spec)
+    building.build(model, spec)

@@ -201,6 +201,7 @@ class Run:
 
             follow(self._asked, model, validation_data, recipe=self._facts["recipe"])
             return None
+        from toolkit.strategies.mesh import made_here
         from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
         from toolkit.training.watching import Watching
 
@@ -223,7 +224,8 @@ class Run:
             x = x.train(start_step=resumed.step)
         else:
             one, same = described["strategy"] == "one_device", options.get("class_weight") is None
-            data = DataPosition(x, steps_per_epoch=steps_per_epoch, one_device=one, as_it_is=same)
+            looked_at = not one and not made_here(strategy)
+            data = DataPosition(x, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=same)
             if checkpoint is not None:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._watching = Watching(

@@ -1,8 +1,13 @@
 """What a ps's ledger holds of each update."""
 
+import threading
+import types
+
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import APPLIED, CAPACITY, INTERRUPTED, NOTHING, Ledger
+from toolkit.strategies.parameter_servers.session import Session
+from toolkit.strategies.parameter_servers.step import Step
 
 
 def functions(ledger):
@@ -42,3 +47,28 @@ def test_steps_beyond_its_capacity_take_the_slots_of_the_first():
     assert int(ledger.version()) == 1
     ledger.clear()
     assert list(ledger.entries([CAPACITY + 3])) == [NOTHING]
+
+
+def test_a_step_of_a_worker_that_died_is_applied_by_those_ps_only_that_have_not_applied_it():
+    ledgers = {device: Ledger(device) for device in ("CPU:0", "CPU:1")}
+    begin, finish = functions(ledgers["CPU:0"])
+    finish(slot(5), begin(slot(5), ledgers["CPU:0"].version()))  # The worker died before the other ps got its gradient.
+    asked = []
+
+    def steps(stream, items, first, since, *, only):
+        asked.append((first, only))
+        return lambda _: (tf.zeros(1), {})
+
+    session = Session.__new__(Session)
+    session._variables = types.SimpleNamespace(ledgers=ledgers, applied_on=set(ledgers))
+    session._calls, session._first = types.SimpleNamespace(steps=steps), 0
+    session._lock, session.recovered, session.interrupted = threading.Lock(), 0, 0
+    session._run_again(None, [(5, None), (6, None)])
+    assert asked == [(5, frozenset({"CPU:1"})), (6, None)]
+    assert session.recovered == 1
+    slots = dict.fromkeys(ledgers, slot(5))
+    versions = {device: ledger.version() for device, ledger in ledgers.items()}
+    step = Step(session._variables, None, versions, slots, asked[0][1])
+    for device in ledgers:
+        step.begin(device)
+    assert list(step.entries) == ["CPU:1"]

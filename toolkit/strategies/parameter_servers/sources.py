@@ -48,6 +48,7 @@ class Stream:
 
     Attributes:
         kind: One of the three above.
+        element_spec: What TensorFlow says of a global batch.
         is_dense: Whether the batches hold nothing but dense tensors.
     """
 
@@ -56,8 +57,8 @@ class Stream:
         tag: tuple = getattr(dataset, _TAG, ("sent",))
         self.kind: str = tag[0]
         self.facts: tuple = tag[1:]
-        self.spec = dataset.element_spec
-        flat = tf.nest.flatten(self.spec)
+        self.element_spec = dataset.element_spec
+        flat = tf.nest.flatten(self.element_spec)
         # Keras has an empty Optional where there are no labels or weights.
         self.present = [index for index, spec in enumerate(flat) if isinstance(spec, tf.TensorSpec)]
         self.is_dense = all(
@@ -68,7 +69,7 @@ class Stream:
     @property
     def key(self) -> Any:
         """What a function that was traced for this stream depends on."""
-        return self.kind, self.facts[0] if self.kind == "numbered" else None, str(self.spec)
+        return self.kind, self.facts[0] if self.kind == "numbered" else None, str(self.element_spec)
 
     def __iter__(self) -> "Reader":
         return Reader(self)
@@ -76,10 +77,10 @@ class Stream:
     def signature(self, count: int) -> list[tf.TensorSpec]:
         """Returns the specs of what is sent along with `count` steps: batches, or the worker's iterator, or nothing."""
         if self.kind == "per worker":
-            return [tf.data.IteratorSpec(self.spec)]
+            return [tf.data.IteratorSpec(self.element_spec)]
         if self.kind == "numbered":
             return []
-        flat = [_of_any_size(spec) for spec in tf.nest.flatten(self.spec)]
+        flat = [_of_any_size(spec) for spec in tf.nest.flatten(self.element_spec)]
         return [flat[index] for _ in range(count) for index in self.present]
 
     def iterator(self, worker: int, *, anew: bool) -> Any:
@@ -109,10 +110,10 @@ class Stream:
         if self.kind == "per worker":
             return next(data[0])
         width = len(self.present)
-        flat: list[Any] = [None] * len(tf.nest.flatten(self.spec))
+        flat: list[Any] = [None] * len(tf.nest.flatten(self.element_spec))
         for position, value in zip(self.present, data[index * width : (index + 1) * width], strict=True):
             flat[position] = value
-        return tf.nest.pack_sequence_as(self.spec, flat)
+        return tf.nest.pack_sequence_as(self.element_spec, flat)
 
     def shares(self, item: Any, count: int) -> list[tuple[int, list]]:
         """Returns the shares of a batch that hold examples: each with its index, and what is sent along with it.

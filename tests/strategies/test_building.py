@@ -1,0 +1,160 @@
+"""Variables made before the first step: by a `train_step` of the user's own, and without a look at the data."""
+
+import json
+
+import keras
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from toolkit import strategies
+
+X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Adversaries(keras.Model):
+    """Two networks, two optimizers, no `call`: what keras.io's GANs, VQ-VAEs and siamese networks are."""
+
+    def __init__(self):
+        super().__init__()
+        self.judge = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        self.forger = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(4)])
+        self.of_judge, self.of_forger = keras.metrics.Mean("judge"), keras.metrics.Mean("forger")
+
+    def compile(self, judging, forging, loss):
+        super().compile()
+        self.judging, self.forging, self.loss_of = judging, forging, loss
+
+    @property
+    def metrics(self):
+        return [self.of_judge, self.of_forger]
+
+    def train_step(self, real):
+        ones = tf.ones((tf.shape(real)[0], 1))
+        with tf.GradientTape() as tape:
+            forged = self.forger(real[:, :2])
+            judged = self.loss_of(ones, self.judge(real)) + self.loss_of(0 * ones, self.judge(forged))
+        weights = self.judge.trainable_weights
+        self.judging.apply_gradients(zip(tape.gradient(judged, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            fooled = self.loss_of(ones, self.judge(self.forger(real[:, :2])))
+        weights = self.forger.trainable_weights
+        self.forging.apply_gradients(zip(tape.gradient(fooled, weights), weights, strict=True))
+        self.of_judge.update_state(judged)
+        self.of_forger.update_state(fooled)
+        return {"judge": self.of_judge.result(), "forger": self.of_forger.result()}
+
+
+def data():
+    return tf.data.Dataset.from_tensor_slices(X).shuffle(50, seed=1).batch(16)
+
+
+def trained(strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = Adversaries()
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    return model.fit(data(), epochs=2, verbose=0, shuffle=False).history, model.get_weights()
+
+
+def same(mine, theirs, tolerance=1e-5):
+    for name, values in theirs[0].items():
+        np.testing.assert_allclose(mine[0][name], values, atol=tolerance, err_msg=name)
+    for a, b in zip(mine[1], theirs[1], strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance)
+
+
+@pytest.mark.slow
+def test_a_model_that_can_not_be_called_trains_as_on_one_device(four_devices):
+    one = trained(strategies.create("one_device", devices=four_devices[:1]))
+    same(trained(strategies.create("mirrored", devices=four_devices[:2])), one)
+
+
+@pytest.mark.slow
+def test_the_first_epoch_has_the_order_of_one_device(four_devices):
+    """A look at a batch would take the first shuffle."""
+
+    def first_losses(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        seen = []
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs["loss"]))
+        shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=1).batch(16).prefetch(2)
+        model.fit(shuffled, epochs=2, verbose=0, shuffle=False, callbacks=[note])
+        model.fit(X, Y, batch_size=16, verbose=0, callbacks=[note])
+        return seen
+
+    one = first_losses(strategies.create("one_device", devices=four_devices[:1]))
+    assert first_losses(strategies.create("mirrored", devices=four_devices[:2])) == pytest.approx(one, rel=1e-5)
+
+
+class Neither(keras.Model):
+    def call(self, x):
+        raise ValueError("no such column")
+
+    def train_step(self, batch):
+        raise KeyError("no such key")
+
+
+@pytest.mark.slow
+def test_where_nothing_makes_the_variables_both_reasons_are_given(four_devices, caplog):
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = Neither()
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="no such column"):
+        model.fit(X, Y, verbose=0)
+    assert "no such key" in caplog.text
+
+
+THEIRS = """
+import json
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras, numpy as np, toolkit
+ours = toolkit.strategies.create("mirrored", devices=["CPU:0", "CPU:1"])
+class Halved(keras.Model):
+    # Trains by a mean over its own share, of which TensorFlow adds up the gradients.
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)
+    def call(self, x):
+        return self.dense(x)
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+def moved(strategy):
+    with strategy.scope():
+        model = Halved()
+        model.compile(keras.optimizers.SGD(0.1))
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
+    return model.get_weights()[0].ravel().tolist()
+theirs = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+found = [moved(ours), moved(theirs), moved(toolkit.strategies.enable_fit(theirs))]
+print("SEEN", json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_under_somebody_elses_strategy_everything_is_keras_own(tmp_path):
+    done = processes.python(tmp_path, "-c", THEIRS)
+    assert done.returncode == 0, done.stderr
+    ours, theirs, enabled = json.loads(done.stdout.partition("SEEN ")[2])
+    np.testing.assert_allclose(theirs, 2 * np.array(ours), rtol=1e-5)
+    np.testing.assert_allclose(enabled, ours, rtol=1e-5)
+
+
+def test_what_is_taken_over_is_there():
+    assert callable(keras.Model._maybe_symbolic_build), "Keras builds models elsewhere"
+    assert callable(keras.Model._symbolic_build), "Keras builds models elsewhere"
+    assert "_distributed_dataset" in keras_trainer.TFEpochIterator.__init__.__wrapped__.__code__.co_names

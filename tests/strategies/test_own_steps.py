@@ -1,0 +1,157 @@
+"""A `train_step` of the user's own, as TensorFlow's and Keras's guides have it, gives one device's numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+
+X = np.random.default_rng(0).normal(size=(46, 4)).astype("float32")  # Of 16 at a time, 14 are left for the last.
+Y = X.sum(axis=1, keepdims=True)
+BATCH = 16
+
+
+class Own(keras.Model):
+    """A network whose loss is computed by `loss_of(errors, model)`, errors being one number an example."""
+
+    def __init__(self, loss_of, *, regularizer=None, adds=False):
+        super().__init__()
+        self.loss_of, self.adds = loss_of, adds
+        self.first = keras.layers.Dense(8, "relu", activity_regularizer=regularizer)
+        self.norm = keras.layers.BatchNormalization(synchronized=True)
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        x = self.first(x)
+        if self.adds:
+            self.add_loss(0.1 * tf.reduce_mean(x**2))
+        return self.last(self.norm(x, training=training))
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_mean((self(x, training=True) - y) ** 2, axis=-1)
+            loss = self.loss_of(errors, self)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"mae": tf.reduce_mean(errors)}
+
+
+def average(errors, _):
+    return tf.nn.compute_average_loss(errors, global_batch_size=BATCH)
+
+
+def average_and_weights(errors, model):
+    return average(errors, model) + tf.nn.scale_regularization_loss(0.1 * tf.nn.l2_loss(model.last.kernel))
+
+
+def added(errors, model):
+    return tf.reduce_mean(errors) + tf.add_n(model.losses)
+
+
+CASES = {
+    "a mean": (lambda errors, _: tf.reduce_mean(errors), {}),
+    "a loss for each example": (lambda errors, _: errors, {}),
+    "TensorFlow's average": (average, {}),
+    "TensorFlow's average, of a batch of any size": (lambda e, _: tf.nn.compute_average_loss(e), {}),
+    "TensorFlow's average, and what it scales": (average_and_weights, {}),
+    "what layers add": (added, {"adds": True}),
+    "an activity regularizer": (added, {"regularizer": "l2"}),
+}
+
+
+def trained(strategy, loss_of, optimizer=lambda: keras.optimizers.SGD(0.002), **how):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = Own(loss_of, **how)
+        model.compile(optimizer())
+    model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_is_that_of_the_whole_batch(four_devices, case):
+    loss_of, how = CASES[case]
+    one = trained(strategies.create("one_device", devices=four_devices[:1]), loss_of, **how)
+    many = trained(strategies.create("mirrored", devices=four_devices[:2]), loss_of, **how)
+    for mine, theirs in zip(many, one, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+class Two(keras.Model):
+    """A scaled optimizer for one layer, a plain one for the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(8, "relu"), keras.layers.Dense(1)
+        self.plain = keras.optimizers.SGD(0.05)
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+            scaled = self.optimizer.scale_loss(loss)
+        for optimizer, target, layer in ((self.optimizer, scaled, self.first), (self.plain, loss, self.last)):
+            weights = layer.trainable_variables
+            gradients = [tf.clip_by_norm(each, 1e6) for each in tape.gradient(target, weights)]
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_a_scaled_loss_beside_a_plain_one(four_devices):
+    def weights(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Two()
+            model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=8.0))
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    one = weights(strategies.create("one_device", devices=four_devices[:1]))
+    for mine, theirs in zip(weights(strategies.create("mirrored", devices=four_devices[:2])), one, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_gradient_penalty_is_no_loss_of_its_own(four_devices):
+    """Gradients of tensors are of this replica's examples, whatever they are differentiated from."""
+
+    def penalised(errors, model):
+        x = tf.ones((3, 4))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model(x)
+        slopes = tape.gradient(y, x)
+        return tf.reduce_mean(errors) + tf.reduce_mean((tf.norm(slopes, axis=1) - 1.0) ** 2)
+
+    one = trained(strategies.create("one_device", devices=four_devices[:1]), penalised)
+    for mine, theirs in zip(
+        trained(strategies.create("mirrored", devices=four_devices[:2]), penalised), one, strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_no_device_goes_without_an_example(four_devices):
+    """33 examples, 32 at a time: batch normalisation of nothing is no number."""
+    keras.utils.set_random_seed(1)
+    with strategies.create("mirrored", devices=four_devices).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    history = model.fit(X[:33], Y[:33], batch_size=32, validation_data=(X[:33], Y[:33]), epochs=2, verbose=0).history
+    assert np.isfinite([value for values in history.values() for value in values]).all()
+    assert np.shape(model.predict(X[:33], batch_size=32, verbose=0)) == (33, 1)
+
+
+@pytest.mark.slow
+def test_reduce_of_a_nest_is_of_each_leaf(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    given = strategy.run(lambda: {"a": tf.constant(1.0), "b": (tf.constant(10.0), tf.constant(2.0))})
+    found = strategy.reduce("SUM", given, axis=None)
+    assert tf.nest.map_structure(float, found) == {"a": 2.0, "b": (20.0, 4.0)}

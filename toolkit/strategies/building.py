@@ -1,0 +1,142 @@
+"""A model's variables, made before its first step: replicas of a running step can't make any.
+
+On one device Keras lets the first step make what isn't there yet. Under a strategy it takes a batch from the data,
+calls the model on tensors without values, and so fails where a model has no `call`, as GANs have none, and takes the
+first shuffle from the data. Here the data's own description of its batches takes the place of a batch; and a
+`train_step` of the user's own makes the variables as it does on one device: it is run once on tensors without values,
+in which gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten.
+
+Keras has no public hook for it: `Model._maybe_symbolic_build`, `Model._symbolic_build` and TFEpochIterator are private;
+`tests/strategies/test_building.py` fails when they change.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from toolkit.strategies import mesh
+from toolkit.strategies.optimizers import optimizers_of
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_building", "build", "epoch_iterator"]
+
+_LOG = logging.getLogger(__name__)
+_here = threading.local()
+
+
+def adapt_building() -> None:
+    """Has `fit` and `evaluate` build models in this way under strategies made here; called again, it does nothing."""
+    wrap(keras.Model, "_maybe_symbolic_build", _maybe_build)
+    wrap(keras_trainer.TFEpochIterator, "__init__", _reading)
+    wrap(tf.GradientTape, "gradient", _gradient)
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        wrap(kind, "apply", _apply)
+
+
+def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
+    before, _here.iterator = epoch_iterator(), iterator
+    try:
+        original(iterator, *args, **kwargs)
+    finally:
+        _here.iterator = before
+
+
+def epoch_iterator() -> Any:
+    """Returns the object by which Keras's loop is to read, while that asks a strategy for its data; else None.
+
+    Its `data_adapter.num_batches` is the data's length, None where that isn't known.
+    """
+    return getattr(_here, "iterator", None)
+
+
+def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    if not mesh.made_here(model._distribute_strategy):
+        original(model, iterator, data_batch)
+        return
+    build(model, data_batch if iterator is None else _batch_spec(iterator._distributed_dataset.element_spec))
+
+
+def _batch_spec(spec: Any) -> Any:
+    """Returns the description of one replica's batch from that of a distributed dataset's element."""
+
+    def one(leaf: Any) -> Any:
+        leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
+        return None if isinstance(leaf, (tf.OptionalSpec, tf.NoneTensorSpec)) else leaf  # No labels, or no weights.
+
+    return tf.nest.map_structure(one, spec)
+
+
+def build(model: keras.Model, data: Any) -> None:
+    """Builds what isn't built yet of a model, of its metrics and of its optimizers, in its strategy's scope.
+
+    Args:
+        model: A compiled model.
+        data: (x,), (x, y) or (x, y, weights), or whatever else its `train_step` takes: whatever has shapes and dtypes.
+
+    Raises:
+        Whatever calling the model raises, where neither that nor its own `train_step` can make the variables.
+    """
+    with model.distribute_strategy.scope():
+        by_step: Exception | None = None
+        if _has_own_step(model) and _lacks_variables(model):
+            try:
+                _run_step(model, data)
+                return
+            except Exception as error:  # Whatever the user's own code raises.
+                by_step = error
+                _LOG.debug("train_step can't be run on tensors without values", exc_info=True)
+        try:
+            model._symbolic_build(data_batch=data)
+        except Exception:
+            if by_step is not None:  # Keras takes causes off what `fit` raises.
+                _LOG.error("train_step, run on tensors without values, fails too: %r", by_step)
+            raise
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    return type(model).train_step is not keras.Model.train_step and getattr(model, "compiled", False)
+
+
+def _lacks_variables(model: keras.Model) -> bool:
+    layers_and_metrics = [*model._flatten_layers(include_self=False), *model.metrics]
+    return not all(getattr(each, "built", True) for each in [*layers_and_metrics, *optimizers_of(model)])
+
+
+def _run_step(model: keras.Model, data: Any) -> None:
+    """Runs the model's own `train_step` once, outside of replicas and without values: it makes all variables."""
+    given = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
+        data,
+        none_is_leaf=True,
+    )
+    recorded: list[tuple[Any, list]] = []
+    _here.recorded = recorded
+    try:
+        backend.compute_output_spec(model.train_step, given)
+    finally:
+        _here.recorded = None
+    for optimizer, variables in recorded:
+        if not optimizer.built:
+            optimizer.build(variables)
+    model._post_build()
+
+
+def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    recorded = getattr(_here, "recorded", None)
+    if recorded is None:
+        original(optimizer, grads, trainable_variables)
+    else:
+        recorded.append((optimizer, list(trainable_variables or [])))
+
+
+def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_here, "recorded", None) is None:
+        return original(tape, target, sources, *args, **kwargs)
+    # A variable of several replicas has no handle here, and one that isn't made yet none at all.
+    return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
