@@ -23,7 +23,7 @@ def test_the_four_ways(value, memory):
 
 
 @pytest.mark.parametrize(
-    "value", ["1.5", "-3", "-0.5", "0", "0.0", "1", "growth,4096", "0.4+growth", "lots", "", "nan", "1e3"]
+    "value", ["1.5", "-3", "-0.5", "0", "0.0", "1", "growth,4096", "0.4+growth", "lots", "", "nan", "1e3", "9" * 400]
 )
 def test_anything_else_is_refused(value):
     with pytest.raises(DeviceError, match="memory="):

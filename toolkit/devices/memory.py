@@ -8,6 +8,7 @@ from toolkit.errors import DeviceError
 __all__ = ["Memory"]
 
 _SMALLEST_MIB = 64  # Below this not even a CUDA library's workspace fits; it must be a slip.
+_LARGEST_MIB = 2**30  # A pebibyte.
 _REMEDY = (
     'Give "growth" (take it as it is needed), a fraction of the card such as 0.4, a limit in MiB such as 4096, or "all"'
 )
@@ -65,6 +66,10 @@ class Memory:
                 asked=asked,
                 found=f"a whole number is a limit in MiB, which must be at least {_SMALLEST_MIB}",
                 remedy=_REMEDY,
+            )
+        if amount > _LARGEST_MIB:
+            raise DeviceError(
+                asked=asked, found=f"a whole number is a limit in MiB, at most {_LARGEST_MIB}", remedy=_REMEDY
             )
         return cls(limit_mib=int(amount))
 
