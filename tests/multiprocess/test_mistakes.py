@@ -1,6 +1,7 @@
 """What users do under several processes, rightly or wrongly: right numbers, or a sentence, and never a hang."""
 
 import json
+import re
 
 import processes
 import pytest
@@ -132,6 +133,29 @@ history = model.fit(x, y, batch_size=20, epochs=5, callbacks=[Enough()], verbose
 print("SEEN", json.dumps([len(history.epoch)]))
 """
     assert processes.seen(launch(tmp_path, body)) == [[2], [2]]
+
+
+def test_one_that_stops_within_an_epoch_stops_all_at_that_batch(tmp_path):
+    body = """
+class Enough(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if me == 1 and batch == 4:
+            self.model.stop_training = True
+model.fit(x, y, batch_size=4, epochs=5, callbacks=[Enough()], verbose=0)
+print("SEEN", json.dumps(int(keras.ops.convert_to_numpy(model.optimizer.iterations))))
+"""
+    assert processes.seen(launch(tmp_path, body)) == [5, 5]
+
+
+def test_a_call_that_others_do_not_make_is_named(tmp_path):
+    body = """
+import toolkit.strategies.agreement, toolkit.strategies.shutdown
+toolkit.strategies.agreement._SILENCE = 2.0
+toolkit.strategies.shutdown._SECONDS = 4.0
+if me == 0: model.evaluate(x, y, batch_size=20, verbose=0)
+"""
+    done = launch(tmp_path, body)
+    assert re.search(r"worker:0 has waited 2 s for the other workers, in evaluate at train.py, line \d+\.", done.stdout)
 
 
 def test_one_that_ends_early_is_named(tmp_path):

@@ -4,12 +4,20 @@ Each process contributes one value. Every process must make the same calls in th
 they are collectives. Under a strategy of one process nothing is sent.
 """
 
+import contextlib
 import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+_LOG = logging.getLogger(__name__)
+_SILENCE = 60.0  # Seconds for which a process waits for the others without a word.
 _LENGTHS = (256, 4096, 65536)
 _BARRIER = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
 
@@ -137,8 +145,44 @@ def process_names(strategy: tf.distribute.Strategy) -> list[str]:
     return [f"{job}:{index}" for job in jobs for index in cluster.task_indices(job)]
 
 
+@contextlib.contextmanager
+def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Has a process that waits long for the others say where: some may have made a call that others haven't."""
+    thread = threading.get_ident()
+    timer = threading.Timer(_SILENCE, lambda: _LOG.warning("%s", _waits(strategy, sys._current_frames().get(thread))))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
+    """Returns what to say of a thread that waits: the call, and the line of the user's that made it."""
+    call = place = ""
+    while frame is not None and not place:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("keras.src.") and frame.f_code.co_name in ("fit", "evaluate", "predict", "save"):
+            call = frame.f_code.co_name
+        elif not module.startswith(("toolkit.", "keras.", "tensorflow.", "threading", "contextlib")):
+            place = f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+        frame = frame.f_back
+    own = process_names(strategy)[process_index(strategy)]
+    where = f"in {call or 'a call'} at {place or 'an unknown place'}"
+    return (
+        f"{own} has waited {_SILENCE:.0f} s for the other workers, {where}. Every worker has to make the same calls of "
+        "fit, evaluate, predict and save: see whether one of them doesn't"
+    )
+
+
 def _sum(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     """Adds up what has one of few lengths: each is traced once, and TensorFlow warns where there are many."""
+    with _waiting_aloud(strategy):
+        return _added_up(strategy, value)
+
+
+def _added_up(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     value = np.asarray(value)
     length = next((length for length in _LENGTHS if length >= value.size), value.size)
     padded = np.zeros(length, value.dtype)

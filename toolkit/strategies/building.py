@@ -33,10 +33,23 @@ _here = threading.local()
 def adapt_building() -> None:
     """Has `fit` and `evaluate` build models in this way under strategies made here; called again, it does nothing."""
     wrap(keras.Model, "_maybe_symbolic_build", _maybe_build)
+    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
+    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile)
     wrap(keras_trainer.TFEpochIterator, "__init__", _reading)
     wrap(tf.GradientTape, "gradient", _gradient)
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         wrap(kind, "apply", _apply)
+
+
+def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Leaves XLA out of a step that exchanges something: it can't compile that, and the first step would end there."""
+    original(model, *args, **kwargs)
+    if mesh.made_here(model._distribute_strategy) and model.jit_compile is True:
+        model.jit_compile = False
+        _LOG.warning(
+            "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
+            "exchange in a step. The model trains without XLA"
+        )
 
 
 def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:

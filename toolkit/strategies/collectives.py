@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies import hooks
 from toolkit.strategies.mesh import Among, mesh_of, replicas
 
@@ -183,7 +184,16 @@ def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tenso
                 results.append(result([values[member] for member in members], members.index(index)))
         return results
 
-    return context.merge_call(all_results, args=(x,))[replica_id]
+    try:
+        return context.merge_call(all_results, args=(x,))[replica_id]
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise StrategyError(
+            asked="replicas of one process exchange something in a step",
+            found="that is within a tf.function, a branch or a loop, in which TensorFlow's replicas can't exchange",
+            remedy="Compute masked or weighted losses outside of it: Keras makes one function of a whole step anyway",
+        ) from error
 
 
 def _sent(values: list, dtype: tf.DType | None) -> list:

@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -112,6 +113,8 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
     if _shared(callbacks.model) and callbacks.model.built:
         check_equal_weights(callbacks.model)
         callbacks._toolkit_training = True
+        mine = any(_may_stop_in_an_epoch(callback) for callback in callbacks.callbacks)
+        callbacks._toolkit_may_stop = bool(_largest(callbacks.model, mine))
         callbacks._toolkit_first_batch = getattr(callbacks.model.distribute_strategy, "first_batch", None)
 
 
@@ -126,6 +129,8 @@ def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **k
 
 def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     original(callbacks, *args, **kwargs)
+    if getattr(callbacks, "_toolkit_may_stop", False):  # Each for itself, they would wait for one another's steps.
+        callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
     if (first := getattr(callbacks, "_toolkit_first_batch", None)) is not None:
         callbacks._toolkit_first_batch = None
         first.compare()
@@ -141,7 +146,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
         take_snapshots(variables_of(model))
     original(callbacks, *args, **kwargs)
     # Whoever goes on finds what the chief's callbacks have written; and all stop together.
-    model.stop_training = bool(extremes(model.distribute_strategy, np.array([bool(model.stop_training)], np.int64))[1])
+    model.stop_training = bool(_largest(model, bool(model.stop_training)))
 
 
 def _some_read_weights(callbacks: Any) -> bool:
@@ -149,8 +154,30 @@ def _some_read_weights(callbacks: Any) -> bool:
     model = callbacks.model
     if not any(isinstance(variable, ReplicaShardedVariable) for variable in variables_of(model)):
         return False
-    mine = any(_may_read_weights(callback) for callback in callbacks.callbacks)
-    return bool(extremes(model.distribute_strategy, np.array([mine], np.int64))[1])
+    return bool(_largest(model, any(_may_read_weights(callback) for callback in callbacks.callbacks)))
+
+
+def _largest(model: Any, value: int) -> int:
+    """Returns the largest of the workers' whole numbers. It is a collective."""
+    return int(extremes(model.distribute_strategy, np.array([value], np.int64))[1][0])
+
+
+def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback has anything done after a batch that names `stop_training`, as one device's may.
+
+    Workers then ask one another after each batch, which takes one or two milliseconds; others' steps cost nothing.
+    """
+    after_batches = ("on_train_batch_end", "on_batch_end")
+    given = [getattr(callback, name, None) for name in (*after_batches, "on_train_batch_begin", "on_batch_begin")]
+    kinds = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
+    own = [value for kind in kinds for value in vars(kind).values()] if kinds else []
+    functions = [getattr(each, "__func__", each) for each in (*given, *own)]
+    return any(_names_stopping(each.__code__) for each in functions if hasattr(each, "__code__"))
+
+
+def _names_stopping(code: types.CodeType) -> bool:
+    within = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return "stop_training" in code.co_names or any(_names_stopping(each) for each in within)
 
 
 def _may_read_weights(callback: keras.callbacks.Callback) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "evaluation",
     "flattened",
     "prediction",
+    "reports_of",
     "scalars",
     "single_replica",
     "trace",
@@ -69,8 +70,8 @@ def training(
             for device, start in starts.items():
                 with tf.device(device):
                     slots[device] = (start + index) % CAPACITY
-            with tracing(Step(variables, scope, versions, slots, only), scope):
-                logs = model.train_step(batch_of(index, first + index, data))
+            with tracing(Step(variables, scope, versions, slots, only), scope), reports_of(variables) as reports:
+                logs = reports(model.train_step(batch_of(index, first + index, data)))
             push(changes(variables, scope, values, only))
             counters = [scope.values[id(v)] for v in variables.counters]
             sums = [scope.values[id(v)] for v in variables.metrics]
@@ -208,6 +209,37 @@ def flattened(values: Sequence[Any]) -> tf.Tensor:
     if not values:
         return tf.zeros([0], tf.float64)
     return tf.concat([tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values], 0)
+
+
+@contextlib.contextmanager
+def reports_of(variables: Variables) -> Iterator[Callable]:
+    """While entered, a step is traced; yields a function of its logs, which notes whose results they report.
+
+    A `train_step` of the user's may return a metric's result under another name than the metric's own.
+    """
+    results: dict[int, tuple[Any, str]] = {}
+
+    def noting(metric: Any, original: Callable) -> Callable:
+        def result() -> Any:
+            value = original()
+            results[id(value)] = value, metric.name
+            return value
+
+        return result
+
+    def reports(logs: Any) -> Any:
+        if isinstance(logs, dict):
+            variables.reported = {name: results[id(value)][1] for name, value in logs.items() if id(value) in results}
+        return logs
+
+    metrics = list(variables.model.metrics)
+    for metric in metrics:
+        vars(metric)["result"] = noting(metric, metric.result)  # Passes by what Keras does when an attribute is set.
+    try:
+        yield reports
+    finally:
+        for metric in metrics:
+            del vars(metric)["result"]
 
 
 def scalars(logs: Any) -> dict[str, tf.Tensor]:

@@ -12,6 +12,7 @@ from toolkit.strategies.parameter_servers.functions import (
     branched,
     conditional_in,
     flattened,
+    reports_of,
     scalars,
     single_replica,
     trace,
@@ -60,8 +61,8 @@ class Rounds:
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
             scope = variables.scope(values, counters, sums)
             batch = batch_of(first, share, data)
-            with tracing(_ShareStep(self, share), scope):
-                logs = model.train_step(batch)
+            with tracing(_ShareStep(self, share), scope), reports_of(variables) as reports:
+                logs = reports(model.train_step(batch))
             if not self._order:
                 raise StrategyError(
                     asked="a synchronous round applies the gradients of one train_step",

@@ -6,7 +6,6 @@ sent         any other dataset: the chief reads each batch once, and sends it al
 per worker   a dataset that each worker makes and reads for itself, endlessly
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,15 +143,13 @@ class Reader(Iterator):
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._taken = 0
-        self._local: Any = None
+        # Made at once, as Keras's other data: each draws a seed from a shuffle, those that it makes for nothing, too.
+        self._local: Any = iter(stream.dataset) if stream.kind == "sent" else None
 
     def __next__(self) -> Any:
         """Returns a batch here, on the chief: Keras builds the model with one, and predicts."""
         if self._local is None:
             self._local = iter(self.stream.dataset)
-            # Where batches were taken before, it goes on from there.
-            skip = self._taken if self.stream.kind == "sent" else 0
-            next(itertools.islice(self._local, skip, skip), None)
         return next(self._local)
 
     def take(self) -> Any:
@@ -168,8 +165,6 @@ class Reader(Iterator):
                 raise StopIteration
             item = start + self._taken
         elif self.stream.kind == "sent":
-            if self._local is None:
-                self._local = iter(self.stream.dataset)
             flat = tf.nest.flatten(next(self._local))
             item = [flat[index] for index in self.stream.present]
         self._taken += 1

@@ -123,6 +123,7 @@ class MetricTotals:
         self.changed = False
         self._model = variables.model
         self._variables = variables.metrics
+        self._of = variables
         self._lock = threading.Lock()
         self._sums: list[np.ndarray] | None = None
         self._last: dict[str, float] = {}  # The logs of the last step whose results have come.
@@ -163,8 +164,11 @@ class MetricTotals:
             results: dict[str, float] = {}
             for name, value in type(self._model).get_metrics_result(self._model).items():
                 results.update({name: value} if not isinstance(value, dict) else value)
-            # What a train_step of the user's returns beside metrics is the last step's.
-            self._logs = {**last, **{name: float(value) for name, value in results.items()}}
+            named = {name: results[metric] for name, metric in self._of.reported.items() if metric in results}
+            if set(named) - set(results):  # By a train_step's own names; what it returns besides is the last step's.
+                self._logs = {**last, **{name: float(value) for name, value in named.items()}}
+            else:
+                self._logs = {**last, **{name: float(value) for name, value in results.items()}}
         return dict(self._logs)
 
     def finish(self) -> None:
