@@ -149,9 +149,7 @@ def same(one, other):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(("kind", "replicas"), MARKED)
-def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(
-    tmp_path, four_devices, kind, replicas, caplog
-):
+def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(tmp_path, four_devices, kind, replicas):
     make, steps = KINDS[kind]
     (tmp_path / "a").mkdir()
     undisturbed, summary = train(tmp_path / "a/run", four_devices, make, steps=steps, replicas=replicas)
@@ -164,11 +162,12 @@ def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(
             )
         resumed, more = train(tmp_path / name / "run", four_devices, make, steps=steps, replicas=replicas, resume=True)
         assert more["steps"] == 15, name
-        if kind == "a generator" and replicas > 1:  # Keras throws a number of its batches away there, when it builds.
-            assert "a Python generator can't be read again" in caplog.text
-        else:
-            assert same(resumed, undisturbed), f"{kind}, stopped {name}"
-            assert more["figures"] == summary["figures"]
+        assert same(resumed, undisturbed), f"{kind}, stopped {name}"
+        # Restored, a metric's sums are the first replica's: what they come to differs in the last digit.
+        assert more["figures"][0] == summary["figures"][0]
+        for mine, theirs in zip(more["figures"][1:], summary["figures"][1:], strict=True):
+            exact = [float(value) for value in theirs]
+            assert [float(v) for v in mine] == (exact if replicas == 1 else pytest.approx(exact, rel=1e-6))
 
 
 @pytest.mark.slow
@@ -180,12 +179,7 @@ def test_it_goes_on_in_the_same_order_under_another_strategy(tmp_path, four_devi
     with pytest.raises(StoppedBySignal):
         train(tmp_path / "b/run", four_devices, tensors, replicas=before, extra=[StopAfter(steps=7)])
     resumed, _ = train(tmp_path / "b/run", four_devices, tensors, replicas=after, resume=True)
-    if before == 1:  # On two replicas the first epoch's order is another one, from the same seed.
-        assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(resumed, undisturbed, strict=True))
-    else:
-        (tmp_path / "c").mkdir()
-        two, _ = train(tmp_path / "c/run", four_devices, tensors, replicas=2)
-        assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(resumed, two, strict=True))
+    assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(resumed, undisturbed, strict=True))
 
 
 @pytest.mark.slow

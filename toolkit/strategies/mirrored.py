@@ -30,11 +30,13 @@ def enable(strategy: "tf.distribute.MirroredStrategy") -> "tf.distribute.Mirrore
 
 
 def _suffices(adapter: Any, replicas: int) -> bool:
-    """Says whether arrays are known to leave an example for each replica when TensorFlow divides their batches.
+    """Says whether data is known to leave an example for each replica when TensorFlow divides its batches.
 
     It gives each replica as many examples as of a whole batch, while there are any.
     """
-    if adapter.has_partial_batch is None or not adapter.batch_size:
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    if not isinstance(adapter, ArrayDataAdapter):  # Others don't know their last batch's size.
         return False
     smallest = adapter.partial_batch_size if adapter.has_partial_batch else adapter.batch_size
     return smallest > (replicas - 1) * -(-adapter.batch_size // replicas)
@@ -57,7 +59,9 @@ def _kind() -> type:
             if not keras or _suffices(iterator.data_adapter, count) or not sharing.may_run_short(dataset, count):
                 return super().experimental_distribute_dataset(dataset, options)
             shares = sharing.shares(dataset, indices=range(count), count=count).prefetch(2 * count)
-            return sharing.distributed(self, lambda _: shares)
+            # TensorFlow looks in each step whether there is a batch: a step that the end of the data cuts off may have
+            # counted already.
+            return self.distribute_datasets_from_function(lambda _: sharing.untuned(shares))
 
         def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
             with hooks.input_devices_kept(self):

@@ -85,7 +85,14 @@ class ReadsShares:
             # evaluations on arrays).
             pipelines, index = processes(self), process_index(self)
             return sharing.untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
-        return sharing.distributed(self, share)
+        extended = self.extended
+        before = extended.experimental_enable_get_next_as_optional
+        # Else all workers ask one another in each step whether each has got a batch.
+        extended.experimental_enable_get_next_as_optional = False
+        try:
+            return self.distribute_datasets_from_function(lambda context: sharing.untuned(share(context)))
+        finally:
+            extended.experimental_enable_get_next_as_optional = before
 
     def _check_lengths(self, batches: int) -> None:
         """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""

@@ -9,7 +9,6 @@ import tensorflow as tf
 from toolkit.devices import cores
 
 __all__ = [
-    "distributed",
     "is_batched",
     "may_run_short",
     "row_count",
@@ -124,23 +123,6 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not given.enabled and given.initial_parallelism is None:
         options.autotune.initial_parallelism = cores()  # 16 is TensorFlow's.
     return dataset.with_options(options)
-
-
-def distributed(strategy: Any, share: Callable) -> Any:
-    """Returns what TensorFlow makes of shares, of which no replica has more than another.
-
-    Args:
-        strategy: A strategy of several replicas.
-        share: Takes a `tf.distribute.InputContext`; returns a dataset of the shares that are read there, in turn.
-    """
-    extended = strategy.extended
-    before = extended.experimental_enable_get_next_as_optional
-    # Else all replicas ask one another in each step whether each has got a batch.
-    extended.experimental_enable_get_next_as_optional = False
-    try:
-        return strategy.distribute_datasets_from_function(lambda context: untuned(share(context)))
-    finally:
-        extended.experimental_enable_get_next_as_optional = before
 
 
 def may_run_short(dataset: tf.data.Dataset, count: int) -> bool:
