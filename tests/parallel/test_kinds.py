@@ -169,6 +169,27 @@ def test_layers_that_are_not_made_again_are_said(four_devices):
         parallelize(model, plan)
 
 
+class Forgetful(L.Layer):
+    def __init__(self, units, rate, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.rate = units, rate
+        self.dense = L.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+def test_what_a_configuration_lacks_is_named_with_the_line_to_add(four_devices):
+    model = keras.Sequential([keras.Input((4,)), Forgetful(8, 0.1, name="outer"), L.Dense(8)])
+    plan = choose(costs(model), MACHINE, Setting(replicas=4, batch=2), fc="sharded")
+    line = r'lacks rate, .*\{\*\*super\(\)\.get_config\(\), "rate": self\.rate\}'
+    with strategies.create("mirrored", devices=four_devices).scope(), pytest.raises(ModelError, match=line):
+        parallelize(model, plan)
+
+
 def test_a_layer_that_is_shared_stays_replicated(four_devices):
     inputs = keras.Input((8,))
     shared = L.Dense(8, name="shared")

@@ -4,6 +4,7 @@ A layer of one's own makes the layers within it in its own code. While such a la
 Keras's classes is counted; those that are to be sharded come as the sharded class in the second of two rounds.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,9 @@ from toolkit.parallel.graph import sublayers
 from toolkit.parallel.layers import ShardedConv2D, ShardedDense, ShardedEinsumDense
 
 __all__ = ["anew", "plain_class", "plain_layer", "settings_of"]
+
+_NAMED = {"name", "trainable", "dtype"}  # Every layer's own.
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _SHARDED: dict[type, type] = {
     keras.layers.Conv2D: ShardedConv2D,
@@ -53,10 +57,34 @@ def plain_layer(layer: Any) -> Any:
             **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
         )
     kind: Any = plain_class(layer)
-    config = layer.get_config()
     if kind is None:
-        return layer.__class__.from_config(config)
+        return _from_its_configuration(layer)
+    config = layer.get_config()
     return kind.from_config({name: value for name, value in config.items() if name not in _OWN})
+
+
+def _from_its_configuration(layer: Any) -> Any:
+    """Returns a layer of somebody's own made again as Keras does when it loads a model.
+
+    Raises:
+        ModelError: Its configuration doesn't say all that its constructor takes.
+    """
+    try:
+        return layer.__class__.from_config(layer.get_config())
+    except (NotImplementedError, TypeError) as error:
+        kind = type(layer)
+        known = _NAMED if isinstance(error, NotImplementedError) else {*_NAMED, *layer.get_config()}
+        taken = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        missing = [each.name for each in taken if each.kind not in _ANY and each.name not in known]
+        if not missing:
+            raise
+        pairs = ", ".join(f'"{name}": self.{name}' for name in missing)
+        raise ModelError(
+            asked=f"layer {layer.name!r} is to be made again, with others in it sharded",
+            found=f"the configuration of {kind.__name__} lacks {', '.join(missing)}, which its constructor takes",
+            remedy=f"Keep them as attributes and add to the class: def get_config(self): "
+            f"return {{**super().get_config(), {pairs}}}",
+        ) from error
 
 
 def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
