@@ -187,3 +187,15 @@ model.fit(x, y, batch_size=20, verbose=0)
 print("SEEN", json.dumps([0]))
 """
     assert processes.seen(launch(tmp_path, body)) == [[0], [0]]
+
+
+@pytest.mark.long
+def test_a_model_in_bfloat16_predicts(tmp_path):
+    body = """
+keras.mixed_precision.set_global_policy("mixed_bfloat16")
+model = build()
+model.fit(x, y, batch_size=20, verbose=0)
+shapes = [model.predict(x, batch_size=21, verbose=0).shape, model.predict_on_batch(x).shape]
+print("SEEN", json.dumps([list(shape) for shape in shapes]))
+"""
+    assert processes.seen(launch(tmp_path, body)) == [[[60, 1], [60, 1]]] * 2

@@ -46,6 +46,10 @@ def average_and_weights(errors, model):
     return average(errors, model) + tf.nn.scale_regularization_loss(0.1 * tf.nn.l2_loss(model.last.kernel))
 
 
+def large_ones(errors, _):
+    return strategies.batch_mean(errors, tf.stop_gradient(errors) > 1.0)
+
+
 def added(errors, model):
     return tf.reduce_mean(errors) + tf.add_n(model.losses)
 
@@ -56,6 +60,7 @@ CASES = {
     "TensorFlow's average": (average, {}),
     "TensorFlow's average, of a batch of any size": (lambda e, _: tf.nn.compute_average_loss(e), {}),
     "TensorFlow's average, and what it scales": (average_and_weights, {}),
+    "a masked mean": (large_ones, {}),
     "what layers add": (added, {"adds": True}),
     "an activity regularizer": (added, {"regularizer": "l2"}),
 }

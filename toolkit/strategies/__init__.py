@@ -13,6 +13,7 @@ agreement     values that the processes of a strategy exchange between steps, an
 collectives   exchanges between the replicas of a step, each with its gradient
 replica_shards  a variable of which each replica of a group holds a shard
 optimizers    the optimizers of a model, and what each trains
+out_of_scope  what users do outside of steps and of a strategy's scope
 building      variables, made before the first step
 early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
@@ -47,6 +48,7 @@ __all__ = [
     "NAMES",
     "GradientExchange",
     "ParameterServerOptions",
+    "batch_mean",
     "computes_here",
     "create",
     "describe",
@@ -55,6 +57,28 @@ __all__ = [
     "report",
     "wait_for_steps",
 ]
+
+
+def batch_mean(values, weights=None):
+    """Returns a loss that is a mean over the whole batch, in a `train_step` or a loop of your own, on any strategy.
+
+        loss = toolkit.strategies.batch_mean(errors, mask)     # in the place of sum(errors * mask) / sum(mask)
+
+    Divided by a count of its own, each replica's mean would count by its examples, not by its weights.
+
+    Args:
+        values: Floating point numbers, such as one loss for each example or for each word; of any shape.
+        weights: Of a shape that can be broadcast to that of `values`, such as a mask; None for 1.
+
+    Returns:
+        A scalar of the dtype of `values`. In `fit` replicas' scalars are averaged by their share of the examples, in
+        a loop of your own their gradients are summed; both come to sum(values * weights) / sum(weights) over the whole
+        batch, and 0 where all weights are 0. Call it outside of a `tf.function`, a branch or a loop within the step:
+        replicas exchange their sums of weights.
+    """
+    from toolkit.strategies import weighting
+
+    return weighting.batch_mean(values, weights)
 
 
 def enable_fit(strategy):

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import building, collectives, losses, weighting
+from toolkit.strategies import building, collectives, losses, out_of_scope, weighting
 from toolkit.strategies.exchange import exchange_of
 from toolkit.strategies.mesh import Among
 from toolkit.strategies.optimizers import trained_by
@@ -50,6 +50,7 @@ def adapt_optimizers() -> None:
     wrap(plain, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
     wrap(tf.__internal__.distribute.interim, "maybe_merge_call", _each_for_itself)
     adapt_to_shards()
+    out_of_scope.adapt_calls()
     building.adapt_building()
     weighting.adapt_trainers()
     losses.adapt_losses()

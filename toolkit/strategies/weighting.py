@@ -22,7 +22,7 @@ from toolkit.strategies.sharing import row_count
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Share", "adapt_trainers", "counted", "current", "unweigh", "weigh"]
+__all__ = ["Share", "adapt_trainers", "batch_mean", "counted", "current", "unweigh", "weigh"]
 
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
@@ -95,12 +95,21 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
     return same(x)
 
 
+def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
+    """Returns this replica's part of a mean over the whole batch; see `toolkit.strategies.batch_mean`."""
+    values = tf.convert_to_tensor(values)
+    weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
+    share = current()
+    total = tf.stop_gradient(collectives.all_reduce(tf.reduce_sum(weights)))
+    part = tf.math.divide_no_nan(tf.reduce_sum(values * weights), total)
+    return part if share is None else tf.math.divide_no_nan(part, tf.cast(share.weight, part.dtype))
+
+
 def adapt_trainers() -> None:
     """Has the steps of models under several replicas know their shares; called again, it does nothing."""
     wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
     wrap(tf.GradientTape, "gradient", _gradient)
-    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
-    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
+    wrap(keras.random.SeedGenerator, "next", _next_seed)
     wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
     wrap(keras.Model, "make_test_function", functools.partial(_made, "test_step"))
 
@@ -110,6 +119,15 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
     return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives each replica draws of its own: its copy of a generator's state is the others', and so would noise be."""
+    seed = original(generator, *args, **kwargs)
+    replica, count = collectives.replica_id_and_count()
+    if count == 1 or not tf.is_tensor(seed):
+        return seed
+    return seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
 
 
 def _gradient(
@@ -154,14 +172,6 @@ def _of_variables(sources: Any) -> bool:
 
 def _is_variable(each: Any) -> bool:
     return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
-
-
-def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has each replica sum its own metrics where a model is compiled outside of its strategy's scope, too."""
-    if mesh.replicas(model.distribute_strategy) == 1:
-        return original(model, *args, **kwargs)
-    with model.distribute_strategy.scope():
-        return original(model, *args, **kwargs)
 
 
 def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

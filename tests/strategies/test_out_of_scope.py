@@ -1,0 +1,76 @@
+"""What users do outside of steps and of a strategy's scope gives one device's answers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+
+X = np.random.default_rng(0).normal(size=(54, 6)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def trained(strategy):
+    """As Keras's guide to transfer learning has it: frozen, then compiled again, which nobody does in the scope."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu")])
+        base.trainable = False
+        model = keras.Sequential([keras.Input((6,)), base, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
+    base.trainable = True
+    optimizer = keras.optimizers.Adam(0.001)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    history = model.fit(X, Y, batch_size=16, verbose=0, shuffle=False).history
+    assert model.optimizer is optimizer
+    return model, history
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_again_and_its_variables_are_numbers(four_devices):
+    _, alone = trained(strategies.create("one_device", devices=four_devices[:1]))
+    model, history = trained(strategies.create("mirrored", devices=four_devices[:2]))
+    for name, values in alone.items():
+        assert history[name] == pytest.approx(values, rel=1e-5)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
+    assert int(model.optimizer.iterations) == 4
+
+
+@pytest.mark.parametrize("rows", [8, 11, 1])
+def test_a_single_batch_is_predicted_once(four_devices, rows):
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    np.testing.assert_allclose(model.predict_on_batch(X[:rows]), model(X[:rows]), atol=1e-6)
+
+
+class Kept(keras.optimizers.SGD):
+    def __init__(self, rate):
+        super().__init__(rate)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+def test_an_optimizer_that_can_not_be_made_in_the_scope_is_said(four_devices):
+    optimizer = Kept(0.1)
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    with pytest.raises(StrategyError, match=r"Make the optimizer in `with strategy\.scope\(\):`"):
+        model.compile(optimizer, "mse")
+
+
+def test_replicas_draw_for_themselves(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
+        seed = keras.random.SeedGenerator(1)
+
+    @tf.function
+    def drawn():
+        return strategy.run(lambda: keras.random.normal((3,), seed=seed))
+
+    one, other = (draw.numpy() for draw in strategy.experimental_local_results(drawn()))
+    assert not np.array_equal(one, other)
+    np.testing.assert_array_equal(one, keras.random.normal((3,), seed=keras.random.SeedGenerator(1)))
