@@ -39,6 +39,26 @@ def test_a_model_is_compiled_again_and_its_variables_are_numbers(four_devices):
     assert int(model.optimizer.iterations) == 4
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9))
+        ),
+        lambda: "adam",
+    ],
+    ids=["accumulating", "scaled", "by its name"],
+)
+@pytest.mark.slow
+def test_any_optimizer_may_be_made_before_the_scope(four_devices, make):
+    optimizer = make()
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    assert np.isfinite(model.fit(X, Y, batch_size=18, verbose=0).history["loss"]).all()
+
+
 @pytest.mark.parametrize("rows", [8, 11, 1])
 def test_a_single_batch_is_predicted_once(four_devices, rows):
     with strategies.create("mirrored", devices=four_devices[:2]).scope():

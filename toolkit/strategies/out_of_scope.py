@@ -40,7 +40,8 @@ def _compile_in_scope(original: Callable, model: Any, optimizer: Any = "rmsprop"
 
 def _make_in_scope(optimizer: Any) -> None:
     """Gives an optimizer that was made outside of the scope, and hasn't been used, its variables in it."""
-    if optimizer.built or isinstance(optimizer.iterations.value, tf.distribute.DistributedValues):
+    # It makes its count of steps and its learning rate when it is made.
+    if optimizer.built or any(isinstance(each.value, tf.distribute.DistributedValues) for each in optimizer.variables):
         return
     try:
         made = type(optimizer).from_config(optimizer.get_config())
