@@ -44,7 +44,9 @@ def adapt_building() -> None:
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
     """Leaves XLA out of a step that exchanges something: it can't compile that, and the first step would end there."""
     original(model, *args, **kwargs)
-    if mesh.made_here(model._distribute_strategy) and model.jit_compile is True:
+    strategy = model._distribute_strategy
+    exchanges = mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
+    if exchanges and model.jit_compile is True:
         model.jit_compile = False
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
