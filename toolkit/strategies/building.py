@@ -28,6 +28,7 @@ __all__ = ["adapt_building", "build", "epoch_iterator"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()
+_ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras stands them where there are no labels, or no weights.
 
 
 def adapt_building() -> None:
@@ -82,7 +83,7 @@ def _batch_spec(spec: Any) -> Any:
 
     def one(leaf: Any) -> Any:
         leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
-        return None if isinstance(leaf, (tf.OptionalSpec, tf.NoneTensorSpec)) else leaf  # No labels, or no weights.
+        return None if type(leaf).__name__ in _ABSENT else leaf
 
     return tf.nest.map_structure(one, spec)
 
