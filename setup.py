@@ -18,7 +18,7 @@ setuptools.setup(
     python_requires=">=3.10,<3.14",
     packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
     entry_points={"console_scripts": ["toolkit = toolkit.cli.main:main"]},
-    package_data={"toolkit": ["py.typed", "observe/report/*.j2"]},
+    package_data={"toolkit": ["py.typed", "observe/report/*.j2", "support/*.csv"]},
     install_requires=[
         "absl-py>=2.1,<3",
         # Functions of notebooks, for toolkit.launch.run.

@@ -25,7 +25,7 @@ from toolkit.strategies.reducing import ReducesForKeras
 from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
 from toolkit.strategies.shared_files import adapt_checkpoints
 from toolkit.strategies.shutdown import wait_at_exit
-from toolkit.support import status
+from toolkit.support import status, taken_over
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
 
@@ -133,7 +133,9 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
 
     Raises:
         StrategyError: It is neither of the two.
+        RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
+    taken_over.check()
     if isinstance(strategy, tf.distribute.MirroredStrategy):
         return mirrored.enable(strategy)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

@@ -64,6 +64,7 @@ def create(
         StrategyError: The name is unknown, Keras runs on another backend, or the strategy doesn't
             fit the cluster.
         ClusterError: TF_CONFIG is wrong, or another task can't be met.
+        RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
     if name not in NAMES:
         raise StrategyError(
@@ -72,8 +73,9 @@ def create(
             remedy="Choose one of " + ", ".join(NAMES),
         )
     _check_backend()
-    from toolkit.support import recompute
+    from toolkit.support import recompute, taken_over
 
+    taken_over.check()
     recompute.install()
     # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
     membership = membership or discover(os.environ)

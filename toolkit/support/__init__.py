@@ -3,13 +3,14 @@
 Come here before writing a file, masking a secret, noting a signal or wrapping somebody else's function: each is done in
 one way in the whole house.
 
-umask      files that not everybody may write
-files      writing a file so that it is there whole or not at all, and its SHA-256
-redaction  which variables and flags hold secrets, and texts without them
-graphs     what a result is computed from in TensorFlow's graphs, and how
-scopes     work outside of the scopes of its caller
-wrapping   a function of somebody else's, wrapped once
-recompute  activations computed again in the backward pass: keras.RematScope on TensorFlow
-signals    signals that ask a program to stop: recorded, or obeyed with a message
-status     what a task and the launcher that started it tell each other
+umask       files that not everybody may write
+files       writing a file so that it is there whole or not at all, and its SHA-256
+redaction   which variables and flags hold secrets, and texts without them
+graphs      what a result is computed from in TensorFlow's graphs, and how
+scopes      work outside of the scopes of its caller
+wrapping    a function of somebody else's, wrapped once
+taken_over  what is wrapped and called of Keras's and TensorFlow's insides: a table, checked before training
+recompute   activations computed again in the backward pass: keras.RematScope on TensorFlow
+signals     signals that ask a program to stop: recorded, or obeyed with a message
+status      what a task and the launcher that started it tell each other
 """

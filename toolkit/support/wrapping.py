@@ -2,18 +2,23 @@
 
 import functools
 import importlib.metadata
+import re
 from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = ["TRIED", "wrap"]
+__all__ = ["TRIED", "installed", "wrap", "wrapped_here"]
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
 
-def _installed(module: str) -> str:
-    package = module.partition(".")[0]
+wrapped_here: list[tuple[Any, str]] = []  # Owners, and names of what was wrapped.
+
+
+def installed(module: str) -> str:
+    """Returns the package of a module, with the version that is installed: "keras 3.15.1"."""
+    package = re.split("[.:]", module, maxsplit=1)[0]
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +42,7 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
     if not callable(original):
         package = getattr(owner, "__module__", None) or owner.__name__
         raise RequestError(
-            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {_installed(package)} is relied upon",
+            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {installed(package)} is relied upon",
             found="that version has none",
             remedy=f"Install a version that this toolkit was tried with: {TRIED}",
         )
@@ -53,3 +58,4 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
 
     wrapped._toolkit = (*wrapped_by, key)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
+    wrapped_here.append((owner, name))

@@ -1,0 +1,91 @@
+"""What is taken over of Keras and TensorFlow stands in one table, and an upgrade that changes it ends in a sentence."""
+
+import pathlib
+
+import pytest
+
+from toolkit import strategies
+from toolkit.errors import RequestError
+from toolkit.strategies import fitting, gradients, hooks, multi_worker, shared_files
+from toolkit.strategies.parameter_servers import branches, step, variables
+from toolkit.support import taken_over, wrapping
+from toolkit.support.taken_over import CALLED, WRAPPED, Taken
+
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+BY_PLACE = {row.place: row for row in (*WRAPPED, *CALLED)}
+
+
+def owner_and_name(place):
+    separator = "." if "." in place.partition(":")[2] else ":"
+    owner, _, name = place.rpartition(separator)
+    return taken_over.find(owner) if ":" in owner else __import__(owner, fromlist=["_"]), name
+
+
+def test_what_is_installed_is_as_the_table_says():
+    taken_over.check.__wrapped__()
+
+
+def test_the_table_has_all_that_is_wrapped_and_nothing_else():
+    strategies.create("mirrored")
+    fitting.adapt_keras()
+    gradients.adapt_optimizers()
+    hooks.install()
+    shared_files.adapt_checkpoints()
+    step.adapt_optimizers()
+    variables.adapt_lookups()
+    branches.adapt_branches()
+    mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}
+    assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in WRAPPED)}
+
+
+@pytest.mark.parametrize("row", [*WRAPPED, *CALLED], ids=lambda row: row.place.partition(":")[2])
+def test_a_row_has_a_reason_and_a_test(row):
+    assert row.why.endswith(".") and (TESTS / row.test).exists()
+
+
+def test_a_release_without_one_is_named():
+    with pytest.raises(RequestError, match=r"Optimizer._no_such of keras 3\.\d+.* is relied upon.*has none.*3\.12"):
+        _check(Taken("keras.src.optimizers.optimizer:Optimizer._no_such", "self", "", ""))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda self, trainable_variables, grads: None,
+        lambda self, grads: None,
+        lambda self, grads, trainable_variables, share: None,
+    ],
+    ids=["another order", "one fewer", "one more"],
+)
+def test_a_release_with_other_parameters_is_named(changed, monkeypatch):
+    row = BY_PLACE["keras.src.optimizers.optimizer:Optimizer.apply"]
+    monkeypatch.setattr(taken_over, "find", lambda _: changed)
+    with pytest.raises(RequestError, match=r"Optimizer.apply of keras.*it takes \(self, .*where \(self, grads, tr"):
+        _check(row)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [lambda self, grads, trainable_variables, more=None, **rest: None, lambda *args, **kwargs: None],
+    ids=["one more with a default", "wrapped by somebody else"],
+)
+def test_what_works_all_the_same_is_taken(changed, monkeypatch):
+    monkeypatch.setattr(taken_over, "find", lambda _: changed)
+    _check(BY_PLACE["keras.src.optimizers.optimizer:Optimizer.apply"])
+
+
+@pytest.mark.parametrize("make", [lambda: strategies.create("mirrored"), lambda: multi_worker.enable_fit(None)])
+def test_the_first_strategy_looks(make, monkeypatch):
+    def refuse():
+        raise RequestError(asked="the table was", found="looked at", remedy="")
+
+    monkeypatch.setattr(taken_over, "check", refuse)
+    with pytest.raises(RequestError, match="looked at"):
+        make()
+
+
+def _check(row):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken_over, "WRAPPED", (row,))
+        patch.setattr(taken_over, "CALLED", ())
+        taken_over.check.__wrapped__()
