@@ -1,8 +1,8 @@
 """Keras's own fit, evaluate and predict in every way that users call them, in one process or in several.
 
-    python fit_kinds.py OUT.json DIRECTORY [few]
+    python fit_kinds.py OUT.json DIRECTORY
 
-With `few`, the kinds that most people use.
+tests/conformance/features.py has many more ways, one by one.
 Written as for one device: nothing but the strategy's making knows of other processes.
 """
 
@@ -12,7 +12,7 @@ import sys
 
 import toolkit
 
-out, directory, few = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:] == ["few"]
+out, directory = sys.argv[1], pathlib.Path(sys.argv[2])
 # Under parameter servers one step after another, so that the numbers are those of one device.
 strategy = toolkit.strategies.create(parameter_server=toolkit.strategies.ParameterServerOptions(max_staleness=0))
 
@@ -25,26 +25,16 @@ RANDOM = np.random.default_rng(3)
 # 103 is no multiple of a batch of 20, nor is the last batch's 3 of the replicas.
 X = RANDOM.normal(size=(103, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int32")
-WEIGHT = np.linspace(0.5, 1.5, 103).astype("float32")
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, number):
-        rows = slice(20 * number, 20 * number + 20)
-        return X[rows], Y[rows]
-
-
-def model(*, named=False, normalised=False, shape=(6,), **settings):
+def model(*, normalised=False, **settings):
     keras.utils.set_random_seed(9)
     with strategy.scope():
-        given = keras.Input(shape, name="values")
+        given = keras.Input((6,))
         hidden = keras.layers.Dense(8, activation="tanh")(given)
         if normalised:
             hidden = keras.layers.BatchNormalization()(hidden)
-        made = keras.Model({"values": given} if named else given, keras.layers.Dense(2)(hidden))
+        made = keras.Model(given, keras.layers.Dense(2)(hidden))
         made.compile(
             keras.optimizers.SGD(0.05),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -95,38 +85,6 @@ made = model(steps_per_execution=3)
 note("steps_per_execution", made, made.fit(dataset(), epochs=2, verbose=0))
 made = model()
 note("class_weight", made, made.fit(X, Y, batch_size=20, class_weight={0: 1.0, 1: 2.0}, **plain))
-if not few:
-    with strategy.scope():
-        never = keras.Sequential([keras.Input((None, 6)), keras.layers.Dense(3, kernel_initializer="ones")])
-    SEEN["never compiled"] = never.predict(X.reshape(103, 1, 6), batch_size=103, verbose=0).tolist()
-    made = model()
-    note("PyDataset", made, made.fit(Batches(), epochs=2, verbose=0, shuffle=False))
-    made = model()
-    made.layers[1].trainable = False  # Whatever is compiled again.
-    made.compile(made.optimizer, made.loss)
-    note("frozen", made, made.fit(X, Y, batch_size=20, **plain))
-    made = model(shape=(2, 6))
-    note("sequences", made, made.fit(np.stack([X, -X], 1), np.stack([Y, Y], 1), batch_size=20, **plain))
-    made = model()
-    note("shuffled", made, made.fit(X, Y, batch_size=20, epochs=2, verbose=0))
-    made = model()
-    note("steps_per_epoch", made, made.fit(dataset().repeat(), steps_per_epoch=4, epochs=2, verbose=0))
-    made = model(named=True)
-    note("dictionary", made, made.fit({"values": X}, Y, batch_size=20, **plain))
-    SEEN["predict dictionary"] = model(named=True).predict({"values": X}, batch_size=7, verbose=0).tolist()
-    made = model()
-    note("sample_weight", made, made.fit(X, Y, batch_size=20, sample_weight=WEIGHT, **plain))
-    made = model(weighted_metrics=["accuracy"])
-    note("validation_split", made, made.fit(X, Y, batch_size=20, validation_split=0.3, **plain))
-    inside = model()
-    with strategy.scope():  # As Keras's guide to distributed training has it.
-        saving = [
-            keras.callbacks.ModelCheckpoint(str(directory / "inside" / "{epoch}.keras")),
-            keras.callbacks.BackupAndRestore(str(directory / "inside backup")),
-        ]
-        note("in scope", inside, inside.fit(X, Y, batch_size=20, callbacks=saving, **plain))
-        if toolkit.strategies.is_chief(strategy):
-            inside.save(directory / "chief.keras")
 made = model(normalised=True)
 callbacks = [
     keras.callbacks.ModelCheckpoint(str(directory / "best" / "{epoch}.keras")),

@@ -9,48 +9,38 @@ import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("fit_kinds.py")
 # What a single process and several must agree on; batch normalisation that isn't synchronised can't.
-SAME_OF_FEW = ["numpy", "tf.data", "class_weight", "tables"]
-SAME = [*SAME_OF_FEW, "PyDataset", "in scope", "steps_per_epoch", "dictionary", "sample_weight", "frozen", "sequences"]
-OTHERS_OF_FEW = ["steps_per_execution", "callbacks", "loss scale"]
-OTHERS = [*OTHERS_OF_FEW, "shuffled", "validation_split"]
+SAME = ["numpy", "tf.data", "class_weight", "tables"]
+OTHERS = ["steps_per_execution", "callbacks", "loss scale"]
 
 
-def run(folder, count, amount):
+def run(folder, count):
     shared = folder / "shared"
     shared.mkdir()
-    arguments = [[str(folder / f"{number}.json"), str(shared), amount] for number in range(count)]
+    arguments = [[str(folder / f"{number}.json"), str(shared)] for number in range(count)]
     with processes.group([SCRIPT], arguments, folder, cluster=count > 1) as group:
         group.succeed(limit=280)
     return [json.loads(pathlib.Path(out).read_text()) for out, *_ in arguments], shared
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory, request):
+def seen(tmp_path_factory):
     """What two workers saw, the directory that they shared, and what one process saw."""
-    two, shared = run(tmp_path_factory.mktemp("two"), 2, request.param)
-    (one,), _ = run(tmp_path_factory.mktemp("one"), 1, request.param)
+    two, shared = run(tmp_path_factory.mktemp("two"), 2)
+    (one,), _ = run(tmp_path_factory.mktemp("one"), 1)
     return two, shared, one
 
 
-def with_kinds(few, everything):
-    """Parametrises a test by kinds of the run of few of them, and in the long part by all."""
-    cases = [("few", kind) for kind in few]
-    cases += [pytest.param("all", kind, marks=pytest.mark.long) for kind in everything]
-    return pytest.mark.parametrize(("seen", "kind"), cases, indirect=["seen"], scope="module")
-
-
-with_few = pytest.mark.parametrize("seen", ["few"], indirect=True, scope="module")
 pytestmark = pytest.mark.slow
 
 
-@with_kinds(SAME_OF_FEW + OTHERS_OF_FEW, SAME + OTHERS)
+@pytest.mark.parametrize("kind", SAME + OTHERS)
 def test_both_workers_end_with_the_same_metrics_and_weights(seen, kind):
     (first, second), _, _ = seen
     assert first[kind]["history"] == second[kind]["history"]
     assert first[kind]["weights"] == second[kind]["weights"]
 
 
-@with_kinds(SAME_OF_FEW, SAME)
+@pytest.mark.parametrize("kind", SAME)
 def test_the_numbers_are_those_of_one_process(seen, kind):
     (first, _), _, one = seen
     for name, values in one[kind]["history"].items():
@@ -59,7 +49,6 @@ def test_the_numbers_are_those_of_one_process(seen, kind):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
-@with_few
 def test_metrics_count_every_example_once(seen):
     (first, _), _, _ = seen
     assert first["evaluate"][1] * 103 == pytest.approx(round(first["evaluate"][1] * 103), abs=1e-3)
@@ -68,15 +57,13 @@ def test_metrics_count_every_example_once(seen):
         assert accuracy == pytest.approx(round(accuracy), abs=1e-3), kind
 
 
-@with_kinds(["predict"], ["predict", "predict dictionary"])
-def test_predictions_come_whole_and_in_order(seen, kind):
+def test_predictions_come_whole_and_in_order(seen):
     (first, second), _, one = seen
-    assert np.shape(first[kind]) == (103, 2)
-    assert first[kind] == second[kind]
-    np.testing.assert_allclose(first[kind], one[kind], atol=1e-6)
+    assert np.shape(first["predict"]) == (103, 2)
+    assert first["predict"] == second["predict"]
+    np.testing.assert_allclose(first["predict"], one["predict"], atol=1e-6)
 
 
-@with_few
 def test_callbacks_of_all_workers_share_their_paths(seen):
     (first, second), shared, _ = seen
     assert sorted(p.name for p in (shared / "best").iterdir()) == ["1.keras", "2.keras"]
@@ -88,7 +75,6 @@ def test_callbacks_of_all_workers_share_their_paths(seen):
     assert not second["chief"]
 
 
-@with_few
 def test_a_model_that_all_workers_save_can_be_loaded(seen):
     (first, second), shared, _ = seen
     assert first["loaded"] < 1e-6

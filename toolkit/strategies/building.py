@@ -24,7 +24,7 @@ from toolkit.strategies import mesh
 from toolkit.strategies.optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_building", "build", "epoch_iterator"]
+__all__ = ["adapt_building", "build", "epoch_iterator", "predicts"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()
@@ -57,10 +57,16 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
     before, _here.iterator = epoch_iterator(), iterator
+    before_predicts, _here.predicts = predicts(), "y" not in kwargs  # Keras names all but the strategy.
     try:
         original(iterator, *args, **kwargs)
     finally:
-        _here.iterator = before
+        _here.iterator, _here.predicts = before, before_predicts
+
+
+def predicts() -> bool:
+    """Says whether that is for `predict`, whose examples have no labels and whose results no mean."""
+    return getattr(_here, "predicts", False)
 
 
 def epoch_iterator() -> Any:

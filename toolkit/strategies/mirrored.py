@@ -58,7 +58,8 @@ def _kind() -> type:
             keras = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
             if not keras or _suffices(iterator.data_adapter, count) or not sharing.may_run_short(dataset, count):
                 return super().experimental_distribute_dataset(dataset, options)
-            shares = sharing.shares(dataset, indices=range(count), count=count).prefetch(2 * count)
+            shares = sharing.shares(dataset, indices=range(count), count=count, may_be_empty=building.predicts())
+            shares = shares.prefetch(2 * count)
             # TensorFlow looks in each step whether there is a batch: a step that the end of the data cuts off may have
             # counted already.
             return self.distribute_datasets_from_function(lambda _: sharing.untuned(shares))

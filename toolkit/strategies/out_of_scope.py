@@ -14,6 +14,7 @@ from keras.src.backend.common import variables as keras_variables
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
+from toolkit.strategies.agreement import processes
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_calls"]
@@ -24,6 +25,7 @@ def adapt_calls() -> None:
     # Where it is defined: Keras looks whether a model's class has another `compile` than that.
     wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
     wrap(keras.Model, "predict_on_batch", _predict_once)
+    wrap(keras.Model, "quantize", _quantize)
     for name in ("__float__", "__int__"):
         wrap(keras_variables.Variable, name, _number)
 
@@ -53,6 +55,16 @@ def _make_in_scope(optimizer: Any) -> None:
         ) from error
     vars(optimizer).clear()  # It stays the object that the user has.
     vars(optimizer).update(vars(made))
+
+
+def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    if processes(model.distribute_strategy) > 1:
+        raise StrategyError(
+            asked="model.quantize on several workers",
+            found="TensorFlow sends no variables of 8 bits from one worker to the others",
+            remedy="Save the model, load it in a process that trains alone, and quantize it there",
+        )
+    return original(model, *args, **kwargs)
 
 
 def _predict_once(original: Callable, model: Any, x: Any) -> Any:

@@ -60,9 +60,12 @@ class ReadsShares:
             self.first_batch = FirstBatch(self)
             undivided = sharing.show_first(undivided, self.first_batch.take)
 
+        predicts = building.predicts()
+
         def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
             mine = sharing.shares_of_worker(context)
-            return decode(sharing.shares(undivided, indices=mine, count=self.num_replicas_in_sync))
+            count = self.num_replicas_in_sync
+            return decode(sharing.shares(undivided, indices=mine, count=count, may_be_empty=predicts))
 
         if not keras:
             return self.distribute_datasets_from_function(share, options)

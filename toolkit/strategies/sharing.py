@@ -44,7 +44,9 @@ def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
     return [n * workers + context.input_pipeline_id for n in range(context.num_replicas_in_sync // workers)]
 
 
-def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf.data.Dataset:
+def shares(
+    dataset: tf.data.Dataset, *, indices: Sequence[int], count: int, may_be_empty: bool = False
+) -> tf.data.Dataset:
     """Cuts each global batch into `count` shares, equal to within one example, and keeps some of them.
 
     A batch with fewer examples than there are shares borrows from the batch before it, or joins it: a
@@ -54,14 +56,15 @@ def shares(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> t
         dataset: A dataset of global batches.
         indices: Which shares to keep, from 0; they follow one another in the result.
         count: The number of shares.
+        may_be_empty: Whether shares may be empty where there is nothing to borrow: fewer examples in all than shares.
 
     Returns:
         A dataset with len(indices) elements for each batch. Reading it fails with
-        InvalidArgumentError where there is nothing to borrow: fewer examples in all than shares.
+        InvalidArgumentError where there is nothing to borrow, unless shares may be empty.
     """
     cardinality, spec = dataset.cardinality(), dataset.element_spec
     if not _always_enough(spec, count):
-        dataset = _evened(dataset, count)
+        dataset = _evened(dataset, count, may_be_empty)
 
     def share(batch: Any, index: Any) -> Any:
         # A share's index comes as a Python int or as an int64 tensor.
@@ -149,7 +152,7 @@ def _always_enough(spec: Any, count: int) -> bool:
     return any(size is not None and size >= count for size in sizes)
 
 
-def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+def _evened(dataset: tf.data.Dataset, count: int, may_be_empty: bool) -> tf.data.Dataset:
     """Lets a batch of fewer than `count` examples borrow the last ones of the batch before it."""
     spec = dataset.element_spec
     padding = _padding_values(dataset)
@@ -177,9 +180,8 @@ def _evened(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
         def borrow() -> tuple:
             joined = tf.nest.map_structure(_concatenated, spec, held, batch, padding)
-            fits = tf.debugging.assert_greater_equal(
-                row_count(joined), tf.constant(count, tf.int64), _TOO_FEW.format(count)
-            )
+            least = tf.constant(0 if may_be_empty else count, tf.int64)
+            fits = tf.debugging.assert_greater_equal(row_count(joined), least, _TOO_FEW.format(count))
             with tf.control_dependencies([fits]):
                 place = tf.identity(cut)
             rows = row_count(joined)

@@ -25,6 +25,7 @@ from toolkit.support.wrapping import wrap
 __all__ = ["Share", "adapt_trainers", "batch_mean", "counted", "current", "unweigh", "weigh"]
 
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+_TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
 
 
 class Share:
@@ -110,6 +111,7 @@ def adapt_trainers() -> None:
     wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
     wrap(tf.GradientTape, "gradient", _gradient)
     wrap(keras.random.SeedGenerator, "next", _next_seed)
+    wrap(keras.metrics.Mean, "update_state", _update_mean)
     wrap(keras.Model, "make_train_function", functools.partial(_made, "train_step"))
     wrap(keras.Model, "make_test_function", functools.partial(_made, "test_step"))
 
@@ -119,6 +121,14 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
     return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Takes a scalar, which is a mean over this replica's share, for as much as that share counts."""
+    share = current()
+    if share is not None and sample_weight is None and not keras.ops.shape(values):
+        sample_weight = share.weight * collectives.replica_id_and_count()[1]
+    return original(metric, values, sample_weight)
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,10 +196,10 @@ def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         share = Share(row_count(data))
-        if name == "train_step":
+        if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
-        with counted(share):
-            return step_logs.of_all_replicas(model, step(data))
+        with counted(share), step_logs.results_noted(model) as noted:
+            return step_logs.of_all_replicas(step(data), noted, lambda: share.weight)
 
     model.__dict__[name] = with_share
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.strategies import step_logs
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.step import Step, changes, push, tracing
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
@@ -217,29 +218,15 @@ def reports_of(variables: Variables) -> Iterator[Callable]:
 
     A `train_step` of the user's may return a metric's result under another name than the metric's own.
     """
-    results: dict[int, tuple[Any, str]] = {}
+    with step_logs.results_noted(variables.model) as noted:
 
-    def noting(metric: Any, original: Callable) -> Callable:
-        def result() -> Any:
-            value = original()
-            results[id(value)] = value, metric.name
-            return value
+        def reports(logs: Any) -> Any:
+            if isinstance(logs, dict):
+                found = {name: noted[id(value)].metric.name for name, value in logs.items() if id(value) in noted}
+                variables.reported = found
+            return logs
 
-        return result
-
-    def reports(logs: Any) -> Any:
-        if isinstance(logs, dict):
-            variables.reported = {name: results[id(value)][1] for name, value in logs.items() if id(value) in results}
-        return logs
-
-    metrics = list(variables.model.metrics)
-    for metric in metrics:
-        vars(metric)["result"] = noting(metric, metric.result)  # Passes by what Keras does when an attribute is set.
-    try:
         yield reports
-    finally:
-        for metric in metrics:
-            del vars(metric)["result"]
 
 
 def scalars(logs: Any) -> dict[str, tf.Tensor]:

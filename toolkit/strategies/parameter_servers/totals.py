@@ -4,6 +4,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -126,8 +127,8 @@ class MetricTotals:
         self._of = variables
         self._lock = threading.Lock()
         self._sums: list[np.ndarray] | None = None
-        self._last: dict[str, float] = {}  # The logs of the last step whose results have come.
-        self._logs: dict[str, float] = {}
+        self._last: dict[str, Any] = {}  # The logs of the last step whose results have come.
+        self._logs: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
@@ -139,7 +140,7 @@ class MetricTotals:
         if self._sums is None:
             self._sums = [np.array(v.numpy()) for v in self._variables]
 
-    def add(self, results: Sequence[tuple[np.ndarray, dict[str, float]]]) -> None:
+    def add(self, results: Sequence[tuple[np.ndarray, dict[str, Any]]]) -> None:
         """Adds what dispatches counted: the sums of all metrics in one array, and the last step's logs.
 
         It is called in a worker's thread.
@@ -154,21 +155,21 @@ class MetricTotals:
                 self._last = logs
             self.changed = True
 
-    def logs(self) -> dict[str, float]:
+    def logs(self) -> dict[str, Any]:
         """Sets the metrics as far as results have come, and returns them as logs; {} before the first."""
         if self.changed:
             with self._lock:
                 self.changed = False
                 sums, last = list(self._sums or []), dict(self._last)
             self._set(sums)
-            results: dict[str, float] = {}
+            results: dict[str, Any] = {}
             for name, value in type(self._model).get_metrics_result(self._model).items():
                 results.update({name: value} if not isinstance(value, dict) else value)
             named = {name: results[metric] for name, metric in self._of.reported.items() if metric in results}
             if set(named) - set(results):  # By a train_step's own names; what it returns besides is the last step's.
-                self._logs = {**last, **{name: float(value) for name, value in named.items()}}
+                self._logs = {**last, **{name: _plain(value) for name, value in named.items()}}
             else:
-                self._logs = {**last, **{name: float(value) for name, value in results.items()}}
+                self._logs = {**last, **{name: _plain(value) for name, value in results.items()}}
         return dict(self._logs)
 
     def finish(self) -> None:
@@ -200,6 +201,12 @@ def _scales(variables: Variables) -> list[_Scale]:
         for each in optimizers_of(variables.model)
         if isinstance(each, keras.optimizers.LossScaleOptimizer) and each.built
     ]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a metric's result as callbacks get it: a float, or an array."""
+    value = np.asarray(value)
+    return value if value.ndim else float(value)
 
 
 def _is_whole(value: np.ndarray) -> bool:

@@ -42,7 +42,7 @@ class LocalScope(keras.StatelessScope):
     """
 
     def __init__(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
-        super().__init__(initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
         ids = [id(variable) for variable in variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
