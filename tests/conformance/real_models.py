@@ -14,6 +14,7 @@ import tempfile
 
 import keras
 import numpy as np
+import own_steps
 import tensorflow as tf
 import train
 from keras import layers, ops
@@ -293,6 +294,13 @@ MODELS = {
     ),
     "mixed_bfloat16": (lambda: plain_cnn(keras.optimizers.Adam(1e-3), "mixed_bfloat16"), (IMAGES, LABELS)),
     "accumulating, clipped, averaged": (accumulating, (IMAGES, LABELS)),
+    "siamese network": (own_steps.siamese, ((IMAGES, IMAGES[::-1], IMAGES**2),)),
+    "VQ-VAE": (own_steps.vq_vae, (IMAGES,)),
+    "distiller": (own_steps.distiller, (IMAGES, LABELS)),
+    "contrastive, a vector of losses": (
+        lambda: own_steps.contrastive(BATCH), ((IMAGES, IMAGES[::-1], IMAGES**2),)
+    ),
+    "translator, a masked mean": (own_steps.translator, (TOKENS, LABELS)),
 }  # fmt: skip
 
 
@@ -332,7 +340,9 @@ def trained(strategy, name, folder):
     toolkit.strategies.wait_for_steps(model)
     seen = {"losses": np.array(losses.losses), "weights": flat(model)}
     seen["steps"] = [int(keras.ops.convert_to_numpy(each.iterations)) for each in optimizers_of(model)]
-    if strategy.num_replicas_in_sync == 2:  # It takes as long as the training; beside parameter servers it isn't tried.
+    callable_on_it = isinstance(model, keras.Sequential) or type(model).call is not keras.Model.call
+    # It takes as long as the training; beside parameter servers it isn't tried.
+    if strategy.num_replicas_in_sync == 2 and callable_on_it:
         seen["saved"], seen["exported"] = left(strategy, model, build, data[0])
     if strategy.num_replicas_in_sync == 2 and agreement.processes(strategy) == 2:  # As long again, and once will do.
         other = resumed(strategy, build, data, folder / f"run-{list(MODELS).index(name)}")

@@ -177,6 +177,33 @@ def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them
     assert (tmp_path / "run/model.keras").exists()
 
 
+class Unsaved(keras.layers.Layer):
+    """It can't be made anew: Keras saves no model with it. Its weight has no name of its own."""
+
+    def __init__(self, made_of):
+        super().__init__()
+        self.scale = self.add_weight(shape=made_of.shape, initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+
+@pytest.mark.slow
+def test_a_model_that_keras_can_not_save_resumes_and_leaves_its_weights(tmp_path, caplog):
+    def fit(epochs, **more):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), Unsaved(np.ones(3)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        with Run(tmp_path / "run", **more) as run:
+            run.fit(model, np.ones((8, 3)), np.ones((8, 1)), epochs=epochs)
+        return model
+
+    fit(1)
+    model = fit(2, resume=True)  # In the same process, where Keras counts on: "variable_1".
+    assert "model.keras can't be written" in caplog.text
+    model.load_weights(tmp_path / "run/model.weights.h5")
+
+
 @pytest.mark.slow
 def test_stopped_on_a_full_disk_ends_on_the_signal_and_lets_the_directory_go(
     tmp_path, four_devices, monkeypatch, caplog

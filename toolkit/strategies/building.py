@@ -106,7 +106,9 @@ def build(model: keras.Model, data: Any) -> None:
     """
     with model.distribute_strategy.scope():
         by_step: Exception | None = None
-        if _has_own_step(model) and _lacks_variables(model):
+        if _has_own_step(model):
+            if not _lacks_variables(model):  # Such as a model that a checkpoint was restored into.
+                return
             try:
                 _run_step(model, data)
                 return
@@ -127,7 +129,8 @@ def _has_own_step(model: keras.Model) -> bool:
 
 def _lacks_variables(model: keras.Model) -> bool:
     layers_and_metrics = [*model._flatten_layers(include_self=False), *model.metrics]
-    return not all(getattr(each, "built", True) for each in [*layers_and_metrics, *optimizers_of(model)])
+    others = [*optimizers_of(model), getattr(model, "_compile_loss", None)]
+    return not all(getattr(each, "built", True) for each in [*layers_and_metrics, *others])
 
 
 def _run_step(model: keras.Model, data: Any) -> None:

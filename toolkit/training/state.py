@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from typing import TYPE_CHECKING
 
 from toolkit.errors import CheckpointError
@@ -111,7 +112,7 @@ def _settle(model: "keras.Model") -> None:
 def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
     """Returns the model's variables and the saved ones, but for those of optimizers that had done nothing."""
     variables = _variables(model)
-    saved = {name: array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
+    saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
     optimizers = _optimizers(model)
     for which in range(len(optimizers)) if len(optimizers) > 1 else ():
         if f"{_TRAINS}{which}" not in arrays:
@@ -124,16 +125,20 @@ def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tupl
 
 def _variables(model: "keras.Model") -> dict:
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
-    # which depend on what else the process has built.
+    # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
     first, *others = optimizers = _optimizers(model)
     if model.built and not others and not first.built:
         with model.distribute_strategy.scope():
             first.build(model.trainable_variables)
-    found = {f"{_MODEL}{number:04d}/{variable.name}": variable for number, variable in enumerate(model.variables)}
+    found = {_uncounted(f"{_MODEL}{number:04d}/{v.name}"): v for number, v in enumerate(model.variables)}
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
     return found
+
+
+def _uncounted(name: str) -> str:
+    return re.sub(r"/variable_\d+$", "/variable", name)
 
 
 def _owner(name: str) -> int:
