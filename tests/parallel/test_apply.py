@@ -81,12 +81,13 @@ def test_a_parallel_model_trains_as_the_plain_one_and_comes_back_plain(four_devi
     np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5)
 
 
-def test_what_a_plan_replicates_stays_keras_own(four_devices):
+def test_what_a_plan_replicates_stays_keras_own(four_devices, caplog):
     model = functional()
     with strategies.create("mirrored", devices=four_devices[:2]).scope():
         copy = parallelize(model, planned(model, 2, conv="replicated", fc="replicated"))
     assert type(copy.get_layer("conv")) is L.Conv2D
     assert type(copy.get_layer("side")) is L.Dense
+    assert "The plan shards no layer" in caplog.text
 
 
 def test_another_models_plan_is_refused():

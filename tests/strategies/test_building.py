@@ -2,6 +2,7 @@
 
 import json
 
+import adversaries
 import keras
 import numpy as np
 import processes
@@ -15,50 +16,8 @@ X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-class Adversaries(keras.Model):
-    """Two networks, two optimizers, no `call`: what keras.io's GANs, VQ-VAEs and siamese networks are."""
-
-    def __init__(self):
-        super().__init__()
-        self.judge = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
-        self.forger = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(4)])
-        self.of_judge, self.of_forger = keras.metrics.Mean("judge"), keras.metrics.Mean("forger")
-
-    def compile(self, judging, forging, loss):
-        super().compile()
-        self.judging, self.forging, self.loss_of = judging, forging, loss
-
-    @property
-    def metrics(self):
-        return [self.of_judge, self.of_forger]
-
-    def train_step(self, real):
-        ones = tf.ones((tf.shape(real)[0], 1))
-        with tf.GradientTape() as tape:
-            forged = self.forger(real[:, :2])
-            judged = self.loss_of(ones, self.judge(real)) + self.loss_of(0 * ones, self.judge(forged))
-        weights = self.judge.trainable_weights
-        self.judging.apply_gradients(zip(tape.gradient(judged, weights), weights, strict=True))
-        with tf.GradientTape() as tape:
-            fooled = self.loss_of(ones, self.judge(self.forger(real[:, :2])))
-        weights = self.forger.trainable_weights
-        self.forging.apply_gradients(zip(tape.gradient(fooled, weights), weights, strict=True))
-        self.of_judge.update_state(judged)
-        self.of_forger.update_state(fooled)
-        return {"judge": self.of_judge.result(), "forger": self.of_forger.result()}
-
-
-def data():
-    return tf.data.Dataset.from_tensor_slices(X).shuffle(50, seed=1).batch(16)
-
-
 def trained(strategy):
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = Adversaries()
-        loss = keras.losses.BinaryCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    return model.fit(data(), epochs=2, verbose=0, shuffle=False).history, model.get_weights()
+    return adversaries.trained(strategy, epochs=2)
 
 
 def same(mine, theirs, tolerance=1e-5):

@@ -1,5 +1,6 @@
 """A plan put on a model, and the whole weights as a plain Keras model again."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from toolkit.errors import ModelError
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     import keras
 
 __all__ = ["parallelize", "plain"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
@@ -47,6 +50,8 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         for name, choice in plan.choices.items()
         if choice.split is not None
     }
+    if not settings and not plan.setting.recompute:
+        _LOG.warning("The plan shards no layer of model %r: every replica has all of it, as without a plan", model.name)
     copy = copy_model(model, lambda layer: anew(layer, settings))
     if plan.setting.recompute:
         again = {id(layers[name]) for name in plan.recomputed}

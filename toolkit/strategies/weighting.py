@@ -10,6 +10,7 @@ guides have it.
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,7 @@ from toolkit.support.wrapping import wrap
 
 __all__ = ["Share", "adapt_trainers", "batch_mean", "counted", "current", "unweigh", "weigh"]
 
+_LOG = logging.getLogger(__name__)
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 _TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
 
@@ -189,6 +191,12 @@ def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
     if mesh.replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
+    if name == "train_step" and getattr(step, "__func__", None) is not keras.Model.train_step:
+        _LOG.info(
+            "A scalar that %s.train_step differentiates counts as a mean over its replica's examples. For any other "
+            "mean, such as one over words, toolkit.strategies.batch_mean is one device's",
+            type(model).__name__,
+        )
     before = model.__dict__.get(name)
 
     @functools.wraps(step)
