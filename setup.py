@@ -50,6 +50,7 @@ setuptools.setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]"],
+        "docs": ["furo>=2024.8.6", "myst-parser>=4,<6", "sphinx>=8,<10"],
         "test": [
             "hypothesis>=6.100,<7",
             # A real notebook that launches.

@@ -30,6 +30,7 @@ CHECKS = {
     "lint": ("-m", "ruff", "check", "."),
     "format": ("-m", "ruff", "format", "--check", "."),
     "types": ("-m", "mypy"),
+    "docs": ("-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"),
 }
 SUITES = {
     "test": ("scripts/test",),

@@ -135,7 +135,7 @@ def test_tasks_that_make_no_progress_are_named_and_their_stacks_are_in_the_logs_
 def test_a_host_that_is_gone_is_done_without_and_taken_in_again(hosts, tmp_path):
     script = tmp_path / "task.py"
     script.write_text(TASK)
-    flags = ["--min_workers=1", "--max_restarts=3", "--heartbeat_timeout=5"]
+    flags = ["--min_workers=1", "--max_restarts=3", "--heartbeat_timeout=10"]
     with launched(hosts, tmp_path, flags, [str(script)]) as job:
         job.until(lambda: job.text.count("start 1 of 2 workers") == 2)
         try:

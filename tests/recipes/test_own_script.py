@@ -1,4 +1,4 @@
-"""README's script of one's own, as it stands: killed and started again, it ends with the same weights."""
+"""The guide's script of one's own, as it stands: killed and started again, it ends with the same weights."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 pytestmark = pytest.mark.slow
 
-README = (processes.ROOT / "README.md").read_text()
-SCRIPT = re.search(r"\n    import keras\n(    .*\n|\n)*?    toolkit\.observe\.report\.write_after\(run\)\n", README)[0]
+GUIDE = (processes.ROOT / "docs/guides/resume.md").read_text()
+SCRIPT = re.search(r"```py\n(import keras\n.*?write_after\(run\)\n)```", GUIDE, re.DOTALL)[1]
 MOST_LINES = 20
 EXAMPLES = 3000
 
@@ -25,7 +25,7 @@ EXAMPLES = 3000
 def folder(tmp_path_factory):
     """A directory with the script and its data."""
     made = tmp_path_factory.mktemp("own script")
-    lines = [line.removeprefix("    ") for line in SCRIPT.strip("\n").splitlines()]
+    lines = SCRIPT.strip("\n").splitlines()
     assert len([line for line in lines if line]) <= MOST_LINES
     (made / "train.py").write_text("\n".join(lines))
     rows = np.random.default_rng(1).normal(size=(EXAMPLES, 9)).astype(np.float32)

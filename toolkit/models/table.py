@@ -25,7 +25,7 @@ def build(
         dropout: Share of the units dropped before FC layers in training, in [0, 1).
 
     Returns:
-        A model from uint8 or float pictures [batch, *input_shape], values 0 to 255, to float32 logits
+        A model from uint8 or float pictures [batch, height, width, channels], values 0 to 255, to float32 logits
         [batch, classes].
 
     Raises:

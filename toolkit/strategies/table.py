@@ -154,14 +154,16 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         strategy: Any, made by `create` or not.
 
     Returns:
-        strategy: The name by which `create` makes such a one; for others the name of the class.
-        replicas: How many copies of the model train; under parameter servers the number of workers.
-        devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
-        cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
-        mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
-            copy of a model with sharded layers, and how many times.
-        optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
-        communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
+        These, by name:
+
+        - strategy: The name by which `create` makes such a one; for others the name of the class.
+        - replicas: How many copies of the model train; under parameter servers the number of workers.
+        - devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
+        - cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
+        - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
+          copy of a model with sharded layers, and how many times.
+        - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
 

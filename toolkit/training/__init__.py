@@ -10,6 +10,7 @@ callback_state  the counters of a user's callbacks
 finite          whether weights are still numbers
 together        what processes compare before training, and the chief's checkpoint broadcast to all
 summary         what summary.json says, and the last line of a run
+model_file      the trained model as a file for plain Keras
 directory       the run directory: whose it is, who is in it
 position        where training stands
 tracker         the callback that counts steps for all the others

@@ -12,7 +12,6 @@ import datetime
 import errno
 import fcntl
 import json
-import logging
 import os
 import pathlib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
+from toolkit.training import model_file
 from toolkit.training.checkpoints import REPLACED
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded"]
 
-_LOG = logging.getLogger(__name__)
 _ASKED = "run_dir={} is where this run writes"
 
 
@@ -165,27 +164,8 @@ class RunDirectory:
             )
 
     def write_model(self, model: "keras.Model") -> None:
-        """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched.
-
-        Of a model that Keras can't save, such as one with a layer of the user's own without `get_config`, it writes the
-        weights.
-        """
-        try:
-            with files.replacing(self.model, name=".writing.keras") as aside:  # Keras tells the format by its end.
-                model.save(aside)
-                files.sync(aside)
-        except OSError:
-            raise
-        except Exception as error:  # Whatever a user's own classes raise.
-            _LOG.warning(
-                "model.keras can't be written (%s); model.weights.h5 has the weights, for load_weights",
-                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
-            )
-            with files.replacing(self.path / "model.weights.h5", name=".writing.weights.h5") as aside:
-                model.built = True  # It has trained. To Keras a model that can't be called isn't built.
-                model.save_weights(aside)
-                files.sync(aside)
-        files.sync(self.path)
+        """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
+        model_file.write(model, self.model)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary without the secrets of the environment; an OSError leaves an earlier one untouched."""

@@ -92,7 +92,8 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     text = (path / "report.html").read_text()
     assert [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)] == PICTURES
     assert "81.25%" in text
-    assert "92% is computing" in text
+    assert "92 % compute, " in text
+    assert "<details><summary>All figures of the run" in text
     assert "CPU devices stood in for GPUs" in text
     assert "hunter2" not in text
     assert "--api_token=***" in text

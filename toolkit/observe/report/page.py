@@ -49,6 +49,13 @@ class _Table:
     rows: Sequence[Sequence[str]]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tile:
+    name: str
+    value: str
+    more: str = ""
+
+
 def render(runs: Sequence[RunData]) -> str:
     """Returns the whole page.
 
@@ -61,13 +68,16 @@ def render(runs: Sequence[RunData]) -> str:
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), autoescape=True, trim_blocks=True
     )
     several = len(runs) > 1
-    title = f"{runs[0].summary.get('recipe') or 'A run'}: {runs[0].name}"
+    recipe = str(runs[0].summary.get("recipe") or "A run")
+    title = runs[0].name if runs[0].name.startswith(recipe) else f"{recipe}: {runs[0].name}"
     notes = [f"{run.name}: {note}" if several else note for run in runs for note in run.notes]
     none: list[str] = []
     no_tables: list[_Table] = []
     sentences = [sentence for run in runs for sentence in tried(notes, none, _sentences, run, several=several)]
     tables = [table for run in runs for table in tried(notes, no_tables, _tables, run, several=several)]
     pictures = draw(runs, notes)
+    no_tiles: list[_Tile] = []
+    tiles = [] if several else tried(notes, no_tiles, _tiles, runs[0])
     facts: list[tuple[str, list[str]]] = tried(notes, [], lambda: list(_facts(runs)))
     commands = [tried(notes, "", _command, run) for run in runs]
     versions = " ".join(sorted({tried(notes, "", _versions, run) for run in runs} - {""}))
@@ -79,12 +89,43 @@ def render(runs: Sequence[RunData]) -> str:
         sentences=sentences,
         notes=list(dict.fromkeys(notes)),
         facts=facts,
+        tiles=tiles,
         pictures=pictures,
         tables=tables,
         commands=commands,
         versions=versions,
     )
     return page.encode("utf-8", "replace").decode()  # A name of a file may hold what isn't text.
+
+
+def _tiles(run: RunData) -> list[_Tile]:
+    """Returns what somebody looks for first: outcome, metrics at the end, speed, and where a step's time went."""
+    summary = run.summary
+    seconds, resumed = summary.get("wall_seconds"), summary.get("resumed_from_step")
+    outcome = [f"{_shown('epochs', summary.get('epochs'))} epochs, {_shown('steps', summary.get('steps'))} steps"]
+    outcome += [f"{seconds:,.0f} s"] if isinstance(seconds, (int, float)) else []
+    outcome += [f"resumed after step {resumed:,}"] if isinstance(resumed, int) else []
+    tiles = [_Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(outcome))]
+    shown = {name: text for name in run.metrics if (text := _shown(name, _value(run, name)))}
+    names = [name for name in shown if name.startswith("val_")] or list(shown)
+    if names:
+        first = next((name for name in names if not name.endswith("loss")), names[0])
+        rest = [f"{name} {text}" for name, text in shown.items() if name != first]
+        tiles.append(_Tile(name=first, value=shown[first], more=", ".join(rest[:3])))
+    if speed := _shown("examples_per_second", summary.get("examples_per_second")):
+        replicas = _shown("replicas", summary.get("replicas"))
+        more = (
+            f"{replicas} {'replica' if replicas == '1' else 'replicas'}, {summary.get('strategy')}" if replicas else ""
+        )
+        tiles.append(_Tile(name="examples per second", value=speed, more=more))
+    step = summary.get("step")
+    if isinstance(step, dict) and step.get("milliseconds"):
+        whole = step["milliseconds"]
+        shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
+        shares["other"] = max(0, 100 - sum(shares.values()))
+        more = ", ".join(f"{share} % {part}" for part, share in shares.items())
+        tiles.append(_Tile(name="a step", value=f"{whole:,.1f} ms", more=more))
+    return tiles
 
 
 def _sentences(run: RunData, *, several: bool) -> list[str]:
@@ -96,7 +137,7 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
             f"{head}CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs."
         )
     step = run.summary.get("step")
-    if isinstance(step, dict) and step.get("milliseconds"):
+    if several and isinstance(step, dict) and step.get("milliseconds"):
         shares = {part: step.get(part, 0) / step["milliseconds"] for part in ("compute", "communication", "input")}
         found.append(
             f"{head}Of a step's {step['milliseconds']:.1f} ms (mean of {step.get('steps')} early steps), "

@@ -119,7 +119,7 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
             axes.plot(
                 *zip(*points, strict=True),
                 label=label,
-                color=_COLOURS[number % len(_COLOURS)],
+                color=_COLOURS[(2 * number + test if len(runs) == 1 else number) % len(_COLOURS)],
                 linestyle=_DASHES[1 if test else 0],
                 marker=_MARKERS[(2 * number + test) % len(_MARKERS)],
                 markersize=4,
@@ -127,6 +127,8 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
         axes.set_xlabel("epoch")
         axes.set_ylabel(title)
         axes.grid(alpha=0.25, color=_INK)
+        if title == "Examples per second":
+            axes.set_ylim(bottom=0)
         if len({point[0] for line in lines for point in line[3]}) < 12:
             axes.set_xticks(sorted({point[0] for line in lines for point in line[3]}))
         if len(lines) > 1:
