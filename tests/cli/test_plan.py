@@ -1,11 +1,13 @@
 """`toolkit plan`: its tables, its chart, its JSON, and what it refuses."""
 
 import json
+import re
 import xml.etree.ElementTree
 
 import pytest
 import rich
 
+from toolkit.cli import main as main_module
 from toolkit.cli.main import main
 
 
@@ -134,3 +136,28 @@ def test_a_length_that_a_model_leaves_open_is_asked_for(capsys, tmp_path, monkey
     layers = {layer["kind"]: layer for layer in json.loads(out)["layers"]}
     assert layers["MultiHeadAttention"]["splits"] == {"heads": 4}
     assert layers["MultiHeadAttention"]["multiply_adds"] == 256 * (4 * 64 * 64 + 2 * 256 * 64)
+
+
+def test_it_ends_with_what_to_do(capsys):
+    slow = ("alexnet", "--replicas=8", "--hosts=2", "--bandwidth=1Gbit", "--device=V100")
+    code, out, _ = plan(capsys, *slow)
+    assert code == 0
+    assert re.search(
+        r"At 1Gbit stay on one host: [23]\.\d\dx with 4 devices there, 0\.\d\dx with 8 devices on 2 hosts", out
+    )
+    assert "--replicas=4 --hosts=1" in out
+    assert "From 100 Gbit/s between the hosts on" in out
+    _, out, _ = plan(capsys, "alexnet", "--replicas=4", "--device=V100")
+    assert re.search(r"4 devices come to [23]\.\d\dx the speed of one\.\nApply the plan with toolkit\.parallel", out)
+    _, out, _ = plan(capsys, "small_cnn", "--replicas=2", "--device=V100", "--inside=1MB")
+    assert "Train on one device: 2 of them come to 0." in out
+    _, out, _ = plan(capsys, "small_cnn", "--replicas=1", "--device=V100")
+    assert "speed of one" not in out
+
+
+@pytest.mark.parametrize("command", main_module._COMMANDS)
+def test_help_fits_a_terminal(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    prose = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("    ")]
+    assert max(map(len, prose)) <= 80

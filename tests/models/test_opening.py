@@ -1,5 +1,7 @@
 """A model by its name, by a function, and from a file; and what none of them is."""
 
+import sys
+
 import keras
 import pytest
 
@@ -40,7 +42,7 @@ def test_a_file_that_would_run_code_is_not_opened(here):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nothing", "no name of ours, no module:function and no file"),
+        ("nothing", "there is no model of that name, and it is neither"),
         ("absent.keras", "there is no such file"),
         ("some_models.py", "it isn't a .keras file"),
         ("absent_module:build", "absent_module"),
@@ -60,3 +62,24 @@ def test_half_a_file_is_said(here):
     (here / "half.keras").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="isn't a .keras file"):
         open_model("half.keras")
+
+
+def test_a_function_of_a_file_is_called(tmp_path, monkeypatch):
+    (tmp_path / "my net.py").write_text(
+        "import keras\ndef build_model(units=3):\n"
+        "    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])\n"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert open_model(f"{tmp_path}/my net.py:build_model").output_shape == (None, 3)
+
+
+def test_a_function_that_takes_weights_downloads_none(monkeypatch):
+    made = []
+
+    def network(weights="imagenet"):
+        made.append(weights)
+        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    monkeypatch.setattr(keras.applications, "MobileNetV2", network)
+    open_model("keras.applications:MobileNetV2")
+    assert made == [None]

@@ -2,6 +2,7 @@
 
 tables     tables and charts of one style
 plan_scaling  a plan's model on other numbers of replicas
+plan_verdict  what a plan comes to, in sentences
 plan_table  a plan as tables and as a chart, and what was measured of it
 log        the toolkit's messages on the console
 native     TensorFlow's notes, kept off the terminal of a recipe

@@ -75,5 +75,9 @@ def _parsed(parser: Parser, arguments: list[str]) -> object:
 def _help() -> str:
     width = max(map(len, _COMMANDS))
     rows = [f"  {name:{width}}  {text}" for name, text in _COMMANDS.items()]
-    head = "usage: toolkit COMMAND ...\n\nTrain Keras models with TensorFlow's distribution strategies.\n\nCommands:\n"
+    head = (
+        "usage: toolkit COMMAND ...\n\nTrain Keras models with TensorFlow's distribution strategies.\n\n"
+        "Try first:\n\n  toolkit doctor                        what keeps TensorFlow from training here\n"
+        "  toolkit launch --workers=2 train.py   your script in two processes\n\nCommands:\n"
+    )
     return "\n".join([head, *rows, "", "`toolkit COMMAND --help` says what a command takes."])

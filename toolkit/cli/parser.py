@@ -4,12 +4,28 @@ import argparse
 import difflib
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from toolkit.errors import RequestError
 
 __all__ = ["Parser", "unknown"]
+
+
+_WIDTH = 80
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps indented lines of a description, such as commands, and fills its paragraphs to a terminal's width."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - Of the class that is derived from.
+        parts = re.split(r"\n\s*\n", text.strip("\n"))
+        filled = [
+            part if part.startswith(" ") or "\n " in part else textwrap.fill(" ".join(part.split()), _WIDTH - 1)
+            for part in parts
+        ]
+        return "\n\n".join(filled)
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             optional_values: Flags that may be given without their value, and what that means.
             settings: As `argparse` has them.
         """
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **settings)
         self._optional_values = optional_values or {}
 

@@ -3,9 +3,11 @@
     toolkit plan alexnet --replicas=4 --device=V100
     toolkit plan train:build_model --replicas=8 --hosts=2 --bandwidth=10Gbit --chart=plan.png
     toolkit plan model.keras --replicas=2 --measure
+    toolkit plan keras.applications:MobileNetV2 --replicas=2 --device=A100
 
-MODEL is small_cnn or alexnet, a function of yours that returns a model (module:function), or a .keras file, which is
-opened in safe mode. Nothing is trained.
+MODEL is {models}, a function that returns a model (module:function, or file.py:function), or a
+.keras file, which is opened in safe mode. Functions that take `weights` are called with weights=None, so that nothing
+is downloaded. Nothing is trained.
 """
 
 import argparse
@@ -15,12 +17,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
+from toolkit.models.table import NAMES
+from toolkit.parallel.machine import DEVICES
 from toolkit.strategies.exchange import DTYPES
 
 if TYPE_CHECKING:
     from toolkit.parallel import Machine, Plan, Setting
 
 __all__ = ["add_arguments", "run"]
+
+__doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
 _INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, less its overhead.
 _LATENCY = 50.0  # Microseconds: a small message through TCP inside a data centre.
@@ -47,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the backward pass behind which gradients are exchanged, 0 to 1 [0]",
     )
     speed = parser.add_argument_group("how fast a device is")
-    speed.add_argument("--device", metavar="NAME|GFLOPS", help="such as V100, or billions of operations a second")
+    speed.add_argument(
+        "--device",
+        metavar="NAME|GFLOPS",
+        help="billions of operations a second that it reaches, or "
+        + ", ".join(DEVICES)
+        + ": half of the maker's figure for float32 without tensor cores",
+    )
     speed.add_argument("--measure", action="store_true", help="measure devices, and what joins them, on this machine")
     what = parser.add_argument_group("how it is to train")
     what.add_argument("--length", type=int, metavar="L", help="of sequences, where the model takes any length")
@@ -133,7 +145,7 @@ def run(arguments: argparse.Namespace) -> None:
         ]
         print(json.dumps({"model": model.name, **plan.as_dict(), "scaling": scaled}, indent=2))
         return
-    _print(model.name, plan, points, limit, arguments)
+    _print(model.name, plan, layers, points, limit, arguments)
 
 
 def _check_length(model: Any, length: int | None) -> None:
@@ -213,10 +225,11 @@ def _measured(
     )
 
 
-def _print(name: str, plan: "Plan", points: Any, limit: float, arguments: argparse.Namespace) -> None:
+def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, arguments: argparse.Namespace) -> None:
     import rich
 
     from toolkit.cli.plan_table import show_memory, show_plan, show_scaling
+    from toolkit.cli.plan_verdict import verdict
 
     console = rich.get_console()
     machine, setting = plan.machine, plan.setting
@@ -231,6 +244,8 @@ def _print(name: str, plan: "Plan", points: Any, limit: float, arguments: argpar
     show_memory(plan, limit)
     if not plan.unknown:
         show_scaling(points, setting)
+        for sentence in verdict(plan, layers, bandwidth=arguments.bandwidth):
+            console.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=not console.is_terminal)
     else:
         console.print(
             f"What {len(plan.unknown)} of the layers compute isn't known, so there is no total: "

@@ -1,6 +1,7 @@
 """A model by what a user calls it: a name of ours, a function of theirs, or a saved file."""
 
 import importlib
+import inspect
 import os
 import pathlib
 import sys
@@ -20,14 +21,18 @@ def open_model(text: str) -> "keras.Model":
     """Returns the model that a text names.
 
     Args:
-        text: "small_cnn" or "alexnet"; "module:function", of a function without arguments that returns a model; or the
-            path of a .keras file, which is opened in Keras's safe mode.
+        text: One of `NAMES`; "module:function" or "file.py:function", of a function that returns a model and needs no
+            argument; or the path of a .keras file, which is opened in Keras's safe mode. A function that has a
+            parameter `weights`, as those of keras.applications, is called with weights=None: else it downloads some.
 
     Raises:
         ModelError: There is none, or it can't be had without running code of the file.
     """
     if text in NAMES:
         return build(text)
+    file, _, function = text.rpartition(":")
+    if file.endswith(".py") and pathlib.Path(file).is_file():
+        return _called(_imported(pathlib.Path(file)), function, asked=f"model {text}")
     try:
         if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
             return _loaded(pathlib.Path(text).expanduser())
@@ -35,11 +40,11 @@ def open_model(text: str) -> "keras.Model":
         found = getattr(error, "strerror", None) or str(error)
         raise ModelError(asked=f"model {text!r}", found=found, remedy="Give the path of a .keras file") from None
     if ":" in text:
-        return _called(*text.split(":", 1))
+        return _called(*text.split(":", 1), asked=f"model {text}")
     raise ModelError(
         asked=f"model {text!r}",
-        found="it is no name of ours, no module:function and no file",
-        remedy=f"Give {' or '.join(NAMES)}, such as train:build_model, or the path of a .keras file",
+        found="there is no model of that name, and it is neither module:function nor a file",
+        remedy=f"Give {', '.join(NAMES)}, or such as net.py:build_model, or the path of a .keras file",
     )
 
 
@@ -72,8 +77,13 @@ def _loaded(path: pathlib.Path) -> Any:
         ) from None
 
 
-def _called(module: str, function: str) -> Any:
-    asked = f"model {module}:{function}"
+def _imported(path: pathlib.Path) -> str:
+    """Returns the name by which a file can be imported; its directory is where Python looks first then."""
+    sys.path.insert(0, str(path.resolve().parent))
+    return path.stem
+
+
+def _called(module: str, function: str, *, asked: str) -> Any:
     if (here := str(pathlib.Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # As `python -m` has it.
     try:
@@ -87,7 +97,7 @@ def _called(module: str, function: str) -> Any:
     import keras
 
     try:
-        model = found() if callable(found) and not isinstance(found, keras.Model) else found
+        model = _call(found) if callable(found) and not isinstance(found, keras.Model) else found
     except TypeError as error:
         raise ModelError(asked=asked, found=str(error), remedy="Name a function that takes no arguments") from None
     if not isinstance(model, keras.Model):
@@ -95,3 +105,11 @@ def _called(module: str, function: str) -> Any:
             asked=asked, found=f"it gives a {type(model).__name__}", remedy="Name a function that returns a keras.Model"
         )
     return model
+
+
+def _call(function: Any) -> Any:
+    try:
+        weighted = "weights" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Of a function that isn't Python's.
+        weighted = False
+    return function(weights=None) if weighted else function()

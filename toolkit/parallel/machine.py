@@ -20,6 +20,7 @@ DEVICES: dict[str, tuple[float, float]] = {
     "L4": (30.3e12, 300e9),
     "RTX4090": (82.6e12, 1008e9),
     "H100": (67e12, 3350e9),
+    "H200": (67e12, 4800e9),
 }
 # Of a data sheet's operations, what convolutions of a training step reach; an assumption, said where it is used.
 _REACHED = 0.5

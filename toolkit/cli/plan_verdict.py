@@ -1,0 +1,77 @@
+"""What a plan comes to: whether the devices pay, and what a user could change by itself."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from toolkit.cli.plan_scaling import scaling
+from toolkit.parallel.choice import Setting
+from toolkit.parallel.cost import LayerCost
+from toolkit.parallel.machine import Link, Machine
+from toolkit.parallel.plan import Plan
+
+__all__ = ["verdict"]
+
+_NETWORKS = (1, 10, 25, 100, 200, 400)  # Gbit/s that are sold.
+_WORTH = 1.1  # Less than that isn't worth a change.
+
+
+def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -> list[str]:
+    """Returns what to do, in sentences, the first one whether to use all replicas.
+
+    Args:
+        plan: The chosen one, which has a total.
+        layers: As `costs` returns them.
+        bandwidth: Between hosts, as the user has given it; None where there is one host.
+    """
+    machine, setting = plan.machine, plan.setting
+    if setting.replicas == 1:
+        return []
+    whole = _speed_up(layers, machine, setting)
+    local = -(-setting.replicas // machine.hosts)
+    stay = 1.0
+    if machine.hosts > 1:
+        alone = dataclasses.replace(machine, hosts=1, between=None)
+        inside = dataclasses.replace(setting, replicas=local, shards=None)
+        stay = _speed_up(layers, alone, inside) if local > 1 else 1.0
+        devices = f"{local} devices" if local > 1 else "one device"
+        over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
+        if whole < _WORTH * stay:
+            said = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
+            said[0] += f" Ask for that plan with --replicas={local} --hosts=1."
+        else:
+            said = [f"At {bandwidth} {machine.hosts} hosts pay: {over}, {stay:.2f}x with {devices} on one."]
+    elif whole < _WORTH:
+        said = [f"Train on one device: {setting.replicas} of them come to {whole:.2f}x its speed."]
+    else:
+        said = [f"{setting.replicas} devices come to {whole:.2f}x the speed of one."]
+    said += _changes(layers, machine, setting, whole, stay)
+    if whole >= _WORTH and any(choice.split is not None for choice in plan.choices.values()):
+        said.append("Apply the plan with toolkit.parallel.parallelize(model, plan); a recipe does so by itself.")
+    return said
+
+
+def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, whole: float, stay: float) -> list[str]:
+    said = []
+    halved = dataclasses.replace(setting, gradient_dtype="bfloat16", activation_dtype="bfloat16")
+    half = _speed_up(layers, machine, halved)
+    if half >= _WORTH * whole and half >= stay:
+        said.append(
+            f"Exchanging in 16 bits: {half:.2f}x, with --gradient_dtype=bfloat16 --activation_dtype=bfloat16, or "
+            'create(gradients=GradientExchange(dtype="bfloat16")). It changes last digits.'
+        )
+    if machine.hosts > 1 and whole < _WORTH * stay:
+        for gigabits in _NETWORKS:
+            between = Link(bandwidth=gigabits * 1e9 / 8, latency=(machine.between or machine.inside).latency)
+            faster = dataclasses.replace(machine, between=between)
+            found = _speed_up(layers, faster, setting)
+            if machine.between and between.bandwidth > machine.between.bandwidth and found >= _WORTH * stay:
+                said.append(f"From {gigabits} Gbit/s between the hosts on, all of them pay: {found:.2f}x.")
+                break
+        else:
+            said.append("No network that is sold makes more hosts pay with this batch. Try a larger --batch.")
+    return said
+
+
+def _speed_up(layers: Sequence[LayerCost], machine: Machine, setting: Setting) -> float:
+    (point,) = scaling(layers, machine, setting, [setting.replicas])
+    return point.speed_up["planned"]
