@@ -106,10 +106,11 @@ class CheckpointError(RunDirectoryError):
     """There is no checkpoint that this run can resume from."""
 
 
-class StoppedBySignal(ToolkitError, SystemExit):
+class StoppedBySignal(SystemExit):
     """The run received a signal to stop; `step` is that of the checkpoint it wrote then, None if it wrote none.
 
-    It is a SystemExit too: a script that does not catch it ends with 128 + the number, and without a traceback.
+    It is a SystemExit, and no Exception: `except Exception` around a training doesn't catch it, and a script that it
+    ends exits with 128 + the number, and without a traceback.
     """
 
     def __init__(self, number: int, *, step: int | None) -> None:

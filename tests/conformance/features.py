@@ -168,6 +168,21 @@ def a_loss_for_each_example():
     return trained(without_metrics(network(Vector), rate=0.005))
 
 
+class Judged(keras.Model):
+    """A test_step that reports a plain mean under the name that Keras gives its own."""
+
+    def test_step(self, data):
+        x, y = data
+        return {"loss": ops.mean(ops.abs(self(x) - ops.cast(y[:, None], "float32")))}
+
+
+@feature
+def custom_test_step_with_plain_values():
+    model = compiled(network(Judged))
+    model.fit(X, Y, batch_size=BATCH, **PLAIN)
+    return {"evaluated": [model.evaluate(X[:45], Y[:45], batch_size=15, verbose=0, return_dict=True)["loss"]]}
+
+
 @feature
 def class_weight():
     return trained(class_weight={0: 1.0, 1: 2.0})
@@ -360,6 +375,13 @@ def batch_normalization():
         [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(synchronized=True), layers.Dense(2)]
     )
     return trained(compiled(model))
+
+
+@feature
+def state_of_one_number():
+    given = keras.Input((6,))
+    hidden = layers.BatchNormalization(synchronized=True)(layers.Dense(1)(given))
+    return trained(compiled(keras.Model(given, layers.Dense(2)(hidden))))
 
 
 @feature
@@ -599,6 +621,11 @@ def predict_on_uneven_data():
 @feature
 def predict_without_compile():
     return {"predicted": network().predict(batches(X), verbose=0)}
+
+
+@feature
+def predict_on_batch():
+    return {"predicted": compiled().predict_on_batch(X[:BATCH])}
 
 
 @feature

@@ -103,16 +103,6 @@ def test_arguments_of_fit_that_make_no_training(tmp_path, arguments, word):
         run.fit(model, np.ones((8, 2)), np.ones((8, 1)), **arguments)
 
 
-@pytest.mark.slow
-def test_a_run_holds_one_training(tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with Run(tmp_path / "run", recipe="test") as run:
-        run.fit(model, np.ones((8, 2)), np.ones((8, 1)))
-        with pytest.raises(RequestError, match="holds one training"):
-            run.fit(model, np.ones((8, 2)), np.ones((8, 1)))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, request, monkeypatch):
     # Under nohup SIGHUP is ignored, and stays so.

@@ -26,7 +26,7 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
     try:
         result = action()
         sys.stdout.flush()  # Here, where it can still be answered: at exit Python prints a traceback.
-    except ToolkitError as error:
+    except (ToolkitError, StoppedBySignal) as error:
         stopped = isinstance(error, (JobStopped, StoppedBySignal))
         if not stopped:
             # Said at once: leaving TensorFlow can take seconds, in which others fail because of this.

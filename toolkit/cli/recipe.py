@@ -54,7 +54,7 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
         recipe=recipe,
         resume=values["resume"].value,
         checkpoint_steps=values["checkpoint_steps"].value,
-        profile=values["profile"].value,
+        profile=values["profile"].value or True,
         membership=membership,
         chief=True if membership is None else None,
     ) as run:

@@ -133,7 +133,7 @@ class Batches:
 
         size, steps, count = self.global_batch_size, self._steps_per_pass, len(self.examples.train_labels)
         mine = slice(*row_range(size, share, shares))
-        images, labels = self._constants()[:2]
+        images, labels = self._constants[:2]
         seed = tf.constant(self.seed, tf.int64)
         epoch, place = step // steps, step % steps
         rows = tf.random.experimental.index_shuffle(
@@ -157,7 +157,7 @@ class Batches:
         from toolkit.strategies.sharing import row_range
 
         size, count = self._test_batch_size, len(self.examples.test_labels)
-        images, labels = self._constants()[2:]
+        images, labels = self._constants[2:]
         start, present = number * size, tf.minimum(count - number * size, size)
         first, last = row_range(present, share, shares)
         return images[start + first : start + last], labels[start + first : start + last]
@@ -170,7 +170,7 @@ class Batches:
     def _test_batches(self) -> int:
         return -(-len(self.examples.test_labels) // self._test_batch_size)
 
-    @functools.cache  # noqa: B019 - Batches live as long as the program; without it each replica copies the pictures.
+    @functools.cached_property  # Else each replica would copy the pictures.
     def _constants(self) -> tuple["tf.Tensor", ...]:
         import tensorflow as tf
 

@@ -93,7 +93,8 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
 
 def _check_frequencies(callbacks: Iterable) -> None:
     for callback in callbacks:
-        if isinstance(getattr(callback, "save_freq", None), int):
+        frequency = getattr(callback, "save_freq", None)
+        if isinstance(frequency, int) and frequency != _NEVER:  # As an earlier `fit` has left it here.
             raise StrategyError(
                 asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
                 found="layers are sharded over processes, whose shards come together at the end of an epoch",

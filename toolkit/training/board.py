@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.training.tracker import scalars
+
 __all__ = ["Board"]
 
 _LOG = logging.getLogger(__name__)
@@ -24,8 +26,10 @@ class Board(keras.callbacks.TensorBoard):
 
     def _spared(self, write: Callable) -> Callable:
         def tried(*args: Any, **kwargs: Any) -> None:
+            plain = [scalars(each) if isinstance(each, dict) else each for each in args]
+            named = {name: scalars(each) if isinstance(each, dict) else each for name, each in kwargs.items()}
             try:
-                write(*args, **kwargs)
+                write(*plain, **named)
             except (OSError, tf.errors.OpError) as error:  # TensorFlow's writer raises OutOfRangeError on a full disk.
                 if not self._said:
                     reason = str(error).rpartition("}} ")[2].partition("\n")[0]

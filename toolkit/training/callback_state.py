@@ -1,7 +1,8 @@
 """The counters of a user's callbacks, such as EarlyStopping's patience: what they are saved and restored by."""
 
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,12 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 
 
 class CallbackState:
-    """Saves and restores the attributes of callbacks that are plain values, arrays, or lists and dicts of them.
+    """Saves and restores what callbacks count in attributes: plain values, arrays, or lists and dicts of them.
 
-    What a callback holds besides (functions, files, models) was given to it, or is made again when training begins. An
-    attribute that changes during training and is none of these can't be saved: the callback is then named, once.
+    Only what has changed since training began counts: what a constructor was given is the user's, and may be given
+    anew when a run is resumed. What a callback holds besides (functions, files, models) was given to it, or is made
+    again when training begins. An attribute that changes during training and is none of these can't be saved: the
+    callback is then named, once.
 
     Args:
         callbacks: The user's own. Their order must be that of the run that is resumed.
@@ -31,13 +34,16 @@ class CallbackState:
     def __init__(self, callbacks: "Sequence[keras.callbacks.Callback]") -> None:
         self._callbacks = list(callbacks)
         self._others: dict[tuple[int, str], Any] = {}
+        self._at_first: dict[tuple[int, str], Any] = {}
         self._named: set[int] = set()
 
     def begin(self) -> None:
-        """Notes what can't be saved as it is when training begins; call it after their `on_train_begin`."""
+        """Notes what they hold when training begins; call it after their `on_train_begin`."""
         for number, callback in enumerate(self._callbacks):
             for name, value in _attributes(callback).items():
-                if not _storable(value):
+                if _storable(value):
+                    self._at_first[number, name] = _frozen(value)
+                else:
                     self._others[number, name] = value
 
     def capture(self) -> "tuple[list[dict], dict[str, np.ndarray]]":
@@ -48,6 +54,8 @@ class CallbackState:
             kept = {}
             for name, value in _attributes(callback).items():
                 if _storable(value):
+                    if _frozen(value) == self._at_first.get((number, name)):
+                        continue
                     kept[name] = _packed(value, f"{_PREFIX}{number:04d}/{name}", arrays)
                 elif self._changes(number, name, value) and number not in self._named:
                     self._named.add(number)
@@ -74,6 +82,15 @@ class CallbackState:
                 ", ".join(mine) or "none",
             )
 
+    @property
+    def have_ended_it(self) -> bool:
+        """Whether an EarlyStopping has stopped the training, which is then complete; others may only have paused it."""
+        import keras
+
+        return any(
+            isinstance(each, keras.callbacks.EarlyStopping) and each.stopped_epoch > 0 for each in self._callbacks
+        )
+
     def _changes(self, number: int, name: str, value: Any) -> bool:
         if callable(value):
             return False
@@ -82,7 +99,11 @@ class CallbackState:
 
 
 def _attributes(callback: "keras.callbacks.Callback") -> dict[str, Any]:
-    return {name: value for name, value in vars(callback).items() if name not in _KERAS_OWN}
+    own: Iterable[str] = _KERAS_OWN
+    if type(callback).__module__.startswith("keras."):
+        # Arguments, of which EarlyStopping turns one around (min_delta) when it first compares, in each process.
+        own = (*own, *inspect.signature(type(callback).__init__).parameters)
+    return {name: value for name, value in vars(callback).items() if name not in own}
 
 
 def _storable(value: Any) -> bool:
@@ -93,6 +114,13 @@ def _storable(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(name, str) and _storable(each) for name, each in value.items())
     return isinstance(value, (*_PLAIN, np.generic))
+
+
+def _frozen(value: Any) -> Any:
+    """Returns something that is equal for equal values, and doesn't change when they do."""
+    arrays: dict[str, np.ndarray] = {}
+    plain = _packed(value, "", arrays)
+    return repr(plain), {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 def _packed(value: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:

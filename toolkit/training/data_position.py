@@ -23,11 +23,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies import building
+from toolkit.strategies.mesh import made_here
 from toolkit.training.position import Position
 
-__all__ = ["DataPosition", "batch_size_of", "build", "shuffled_by_keras"]
+__all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "data/"
@@ -204,6 +206,15 @@ class DataPosition:
             )
 
 
+def place_in(
+    data: Any, strategy: tf.distribute.Strategy, *, steps_per_epoch: int | None, as_it_is: bool
+) -> DataPosition:
+    """Returns the place in a user's data, as Keras reads that under a strategy."""
+    one = strategies.describe(strategy)["strategy"] == "one_device"
+    looked_at = not one and not made_here(strategy)
+    return DataPosition(data, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=as_it_is)
+
+
 def _global_seed() -> int | None:
     seed = tf.compat.v1.get_seed(0)[0]
     return None if seed == _NO_SEED else int(seed)
@@ -238,7 +249,7 @@ def build(model: keras.Model, data: Any) -> None:
 
     Args:
         model: A compiled model; what is built already stays as it is.
-        data: What is given to `fit` as `x`, or its iterator.
+        data: What is given to `fit` as `x`, or its iterator; or (x, y), where these are arrays.
 
     Raises:
         ModelError: The data doesn't say its shapes beforehand.
@@ -252,4 +263,6 @@ def build(model: keras.Model, data: Any) -> None:
             found="it isn't built, and the data doesn't say its shapes beforehand",
             remedy="Begin the model with a keras.Input, or call model.build",
         )
+    if _is_arrays(data):  # Whose first dimension counts all examples.
+        spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), spec)
     building.build(model, spec)

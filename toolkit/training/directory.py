@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,6 +85,8 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
     try:
         if b"\0" in os.fspath(path).encode():
             raise ValueError("no path holds a NUL")
+        if re.match(r"[a-z][a-z0-9+.-]+://", os.fspath(path)):
+            raise ValueError("it is an address, and a run's files are locked and renamed, which only a disk can do")
         return pathlib.Path(path).expanduser()
     except (RuntimeError, ValueError) as error:
         found = "its user's home directory isn't known" if isinstance(error, RuntimeError) else str(error)

@@ -3,13 +3,14 @@
 import logging
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from toolkit.support import files
 from toolkit.training.throughput import Throughput
-from toolkit.training.tracker import Tracker
+from toolkit.training.tracker import Tracker, scalars
 
 __all__ = ["History"]
 
@@ -22,6 +23,7 @@ class History(keras.callbacks.Callback):
     Args:
         path: The CSV file; None for rows that are only kept.
         rows: Rows of epochs that earlier processes of this run have done.
+        earlier: Those of them that earlier calls of `fit` have done, after which this one counts on.
         tracker: Where training stands.
         throughput: Where examples per second are measured.
     """
@@ -29,11 +31,18 @@ class History(keras.callbacks.Callback):
     reads_weights = False
 
     def __init__(
-        self, path: pathlib.Path | None, rows: list[dict], *, tracker: Tracker, throughput: Throughput
+        self,
+        path: pathlib.Path | None,
+        rows: list[dict],
+        *,
+        earlier: Sequence[dict],
+        tracker: Tracker,
+        throughput: Throughput,
     ) -> None:
         super().__init__()
         self.path = path
         self.rows = list(rows)
+        self._epochs, self._steps = len(earlier), earlier[-1]["step"] if earlier else 0
         self.tracker = tracker
         self.throughput = throughput
         self._epoch_start = 0.0
@@ -46,8 +55,11 @@ class History(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         rate = self.throughput.epoch_examples_per_second
-        row: dict[str, Any] = {"epoch": epoch + 1, "step": self.tracker.position.step}
-        row.update({name: float(value) for name, value in (logs or {}).items()})
+        row: dict[str, Any] = {
+            "epoch": self._epochs + epoch + 1,
+            "step": self._steps + self.tracker.position.step,
+        }
+        row.update(scalars(logs))
         optimizer = getattr(self.model, "optimizer", None)  # A model with two keeps them under other names.
         if optimizer is not None:
             row["learning_rate"] = float(keras.ops.convert_to_numpy(optimizer.learning_rate))

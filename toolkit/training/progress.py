@@ -8,7 +8,7 @@ import rich
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from toolkit.training.throughput import Throughput
-from toolkit.training.tracker import Tracker
+from toolkit.training.tracker import Tracker, scalars
 
 __all__ = ["ProgressDisplay"]
 
@@ -65,7 +65,7 @@ class ProgressDisplay(keras.callbacks.Callback):
             self._bar.update(self._task, completed=batch + 1, description=_words(logs), refresh=True)
         else:
             steps = f"/{self.tracker.steps_per_epoch}" if self.tracker.steps_per_epoch else ""
-            self._say(f"epoch {self.tracker.epoch + 1}/{self.epochs}, step {batch + 1}{steps}: {_words(logs)}")
+            self.say(f"epoch {self.tracker.epoch + 1}/{self.epochs}, step {batch + 1}{steps}: {_words(logs)}")
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._bar:
@@ -76,7 +76,7 @@ class ProgressDisplay(keras.callbacks.Callback):
         rate = self.throughput.epoch_examples_per_second
         speed = f", {rate:,.0f} examples/s" if rate else ""
         seconds = time.monotonic() - self._epoch_start
-        self._say(f"epoch {epoch + 1}/{self.epochs}: {_words(logs)}{speed}, {seconds:.0f} s")
+        self.say(f"epoch {epoch + 1}/{self.epochs}: {_words(logs)}{speed}, {seconds:.0f} s")
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()
@@ -87,9 +87,10 @@ class ProgressDisplay(keras.callbacks.Callback):
             self._bar.stop()
             self._bar = None
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Shows a line above the bar, or in the log."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
 def _words(logs: Any) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in (logs or {}).items())
+    return ", ".join(f"{name} {value:.4f}" for name, value in scalars(logs).items())

@@ -3,8 +3,10 @@
 import dataclasses
 import logging
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolkit.errors import RequestError
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory
@@ -14,7 +16,7 @@ from toolkit.training.together import broadcast_checkpoint, broadcast_number, ch
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["parameters", "restore"]
+__all__ = ["check_length", "in_words", "parameters", "restore"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,5 +83,37 @@ def restore(
             epochs,
         )
     position = Position(**{**checkpoint.metadata["position"], "step": checkpoint.step})
-    _LOG.info("Resumed after step %d (epoch %d, step %d in it)", position.step, position.epoch + 1, position.batch)
     return checkpoint, position
+
+
+def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool) -> str:
+    """Returns what a resumed run is told to its user; "" for a new run.
+
+    Args:
+        checkpoint: What it goes on from.
+        resumed: Where it goes on.
+        epochs: The epochs of the whole training.
+        ended: Whether a callback has ended the training for good.
+    """
+    if checkpoint is None:
+        return ""
+    if ended:
+        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {epochs} epochs."
+    if resumed.epoch >= epochs:
+        return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs."
+    where = f"epoch {resumed.epoch + 1} of {epochs}" + (f", step {resumed.batch} in it" if resumed.batch else "")
+    return f"Resumed after step {resumed.step:,}: {where}."
+
+
+def check_length(epochs: int, options: Mapping[str, Any]) -> None:
+    """Makes sure that what a run is asked for is a training.
+
+    Raises:
+        RequestError: It has no epoch, or says where to begin.
+    """
+    if epochs < 1 or "initial_epoch" in options:
+        raise RequestError(
+            asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
+            found="a run has an epoch or more, and goes on where its checkpoint stands",
+            remedy="Give epochs=1 or more, and leave initial_epoch out",
+        )

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
-from toolkit.errors import Diverged, RequestError, StoppedBySignal, ToolkitError
+from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
 from toolkit.support import umask
-from toolkit.training import restoring, state
+from toolkit.training import restoring, state, summary
 from toolkit.training.checkpoints import CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.signals import StopSignals
-from toolkit.training.summary import figures, last_line, provenance
 from toolkit.training.together import broadcast_number, check_same
 
 if TYPE_CHECKING:
@@ -47,7 +46,8 @@ class Run:
         resume: True to go on with the run that is there, "auto" to do so if there is one. A job that its launcher has
             started again does so too.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
-        profile: Keep a profile of so many steps for TensorBoard; 0 for none.
+        profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown of their
+            time is kept; False or 0 for none. A TensorBoard callback of your own that profiles goes before.
         membership: Who takes part, and who this process is; None for what the environment says.
         chief: Whether this process writes the run directory; None for what the membership says. Any other process
             neither reads nor writes it.
@@ -69,7 +69,7 @@ class Run:
         recipe: str | None = None,
         resume: bool | Literal["auto"] = False,
         checkpoint_steps: int = 0,
-        profile: int = 0,
+        profile: int | bool = True,
         membership: "Membership | None" = None,
         chief: bool | None = None,
     ) -> None:
@@ -81,15 +81,15 @@ class Run:
         self.summary: dict[str, Any] = {}
         self._asked = directory
         self._resume = resume is True
-        self._checkpoint_steps = checkpoint_steps
-        self._profile = profile
-        self._facts: dict[str, Any] = {"recipe": recipe}
+        self._checkpoint_steps, self._profile = checkpoint_steps, profile
         self._config: dict[str, Any] = {"recipe": recipe}
-        self._signals = StopSignals()
-        self._entered = contextlib.ExitStack()
+        self._facts = dict(self._config)
+        self._signals, self._entered = StopSignals(), contextlib.ExitStack()
         self._start = time.monotonic()
         self._resumed_step: int | None = None
         self._watching: Watching | None = None
+        self._parts, self._complete = 0, False
+        self._rows: list[dict[str, Any]] = []  # Those of parts that are complete.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
@@ -106,7 +106,7 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if self._watching is not None:
             self._watching.close()
-        if self._watching is not None and isinstance(error, (StoppedBySignal, Diverged)):
+        if isinstance(error, (StoppedBySignal, Diverged)) and self._watching is not None:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
                 self._write_summary(outcome, steps=getattr(error, "step", None))
@@ -134,7 +134,7 @@ class Run:
         self._facts.update(config)
 
     def add_facts(self, **facts: Any) -> None:
-        """Adds facts, which may change on resume, to summary.json; after `fit` it is written anew."""
+        """Adds facts, which may change on resume, to summary.json."""
         self._facts.update(facts)
         if self.summary:
             self._write({**self.summary, **facts})
@@ -162,7 +162,7 @@ class Run:
         epochs: int = 1,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
-        callbacks: "Sequence[keras.callbacks.Callback]" = (),
+        callbacks: "Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None" = None,
         verbose: Any = 0,
         **options: Any,
     ) -> "keras.callbacks.History | None":
@@ -170,7 +170,7 @@ class Run:
 
         A resumed run is brought to where it was stopped: model, optimizer, metrics, random states, the counters of
         callbacks, and the place in the data. An evaluator, beside a cluster that trains, evaluates each checkpoint
-        instead.
+        instead. Called again, as to fine-tune, it is the run's next part: a resumed script passes over complete ones.
 
         Args:
             model: Compiled.
@@ -179,7 +179,8 @@ class Run:
             epochs: The epochs of the whole training, those of earlier processes included.
             steps_per_epoch: As for `model.fit`.
             validation_data: As for `model.fit`.
-            callbacks: The user's own, in the same order whenever the run is resumed.
+            callbacks: The user's own, in the same order whenever the run is resumed; one or several. What they have
+                counted is restored; their arguments are those that they are given now.
             verbose: Keras's own progress bar; unless it is asked for, a display that suits a log file as well.
             options: Whatever else `model.fit` takes, but for `initial_epoch`.
 
@@ -187,7 +188,7 @@ class Run:
             What `model.fit` returns; None in an evaluator.
 
         Raises:
-            RequestError: `fit` was called before in this run, or the arguments make no training.
+            RequestError: The arguments make no training.
             RunDirectoryError: The disk is too full.
             CheckpointError: No checkpoint can be used, it is another model's, or processes restored differently.
             StrategyError: The processes are about to train differently.
@@ -195,20 +196,23 @@ class Run:
             Diverged: A weight is NaN or infinite.
             ToolkitError: Checkpoints or results can't be written.
         """
-        self._check_fit(epochs, options)
+        restoring.check_length(epochs, options)
         if self.membership is not None and self.membership.task.job == "evaluator":
             from toolkit.training.following import follow
 
             follow(self._asked, model, validation_data, recipe=self._facts["recipe"])
             return None
-        from toolkit.strategies.mesh import made_here
-        from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
+        from toolkit.data import Batches
+        from toolkit.training.data_position import batch_size_of, place_in, shuffled_by_keras
         from toolkit.training.watching import Watching
 
+        self._begin_part()
         batch_size = batch_size_of(x, options.get("batch_size"))
-        if hasattr(x, "config"):  # A function of the step, such as `toolkit.data.Batches`.
+        of_steps = isinstance(x, Batches)
+        if of_steps:  # A function of the step.
             steps_per_epoch = steps_per_epoch or x.steps_per_epoch
-            self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
+            if self._parts == 1:
+                self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
         described = strategies.describe(strategy)
         self.add_facts(**described, emulated=devices.emulated(), global_batch_size=batch_size)
@@ -216,16 +220,22 @@ class Run:
         self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=parameters)
         self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
         checkpoint, resumed = restoring.restore(
-            model, x, directory=self._directory, store=self._store, wanted=self._resume, epochs=epochs
+            model,
+            x if y is None else (x, y),
+            directory=self._directory,
+            store=self._store,
+            wanted=self._resume,
+            epochs=epochs,
         )
         self._resumed_step = None if checkpoint is None else checkpoint.step
+        ended = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
+        self._complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         data = None
-        if hasattr(x, "config"):
+        if of_steps:
             x = x.train(start_step=resumed.step)
         else:
-            one, same = described["strategy"] == "one_device", options.get("class_weight") is None
-            looked_at = not one and not made_here(strategy)
-            data = DataPosition(x, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=same)
+            same = options.get("class_weight") is None
+            data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=same)
             if checkpoint is not None:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._watching = Watching(
@@ -241,31 +251,35 @@ class Run:
             checkpoint=checkpoint,
             resumed=resumed,
             profile=self._profile,
+            rows=self._rows,
             progress=not verbose,
         )
         if not shuffled_by_keras(x):
             options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
-        ended = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
-        first = epochs if ended else resumed.epoch
-        history = model.fit(x, y, initial_epoch=first, callbacks=self._watching.callbacks, **options)
+        options["initial_epoch"] = epochs if ended else resumed.epoch
+        self._watching.say(restoring.in_words(checkpoint, resumed, epochs=epochs, ended=ended))
+        history = model.fit(x, y, callbacks=self._watching.callbacks, **options)
         self._finish(model)
         return history
 
-    def _check_fit(self, epochs: int, options: dict) -> None:
+    def _begin_part(self) -> None:
+        """Has each call of `fit` its own checkpoints: what an earlier one did is complete by now."""
         if self._watching is not None:
-            remedy = "Open a Run in another directory for each call of fit"
-            raise RequestError(asked="run.fit, again", found="a run directory holds one training", remedy=remedy)
-        if epochs < 1 or "initial_epoch" in options:
-            raise RequestError(
-                asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
-                found="a run has an epoch or more, and goes on where its checkpoint stands",
-                remedy="Give epochs=1 or more, and leave initial_epoch out",
-            )
+            self._watching.close()
+            self._rows = self._watching.rows
+        self._parts += 1
+        if self._parts > 1 and isinstance(self._directory, RunDirectory):
+            self._store = CheckpointStore(self._directory.checkpoints.with_name(f"checkpoints-{self._parts}"))
+            self._resume = self._resume and bool(self._store.names())
 
     def _finish(self, model: "keras.Model") -> None:
-        """Writes model.keras and summary.json."""
-        self._facts["weights_sha256"] = state.digest(model)
+        """Writes model.keras and summary.json, unless the run was complete: its figures are those of the training."""
+        weights = self._facts["weights_sha256"] = state.digest(model)
+        earlier = summary.read(self._directory) if self._complete else {}
+        if earlier.get("weights_sha256") == weights:
+            self.summary = earlier
+            return
         try:
             self._directory.write_model(model)
             self._write_summary("completed")
@@ -274,23 +288,13 @@ class Run:
                 f"Training is done, but its results can't be written to {self.path} ({error.strerror or error}). "
                 "The last checkpoint is kept: free some space or mend the disk, then resume."
             ) from error
-        _LOG.info("%s", last_line(self.summary, self._directory.path))
+        _LOG.info("%s", summary.last_line(self.summary, self._directory.path))
 
     def _write_summary(self, outcome: str, *, steps: int | None = None) -> None:
         assert self._watching is not None
-        summary = {
-            **self._facts,
-            "status": outcome,
-            **figures(self._watching.rows, self._watching.examples_per_second, steps=steps),
-            "wall_seconds": round(time.monotonic() - self._start, 3),
-            "resumed_from_step": self._resumed_step,
-            **provenance(),
-            "step": self._watching.breakdown,
-        }
-        if report := strategies.report(self._watching.model):
-            summary["parameter_servers"] = report
-        self._write(summary)
+        facts = {**self._facts, "status": outcome, "resumed_from_step": self._resumed_step}
+        self._write(summary.of(facts, self._watching, seconds=time.monotonic() - self._start, steps=steps))
 
-    def _write(self, summary: dict[str, Any]) -> None:
-        self.summary = summary
-        self._directory.write_summary(summary)
+    def _write(self, found: dict[str, Any]) -> None:
+        self.summary = found
+        self._directory.write_summary(found)

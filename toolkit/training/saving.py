@@ -148,9 +148,14 @@ class Saving(keras.callbacks.Callback):
             self._save(position, {})
 
     def on_train_end(self, logs: Any = None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the model its own function of a step back; call it where `fit` ended in an exception, too."""
         self.signals.held = False
         if self._train is not None:
             self.model.train_function = self._train
+            self._train = None
 
     def _save(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
@@ -169,7 +174,7 @@ class Saving(keras.callbacks.Callback):
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
-                "stop_training": bool(self.model.stop_training),
+                "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,
             },
         )
         try:

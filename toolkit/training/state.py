@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
+_OTHERS = "others/"  # TensorFlow's own variables among a model's attributes.
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
 
 
@@ -68,7 +69,9 @@ def _check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
 
 def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
     """Returns those of a checkpoint's arrays that `restore` doesn't set."""
-    return {name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER, _TRAINS))}
+    return {
+        name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER, _OTHERS, _TRAINS))
+    }
 
 
 def digest(model: "keras.Model") -> str:
@@ -112,7 +115,8 @@ def _settle(model: "keras.Model") -> None:
 def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
     """Returns the model's variables and the saved ones, but for those of optimizers that had done nothing."""
     variables = _variables(model)
-    saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith((_MODEL, _OPTIMIZER))}
+    kept = (_MODEL, _OPTIMIZER, _OTHERS)
+    saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith(kept)}
     optimizers = _optimizers(model)
     for which in range(len(optimizers)) if len(optimizers) > 1 else ():
         if f"{_TRAINS}{which}" not in arrays:
@@ -124,6 +128,8 @@ def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tupl
 
 
 def _variables(model: "keras.Model") -> dict:
+    import tensorflow as tf
+
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
     first, *others = optimizers = _optimizers(model)
@@ -134,6 +140,8 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
+    tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
+    found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
 
 

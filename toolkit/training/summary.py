@@ -1,5 +1,6 @@
 """What a run's summary says: its figures, where they come from, and the last line about it."""
 
+import json
 import os
 import platform
 import sys
@@ -7,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from toolkit import __version__
-from toolkit.support import redaction, status
+from toolkit import __version__, strategies
+from toolkit.support import files, redaction, status
 
-__all__ = ["figures", "last_line", "provenance"]
+__all__ = ["figures", "last_line", "of", "provenance", "read"]
 
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 _OF_A_ROW = ("epoch", "step", "learning_rate", "images_per_second", "examples_per_second", "seconds")
@@ -52,6 +53,36 @@ def provenance() -> dict[str, Any]:
         "command": redaction.masked_command(_command(), os.environ),
         "launch_logs": status.logs(),
     }
+
+
+def of(facts: Mapping[str, Any], watching: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
+    """Returns a whole summary.
+
+    Args:
+        facts: What is known beside the figures.
+        watching: What has watched the training: a `Watching`.
+        seconds: Of the whole run.
+        steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
+    """
+    found = {
+        **facts,
+        **figures(watching.rows, watching.examples_per_second, steps=steps),
+        "wall_seconds": round(seconds, 3),
+        **provenance(),
+        "step": watching.breakdown,
+    }
+    if report := strategies.report(watching.model):
+        found["parameter_servers"] = report
+    return found
+
+
+def read(directory: Any) -> dict[str, Any]:
+    """Returns what summary.json of a run directory says; {} where there is none, or it can't be read."""
+    try:
+        found = json.loads(files.read_text(directory.summary))
+    except (AttributeError, OSError, ValueError):  # The first: only the chief has a directory.
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _command() -> list[str]:

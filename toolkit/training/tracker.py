@@ -1,12 +1,26 @@
 """The callback that counts steps for all the others."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from toolkit.training.position import Position
 
-__all__ = ["Tracker"]
+__all__ = ["Tracker", "scalars"]
+
+
+def scalars(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns logs as numbers with a name each: of a metric that is a vector, such as F1Score, name_0, name_1 ..."""
+    found = {}
+    for name, value in (logs or {}).items():
+        array = np.asarray(value)
+        if array.ndim == 0:
+            found[name] = float(array)
+        else:
+            found.update({f"{name}_{place}": float(each) for place, each in enumerate(array.ravel())})
+    return found
 
 
 class Tracker(keras.callbacks.Callback):
@@ -56,7 +70,9 @@ class Tracker(keras.callbacks.Callback):
         self.passing_over = self.resumed.already_did(self.epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # With steps_per_execution, `batch` is the last of several.
+        # With steps_per_execution, `batch` is the last of several, of which an epoch's end leaves some undone.
+        if self.steps_per_epoch is not None:
+            batch = min(batch, self.steps_per_epoch - 1)
         if not self.passing_over:
             self.position = Position(step=self._steps_before + batch + 1, epoch=self.epoch, batch=batch + 1)
 

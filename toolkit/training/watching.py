@@ -36,11 +36,13 @@ class Watching:
         epochs: The epochs of the whole training.
         global_batch_size: Examples per step, over all replicas; None where it isn't known beforehand.
         data: The user's data; None where it begins at the right step by itself.
-        callbacks: The user's own.
+        callbacks: The user's own: one, several, or None.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
         checkpoint: What this process goes on from; None for a new run.
         resumed: Where this process goes on.
-        profile: Keep a profile of so many steps for TensorBoard; 0 for none.
+        profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown is kept;
+            False for none.
+        rows: Those of history.csv of earlier calls of `fit`.
         progress: Whether to show the run's own progress.
 
     Attributes:
@@ -57,33 +59,40 @@ class Watching:
         epochs: int,
         global_batch_size: int | None,
         data: DataPosition | None,
-        callbacks: Sequence[keras.callbacks.Callback],
+        callbacks: Any,
         checkpoint_steps: int,
         checkpoint: Checkpoint | None,
         resumed: Position,
-        profile: int,
+        profile: int | bool,
+        rows: Sequence[dict],
         progress: bool,
     ) -> None:
+        callbacks = keras.tree.flatten(callbacks or [])
         self.model = model
         strategy = model.distribute_strategy
         writes = isinstance(directory, RunDirectory)
         tracker = Tracker(epochs=epochs, resumed=resumed)
         self._throughput = Throughput(global_batch_size, tracker=tracker)
-        self._profiling = Profiling(steps=profile, keep=directory.tensorboard, tracker=tracker)
+        self._profiling = Profiling(
+            steps=0 if profile is True else profile, keep=directory.tensorboard, tracker=tracker
+        )
         self._progress = ProgressDisplay(tracker=tracker, throughput=self._throughput, bar=writes)
-        rows = [] if checkpoint is None else checkpoint.metadata["history"]
-        self._history = History(directory.history, rows, tracker=tracker, throughput=self._throughput)
+        known = list(rows) if checkpoint is None else checkpoint.metadata["history"]
+        self._history = History(directory.history, known, earlier=rows, tracker=tracker, throughput=self._throughput)
         # The profile must be over when throughput begins to count; the history's row must be there when the epoch's
         # checkpoint is written; the user's callbacks have counted before they are saved.
         self.callbacks: list[keras.callbacks.Callback] = [tracker]
-        if writes and strategies.computes_here(strategy):
+        others = any(
+            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in callbacks
+        )
+        if writes and profile and not others and strategies.computes_here(strategy):  # One at a time can profile.
             self.callbacks.append(self._profiling)
         self.callbacks += [*callbacks, self._throughput, Reporting(tracker=tracker, throughput=self._throughput)]
         if progress:
             self.callbacks.append(self._progress)
         if directory.tensorboard is not None:
             self.callbacks.append(Board(str(directory.tensorboard), write_graph=False))
-        saving = Saving(
+        self._saving = Saving(
             store=store,
             stopping=Stopping(signals, strategy),
             history=self._history,
@@ -93,7 +102,12 @@ class Watching:
             every_steps=checkpoint_steps,
             resumed=checkpoint,
         )
-        self.callbacks += [self._history, saving]
+        self.callbacks += [self._history, self._saving]
+
+    def say(self, line: str) -> None:
+        """Shows a line, as the progress of training is shown; "" for none."""
+        if line:
+            self._progress.say(line)
 
     @property
     def rows(self) -> list[dict]:
@@ -112,6 +126,7 @@ class Watching:
         return None if found is None else found.as_dict()
 
     def close(self) -> None:
-        """Takes away what training may have been stopped in the midst of: the progress bar, and a profile."""
+        """Ends what training may have been stopped in the midst of: the progress bar, a profile, the model's step."""
         self._progress.close()
         self._profiling.close()
+        self._saving.close()

@@ -71,7 +71,8 @@ def training(
             for device, start in starts.items():
                 with tf.device(device):
                     slots[device] = (start + index) % CAPACITY
-            with tracing(Step(variables, scope, versions, slots, only), scope), reports_of(variables) as reports:
+            step = Step(variables, scope, versions, slots, only)
+            with tracing(step, scope), reports_of(variables, "train") as reports:
                 logs = reports(model.train_step(batch_of(index, first + index, data)))
             push(changes(variables, scope, values, only))
             counters = [scope.values[id(v)] for v in variables.counters]
@@ -141,8 +142,8 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
         def one(index: tf.Tensor, sums: list) -> tuple:
             nonlocal logs
             scope = variables.scope(values, counters, sums)
-            with scope:
-                logs = model.test_step(batch_of(0, first + index, data))
+            with scope, reports_of(variables, "test") as reports:
+                logs = reports(model.test_step(batch_of(0, first + index, data)))
             return index + 1, [scope.values[id(v)] for v in variables.metrics]
 
         if signature:  # One batch, sent along.
@@ -213,18 +214,27 @@ def flattened(values: Sequence[Any]) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def reports_of(variables: Variables) -> Iterator[Callable]:
+def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
     """While entered, a step is traced; yields a function of its logs, which notes whose results they report.
 
-    A `train_step` of the user's may return a metric's result under another name than the metric's own.
+    A step of the user's may return a metric's result under another name than the metric's own.
+
+    Args:
+        variables: Whose `reported` is set.
+        kind: "train" or "test".
     """
     with step_logs.results_noted(variables.model) as noted:
 
         def reports(logs: Any) -> Any:
-            if isinstance(logs, dict):
-                found = {name: noted[id(value)].metric.name for name, value in logs.items() if id(value) in noted}
-                variables.reported = found
-            return logs
+            if not isinstance(logs, dict):
+                return logs
+            flat: dict[str, Any] = {}  # As Keras does it.
+            for name, value in logs.items():
+                flat.update(value if isinstance(value, dict) else {name: value})
+            metrics = {id(metric): number for number, metric in enumerate(variables.model.metrics)}
+            found = {name: noted[id(value)] for name, value in flat.items() if id(value) in noted}
+            variables.reported[kind] = {name: (metrics[id(r.metric)], r.place) for name, r in found.items()}
+            return flat
 
         yield reports
 

@@ -119,8 +119,11 @@ def _sharded(
 def _only_counts(value: tf.Tensor, kwargs: dict) -> bool:
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:  # Metrics.
         return True
-    # Steps, rates, and the state of a seed generator, which has two elements.
-    return kwargs.get("trainable") is False and value.shape.num_elements() <= 2
+    if kwargs.get("trainable") is not False or value.shape.num_elements() > 2:
+        return False
+    # Steps, and the state of a seed generator, which has two elements; rates and scales, which callbacks set. Other
+    # floats, such as a moving average of one element, are a layer's, and change in steps.
+    return value.dtype.is_integer or kwargs.get("name") in ("learning_rate", "dynamic_scale")
 
 
 def _anchor(device: str) -> tf.Variable:

@@ -61,7 +61,7 @@ class Rounds:
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
             scope = variables.scope(values, counters, sums)
             batch = batch_of(first, share, data)
-            with tracing(_ShareStep(self, share), scope), reports_of(variables) as reports:
+            with tracing(_ShareStep(self, share), scope), reports_of(variables, "train") as reports:
                 logs = reports(model.train_step(batch))
             if not self._order:
                 raise StrategyError(

@@ -1,11 +1,13 @@
 """What `fit`, `evaluate` and `predict` of a model call in place of Keras's own functions of a step."""
 
 import collections
+import functools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -57,6 +59,7 @@ class Session:
         self._stream: Stream | None = None
         self._sent = 0  # Steps since `wait_for_steps` was last called.
         self._first = 0  # The number of the first of them in the ledgers.
+        self._dispatched = 0
         self._left_in_epoch: int | None = None  # Steps, None where `fit` doesn't know.
         self._left: int | None = None  # In all epochs.
 
@@ -113,18 +116,24 @@ class Session:
 
     def predict(self, data: Sequence[Any]) -> Any:
         """Predicts some batches; returns tensors, as Keras's own function does."""
-        results = [self._predicted(batch) for batch in data]
+        # predict_on_batch brings arrays.
+        given = keras.tree.map_structure(lambda leaf: tf.constant(leaf) if isinstance(leaf, np.ndarray) else leaf, data)
+        results = [self._predicted(batch) for batch in given]
         return tf.nest.map_structure(lambda *parts: tf.constant(np.concatenate(parts)), *results)
 
     def results(self, original: Any) -> Any:
         """Takes the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
-        if not tf.inside_function():
-            self.wait_for_steps()
-        return original()
+        if tf.inside_function():
+            return original()
+        self.wait_for_steps()
+        # A step of the user's may report others than its metrics: Keras takes what has the step's names.
+        found, ended = original(), self._totals.ended
+        return ended if ended and set(ended) != set(found) else found
 
     def reset(self, original: Any) -> None:
         """Takes the place of `Model.reset_metrics`: what is under way counts for what was before."""
         self.wait_for_steps()
+        self._totals.ended = {}
         original()
 
     def wait_for_steps(self) -> None:
@@ -182,9 +191,14 @@ class Session:
         if not pending or self._stream is None:
             return
         self._totals.start()
+        self._dispatched += 1
         if pending[0][0] < 0:
             call = self._calls.batches(self._stream, [item for _, item in pending])
-            work = Work(len(pending), lambda attempt: _fetched([call(attempt > 1)]), self._totals.add)
+            work = Work(
+                len(pending),
+                lambda attempt: _fetched([call(attempt > 1)]),
+                functools.partial(self._totals.add, kind="test", order=self._dispatched),
+            )
             self.dispatcher.send(work, staleness=None)
         elif len(pending) == self._size.steps:
             self._send(self._stream, pending)
@@ -201,7 +215,7 @@ class Session:
             return _fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
 
         def done(result: list) -> None:
-            self._totals.add(result)
+            self._totals.add(result, order=first)
             for counted, _ in result:  # One of all steps, or one of each.
                 self._counters.take(counted[self._totals.size :], len(pending) // len(result))
             if len(pending) == 1:
@@ -240,7 +254,7 @@ class Session:
         def one(share: int, data: list) -> Work:
             def done(result: list) -> None:
                 examples[share] = result[0][1].pop(EXAMPLES)
-                self._totals.add(result)
+                self._totals.add(result, order=self._sent)
 
             arguments = (number, tf.constant(share, tf.int64), counters, data)
             return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)

@@ -118,6 +118,7 @@ class MetricTotals:
 
     Attributes:
         changed: Whether results have come since `logs` was last called.
+        ended: The last step's logs, when nothing was under way.
     """
 
     def __init__(self, variables: Variables) -> None:
@@ -127,7 +128,9 @@ class MetricTotals:
         self._of = variables
         self._lock = threading.Lock()
         self._sums: list[np.ndarray] | None = None
+        self.ended: dict[str, Any] = {}
         self._last: dict[str, Any] = {}  # The logs of the last step whose results have come.
+        self._kind, self._order = "train", -1  # Of that step.
         self._logs: dict[str, Any] = {}
 
     @property
@@ -140,8 +143,10 @@ class MetricTotals:
         if self._sums is None:
             self._sums = [np.array(v.numpy()) for v in self._variables]
 
-    def add(self, results: Sequence[tuple[np.ndarray, dict[str, Any]]]) -> None:
+    def add(self, results: Sequence[tuple[np.ndarray, dict[str, Any]]], *, kind: str = "train", order: int) -> None:
         """Adds what dispatches counted: the sums of all metrics in one array, and the last step's logs.
+
+        Their kind is "train" or "test". They may come in another order than they were sent in, which is `order`.
 
         It is called in a worker's thread.
         """
@@ -152,7 +157,8 @@ class MetricTotals:
                     added = counted[place : place + total.size].reshape(total.shape)
                     self._sums[index] = (total.astype(np.float64) + added).astype(total.dtype)  # type: ignore[index]
                     place += total.size
-                self._last = logs
+                if order >= self._order:
+                    self._last, self._kind, self._order = logs, kind, order
             self.changed = True
 
     def logs(self) -> dict[str, Any]:
@@ -160,24 +166,21 @@ class MetricTotals:
         if self.changed:
             with self._lock:
                 self.changed = False
-                sums, last = list(self._sums or []), dict(self._last)
+                sums, last, kind = list(self._sums or []), dict(self._last), self._kind
             self._set(sums)
-            results: dict[str, Any] = {}
-            for name, value in type(self._model).get_metrics_result(self._model).items():
-                results.update({name: value} if not isinstance(value, dict) else value)
-            named = {name: results[metric] for name, metric in self._of.reported.items() if metric in results}
-            if set(named) - set(results):  # By a train_step's own names; what it returns besides is the last step's.
-                self._logs = {**last, **{name: _plain(value) for name, value in named.items()}}
-            else:
-                self._logs = {**last, **{name: _plain(value) for name, value in results.items()}}
+            results = [keras.tree.flatten(type(metric).result(metric)) for metric in self._model.metrics]
+            reported = self._of.reported.get(kind, {})
+            self._logs = {**last, **{name: _plain(results[at][place]) for name, (at, place) in reported.items()}}
         return dict(self._logs)
 
     def finish(self) -> None:
         """Sets the metrics, when nothing is under way."""
+        self.logs()
         if self._sums is not None:
             self._set(self._sums)
         self._sums = None
-        self._last, self._logs = {}, {}
+        self.ended = self._logs
+        self._last, self._logs, self._order = {}, {}, -1
         self.changed = False
 
     def _set(self, sums: Sequence[np.ndarray]) -> None:
@@ -205,7 +208,7 @@ def _scales(variables: Variables) -> list[_Scale]:
 
 def _plain(value: Any) -> Any:
     """Returns a metric's result as callbacks get it: a float, or an array."""
-    value = np.asarray(value)
+    value = np.asarray(keras.ops.convert_to_numpy(value))
     return value if value.ndim else float(value)
 
 

@@ -114,7 +114,8 @@ class Variables:
         counters: What the chief holds for model and optimizer, and sends with each step.
         metrics: The metrics' running sums, which start anew in each dispatch.
         values: By a variable's id, its `value` outside of any step.
-        reported: By the names in a train_step's logs, the metrics whose results they are.
+        reported: Of a step, "train" or "test", by the names in its logs: the number of the metric whose result it is,
+            and its place among that metric's results.
         applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
     """
 
@@ -130,7 +131,7 @@ class Variables:
         self.served = [v for v in model.variables if id(v) in served]
         self.counters = [v for v in every if id(v) not in served]
         self.metrics = list(model.metrics_variables)
-        self.reported: dict[str, str] = {}
+        self.reported: dict[str, dict[str, tuple[int, int]]] = {}
 
     def scope(self, served: Iterable[Any], counters: Iterable[Any], metrics: Iterable[Any]) -> LocalScope:
         """Returns a step's own copy of all variables, with these values."""
