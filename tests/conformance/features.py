@@ -384,6 +384,25 @@ def state_of_one_number():
     return trained(compiled(keras.Model(given, layers.Dense(2)(hidden))))
 
 
+class Seen(layers.Layer):
+    """Keeps a moving mean of what it has seen."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * ops.mean(x, axis=0))
+        return x
+
+
+@feature
+def a_layers_own_moving_mean():
+    given = keras.Input((6,))
+    model = compiled(keras.Model(given, layers.Dense(2)(Seen()(given))))
+    return trained(model, X[:100], Y[:100], validation_data=(X[:41], Y[:41]))
+
+
 @feature
 def recompile():
     model = compiled()

@@ -35,6 +35,7 @@ def worker(monkeypatch, *, chief):
     """A compiled model whose strategy has several processes, of which this is the chief or another."""
     for module in (fitting, shared_files):
         monkeypatch.setattr(module, "processes", lambda _: 2)
+    monkeypatch.setattr(fitting, "_has_replicas", lambda _: True)
     monkeypatch.setattr(fitting, "is_chief", lambda _: chief)
     averaged = []
     monkeypatch.setattr(fitting, "average_statistics", averaged.append)

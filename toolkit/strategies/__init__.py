@@ -24,13 +24,13 @@ shard_updates  what an optimizer needs for sharded variables
 gradients     the exchange of gradients, after which each replica does what one device does
 uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own
 reducing      `reduce` as Keras's training loop calls it
-mirrored      a replica on each device of this machine, gradients all-reduced
 shutdown      the shutdown barrier: processes that train together end together
 consistency   what must be the same on all workers: facts, random numbers, data, weights, statistics
 reading       how a worker reads: the whole data set, of which it keeps its share of each batch
 shared_files  files that every worker writes under the same name
 exporting     `Model.export`: whole weights, written by one process
 fitting       what Keras's training loop needs from several processes
+mirrored      a replica on each device of this machine, gradients all-reduced
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
 resolving     who trains together, and the wait for the others
 multi_worker  a replica on each device of several processes, gradients all-reduced

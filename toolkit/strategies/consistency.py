@@ -159,14 +159,17 @@ def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
 
 
 def average_statistics(model: keras.Model) -> None:
-    """Sets a model's statistics, such as BatchNormalization's moving ones, to their mean over the workers.
+    """Sets a model's statistics, such as BatchNormalization's moving ones, to their mean over all replicas.
 
-    Keras lets each worker update its own copy from its own examples, and they drift apart. Only
+    Keras lets each replica update its own copy from its own examples, and they drift apart. Only
     variables that do differ are sent. It is a collective.
     """
     strategy = model.distribute_strategy
     variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
-    if not variables:
+    with strategy.scope():
+        for variable in variables:
+            _average_here(variable)
+    if not variables or processes(strategy) == 1:
         return
     sums = tf.stack([tf.reduce_sum(tf.cast(tf.convert_to_tensor(v), tf.float64)) for v in variables])
     lowest, highest = extremes(strategy, sums.numpy())
@@ -174,6 +177,14 @@ def average_statistics(model: keras.Model) -> None:
         for variable, alike in zip(variables, lowest == highest, strict=True):
             if not alike:
                 variable.assign(mean(strategy, tf.convert_to_tensor(variable)))
+
+
+def _average_here(variable: keras.Variable) -> None:
+    """Sets a variable to its mean over this process's replicas, where they differ."""
+    copies = [tf.convert_to_tensor(copy) for copy in getattr(variable.value, "values", ())]
+    if len(copies) > 1 and any((copy.numpy() != copies[0].numpy()).any() for copy in copies[1:]):
+        total = tf.reduce_mean(tf.stack([tf.cast(copy, tf.float64) for copy in copies]), 0)
+        variable.assign(tf.cast(total, copies[0].dtype))
 
 
 def seed_alike(strategy: tf.distribute.Strategy) -> None:

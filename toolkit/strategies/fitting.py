@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras.src.saving import saving_lib
 
 from toolkit.errors import StrategyError
+from toolkit.strategies import mesh
 from toolkit.strategies.agreement import extremes, is_chief, processes
 from toolkit.strategies.consistency import average_statistics, check_equal_weights
 from toolkit.strategies.exporting import adapt_exports
@@ -63,6 +64,11 @@ def adapt_keras() -> None:
 
 def _shared(model: Any) -> bool:
     return model is not None and processes(model.distribute_strategy) > 1
+
+
+def _has_replicas(model: Any) -> bool:
+    strategy = model.distribute_strategy if model is not None else None
+    return mesh.made_here(strategy) and mesh.replicas(strategy) > 1
 
 
 def _dispatching(model: Any) -> Any:
@@ -139,10 +145,11 @@ def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     model = callbacks.model
+    if _has_replicas(model):
+        average_statistics(model)
     if not _shared(model):
         original(callbacks, *args, **kwargs)
         return
-    average_statistics(model)
     if _some_read_weights(callbacks):  # Callbacks of the chief's alone may save.
         take_snapshots(variables_of(model))
     original(callbacks, *args, **kwargs)
@@ -202,10 +209,11 @@ def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any)
 
 
 def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    if _shared(callbacks.model) and callbacks.model.built:
+    if _has_replicas(callbacks.model) and callbacks.model.built:
         average_statistics(callbacks.model)
-        if not getattr(callbacks, "_toolkit_training", False):  # In `fit` that was looked at before.
-            check_equal_weights(callbacks.model)
+    looked_at = getattr(callbacks, "_toolkit_training", False)  # In `fit`, before.
+    if _shared(callbacks.model) and callbacks.model.built and not looked_at:
+        check_equal_weights(callbacks.model)
     original(callbacks, *args, **kwargs)
 
 

@@ -21,25 +21,13 @@ def create(devices: Sequence[str]) -> "tf.distribute.MirroredStrategy":
 
 def enable(strategy: "tf.distribute.MirroredStrategy") -> "tf.distribute.MirroredStrategy":
     """Has `fit` under a MirroredStrategy give one device's numbers; returns the same object."""
-    from toolkit.strategies import gradients, hooks
+    from toolkit.strategies import fitting, gradients, hooks
 
     hooks.install()
+    fitting.adapt_keras()
     gradients.adapt_optimizers()
     strategy.__class__ = _kind()  # It adds methods only, no state.
     return strategy
-
-
-def _suffices(adapter: Any, replicas: int) -> bool:
-    """Says whether data is known to leave an example for each replica when TensorFlow divides its batches.
-
-    It gives each replica as many examples as of a whole batch, while there are any.
-    """
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-    if not isinstance(adapter, ArrayDataAdapter):  # Others don't know their last batch's size.
-        return False
-    smallest = adapter.partial_batch_size if adapter.has_partial_batch else adapter.batch_size
-    return smallest > (replicas - 1) * -(-adapter.batch_size // replicas)
 
 
 @functools.cache
@@ -56,7 +44,9 @@ def _kind() -> type:
             count = self.num_replicas_in_sync
             iterator = building.epoch_iterator()
             keras = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
-            if not keras or _suffices(iterator.data_adapter, count) or not sharing.may_run_short(dataset, count):
+            if keras and not building.predicts():
+                sharing.check_arrays(iterator.data_adapter, count)
+            if not keras or sharing.suffices(iterator.data_adapter, count) or not sharing.may_run_short(dataset, count):
                 return super().experimental_distribute_dataset(dataset, options)
             shares = sharing.shares(dataset, indices=range(count), count=count, may_be_empty=building.predicts())
             shares = shares.prefetch(2 * count)

@@ -55,6 +55,8 @@ class ReadsShares:
                 return JoinedDataset(self, theirs) if keras else theirs
             own = sharing.shares(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
+        if keras and not building.predicts():
+            sharing.check_arrays(iterator.data_adapter, self.num_replicas_in_sync)
         undivided, decode = undecoded(dataset)
         if keras:
             self.first_batch = FirstBatch(self)

@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from toolkit.devices import cores
+from toolkit.errors import StrategyError
 
 __all__ = [
+    "check_arrays",
     "is_batched",
     "may_run_short",
     "row_count",
@@ -16,6 +19,7 @@ __all__ = [
     "shares",
     "shares_of_worker",
     "show_first",
+    "suffices",
     "untuned",
 ]
 
@@ -82,6 +86,43 @@ def shares(
         )
     # A finite one isn't stated: two batches may have become one.
     return _stated(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
+
+
+def suffices(adapter: Any, replicas: int) -> bool:
+    """Says whether data is known to leave an example for each replica when TensorFlow divides its batches.
+
+    It gives each replica as many examples as of a whole batch, while there are any.
+
+    Args:
+        adapter: What Keras reads the data by.
+        replicas: How many share a batch.
+    """
+    if not isinstance(adapter, ArrayDataAdapter):  # Others don't know their last batch's size.
+        return False
+    smallest = adapter.partial_batch_size if adapter.has_partial_batch else adapter.batch_size
+    return smallest > (replicas - 1) * -(-adapter.batch_size // replicas)
+
+
+def check_arrays(adapter: Any, replicas: int) -> None:
+    """Makes sure that arrays have an example for each replica in a batch; what else is read shows it only then.
+
+    Raises:
+        StrategyError: There are fewer in all, or in a batch.
+    """
+    if not isinstance(adapter, ArrayDataAdapter):
+        return
+    whole = adapter.num_batches - bool(adapter.has_partial_batch)
+    examples = whole * adapter.batch_size + (adapter.partial_batch_size or 0)
+    asked = f"{examples} example{'s' * (examples != 1)} in batches of {adapter.batch_size}"
+    if min(examples, adapter.batch_size) < replicas:
+        few = examples < replicas
+        raise StrategyError(
+            asked=asked,
+            found=f"each of the {replicas} replicas needs at least one example of a batch",
+            remedy="Give more examples, or use fewer replicas"
+            if few
+            else f"Batch sizes are those of all replicas together: give batch_size={replicas} or more",
+        )
 
 
 def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
