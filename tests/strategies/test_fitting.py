@@ -86,6 +86,7 @@ def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
     _, averaged = worker(monkeypatch, chief=False)
     for module in (fitting, shared_files):
         monkeypatch.setattr(module, "processes", lambda _: 1)
+    monkeypatch.setattr(fitting, "_has_replicas", lambda _: False)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))
