@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -151,3 +154,13 @@ def test_sharding_order_and_tuning_are_stated(batches):
         assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.DATA
         assert options.deterministic is True
         assert options.autotune.enabled is False
+
+
+def test_batches_that_are_dropped_leave_no_pictures(batches):
+    """As in a tuner's loop: each would keep all pictures, 82 MB of CIFAR-10's."""
+    made = batches()
+    take(made, 2)
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None

@@ -231,3 +231,21 @@ def test_profiling_is_left_to_the_users_own_tensorboard_and_can_be_switched_off(
             run.fit(model(), X, Y, epochs=5, callbacks=callbacks, **QUIET)
         assert run.summary["step"] is None
     assert list((tmp_path / "board").rglob("*.xplane.pb"))
+
+
+def test_a_large_shuffle_buffer_is_read_again_instead_of_kept(tmp_path, caplog):
+    pictures = np.random.default_rng(1).integers(0, 256, (64, 600_000), np.uint8)  # Zeros are compressed.
+
+    def data():
+        both = tf.data.Dataset.from_tensor_slices((X, Y, pictures))
+        return both.shuffle(64).map(lambda x, y, _: (x, y)).batch(16)
+
+    with Run(tmp_path / "run", checkpoint_steps=1) as run, pytest.raises(KeyError):
+        run.fit(model(), data(), epochs=2, callbacks=StopsAt(step=1))
+    assert "The data's iterator takes" in caplog.text
+    assert all(path.stat().st_size < 1_000_000 for path in (tmp_path / "run/checkpoints").rglob("*.safetensors"))
+    with Run(tmp_path / "run", resume=True) as run:
+        run.fit(model(), data(), epochs=2)
+    with Run(tmp_path / "whole") as whole:
+        whole.fit(model(), data(), epochs=2)
+    assert run.summary["weights_sha256"] == whole.summary["weights_sha256"]

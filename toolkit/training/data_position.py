@@ -32,6 +32,7 @@ from toolkit.training.position import Position
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
 
 _LOG = logging.getLogger(__name__)
+_MOST_BYTES = 16 << 20  # Of an iterator in a checkpoint.
 _PREFIX = "data/"
 _NO_SEED = 87654321  # What TensorFlow returns for the global seed where none was set (its DEFAULT_GRAPH_SEED).
 
@@ -184,10 +185,17 @@ class DataPosition:
                 _LOG.debug("The iterator can't be saved, and will be read again on resume (%s)", error)
                 self._can_be_saved = False
                 return {}
-            return {
-                f"{_PREFIX}{path.name}": np.frombuffer(path.read_bytes(), np.uint8)
-                for path in pathlib.Path(folder).iterdir()
-            }
+            state = {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
+        size = sum(map(len, state.values()))
+        if size > _MOST_BYTES:
+            _LOG.warning(
+                "The data's iterator takes %.0f MB, most of it a shuffle buffer: checkpoints leave it out. A resumed "
+                "run reads the data again up to where it stood, which is exact with keras.utils.set_random_seed",
+                size / 1e6,
+            )
+            self._can_be_saved = False
+            return {}
+        return {f"{_PREFIX}{name}": np.frombuffer(content, np.uint8) for name, content in state.items()}
 
     def _restore(self, iterator: Any) -> None:
         with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
