@@ -79,6 +79,9 @@ def test_what_early_stopping_ends_is_complete(tmp_path, capsys):
             run.fit(model(), X, Y, epochs=5, callbacks=[stopping], **QUIET)
         assert run.summary["epochs"] == 2
     assert "Already complete: EarlyStopping ended the training after 2 of 5 epochs." in capsys.readouterr().out
+    with Run(tmp_path / "run", resume=True) as run:  # Who leaves it out wants the other epochs.
+        run.fit(model(), X, Y, epochs=5, **QUIET)
+    assert run.summary["epochs"] == 5
 
 
 def test_a_callbacks_arguments_are_those_of_now_and_its_counts_those_of_before(tmp_path):

@@ -16,7 +16,7 @@ from toolkit.training.together import broadcast_checkpoint, broadcast_number, ch
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["check_length", "in_words", "parameters", "restore"]
+__all__ = ["check_length", "ended_for_good", "in_words", "parameters", "restore"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +84,20 @@ def restore(
         )
     position = Position(**{**checkpoint.metadata["position"], "step": checkpoint.step})
     return checkpoint, position
+
+
+def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
+    """Says whether an EarlyStopping has ended the training, and there still is one.
+
+    Args:
+        checkpoint: What the run goes on from; None for a new run.
+        callbacks: The user's: one, several, or None.
+    """
+    import keras
+
+    if checkpoint is None or not checkpoint.metadata.get("stop_training", False):
+        return False
+    return any(isinstance(each, keras.callbacks.EarlyStopping) for each in keras.tree.flatten(callbacks or []))
 
 
 def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool) -> str:

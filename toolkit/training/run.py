@@ -228,7 +228,7 @@ class Run:
             epochs=epochs,
         )
         self._resumed_step = None if checkpoint is None else checkpoint.step
-        ended = checkpoint is not None and checkpoint.metadata.get("stop_training", False)
+        ended = restoring.ended_for_good(checkpoint, callbacks)
         self._complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         data = None
         if of_steps:
