@@ -108,6 +108,8 @@ class Attempt:
                 "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
                 "each ran by itself"
             )
+            # One that is about to say what is wrong, as the chief ends, is heard.
+            self.crew.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
         # Who has reported a failure ends with a code that says why. Servers wait for ever; the chief's end is theirs.
         self.crew.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
         self.crew.end(signal.SIGTERM)
