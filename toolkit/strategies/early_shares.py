@@ -18,11 +18,10 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from toolkit.strategies.sharing import row_count
+from toolkit.strategies.sharing import below, row_count
 
 __all__ = ["Undecoded", "undecoded"]
 
-_PASSED = ("_PrefetchDataset", "_OptionsDataset")
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset")
 _MAP = ("_MapDataset", "_ParallelMapDataset")
 # Stateful by TensorFlow's book, and without anything that another example could see.
@@ -47,17 +46,17 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
     Args:
         dataset: A dataset of global batches.
     """
-    batch = _below(dataset)
+    batch = below(dataset)
     size = tf.get_static_value(getattr(batch, "_batch_size", None)) if type(batch).__name__ in _BATCH else None
     if size is None:
         return Undecoded(dataset, lambda shares: shares)
     functions: list[Callable] = []
     waiting: list[Callable] = []
     source = None
-    each = _below(batch._input_dataset)
+    each = below(batch._input_dataset)
     while type(each).__name__ in _MAP and _is_stateless(each):
         waiting.insert(0, _as_traced(each._map_func))
-        each = _below(each._input_dataset)
+        each = below(each._input_dataset)
         if _has_one_shape(each):
             source, functions = each, waiting + functions
             waiting = []
@@ -89,12 +88,6 @@ def _as_traced(function: Any) -> Callable:
         return structure.from_compatible_tensor_list(returns, found)
 
     return traced
-
-
-def _below(dataset: Any) -> Any:
-    while type(dataset).__name__ in _PASSED:
-        dataset = dataset._input_dataset
-    return dataset
 
 
 def _has_one_shape(dataset: tf.data.Dataset) -> bool:

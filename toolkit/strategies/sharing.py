@@ -11,6 +11,7 @@ from toolkit.devices import cores
 from toolkit.errors import StrategyError
 
 __all__ = [
+    "below",
     "check_arrays",
     "is_batched",
     "may_run_short",
@@ -113,11 +114,10 @@ def check_arrays(adapter: Any, replicas: int) -> None:
         return
     whole = adapter.num_batches - bool(adapter.has_partial_batch)
     examples = whole * adapter.batch_size + (adapter.partial_batch_size or 0)
-    asked = f"{examples} example{'s' * (examples != 1)} in batches of {adapter.batch_size}"
     if min(examples, adapter.batch_size) < replicas:
         few = examples < replicas
         raise StrategyError(
-            asked=asked,
+            asked=f"{examples} example{'s' * (examples != 1)} in batches of {adapter.batch_size}",
             found=f"each of the {replicas} replicas needs at least one example of a batch",
             remedy="Give more examples, or use fewer replicas"
             if few
@@ -261,6 +261,13 @@ def _concatenated(leaf: Any, first: Any, second: Any, padding: Any) -> Any:
     return tf.ensure_shape(both.to_tensor(default_value=padding), [None, *leaf.shape[1:]])
 
 
+def below(dataset: Any) -> Any:
+    """Returns the dataset that stands beneath those that change nothing of its elements."""
+    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        dataset = dataset._input_dataset
+    return dataset
+
+
 def _padding_values(dataset: Any) -> Any:
     """Returns what `padded_batch` has padded each component with, or would by itself."""
 
@@ -268,9 +275,7 @@ def _padding_values(dataset: Any) -> Any:
         return tf.zeros([], leaf.dtype)
 
     spec = dataset.element_spec
-    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
-        dataset = dataset._input_dataset
-    values = getattr(dataset, "_padding_values", None)
+    values = getattr(below(dataset), "_padding_values", None)
     return tf.nest.map_structure(zero, spec) if values is None else values
 
 
