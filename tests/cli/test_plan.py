@@ -146,7 +146,7 @@ def test_it_ends_with_what_to_do(capsys):
         r"At 1Gbit stay on one host: [23]\.\d\dx with 4 devices there, 0\.\d\dx with 8 devices on 2 hosts", out
     )
     assert "--replicas=4 --hosts=1" in out
-    assert "From 100 Gbit/s between the hosts on" in out
+    assert "From 100 Gbit/s between them on, 2 hosts are faster" in out
     _, out, _ = plan(capsys, "alexnet", "--replicas=4", "--device=V100")
     assert re.search(r"4 devices come to [23]\.\d\dx the speed of one\.\nApply the plan with toolkit\.parallel", out)
     _, out, _ = plan(capsys, "small_cnn", "--replicas=2", "--device=V100", "--inside=1MB")

@@ -37,7 +37,7 @@ def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -
         over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
         if whole < _WORTH * stay:
             said = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
-            said[0] += f" Ask for that plan with --replicas={local} --hosts=1."
+            said += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
         else:
             said = [f"At {bandwidth} {machine.hosts} hosts pay: {over}, {stay:.2f}x with {devices} on one."]
     elif whole < _WORTH:
@@ -65,10 +65,10 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
             faster = dataclasses.replace(machine, between=between)
             found = _speed_up(layers, faster, setting)
             if machine.between and between.bandwidth > machine.between.bandwidth and found >= _WORTH * stay:
-                said.append(f"From {gigabits} Gbit/s between the hosts on, all of them pay: {found:.2f}x.")
+                said.append(f"From {gigabits} Gbit/s between them on, {machine.hosts} hosts are faster: {found:.2f}x.")
                 break
         else:
-            said.append("No network that is sold makes more hosts pay with this batch. Try a larger --batch.")
+            said.append("Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --batch.")
     return said
 
 
