@@ -25,6 +25,7 @@ OTHERS = {
     "no-index",
     "nproc_per_node",
     "ntasks",
+    "ntasks-per-node",
     "rdzv_endpoint",
     "logdir",
     "job_name",
