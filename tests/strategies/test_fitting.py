@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from toolkit.errors import StrategyError
 from toolkit.strategies import fitting, shared_files
 
 MOMENTS = (
@@ -156,3 +157,15 @@ def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch
     assert len(list((tmp_path / "kept").iterdir())) == 3
     it.restore(path)
     assert it.a.numpy() == 3.0
+
+
+def test_a_checkpoint_callback_may_be_given_to_a_second_fit(adapted, tmp_path, monkeypatch):
+    """The first `fit` has quietened it on a worker that isn't chief; that isn't a frequency of the user's."""
+    model, _ = worker(monkeypatch, chief=False)
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
+    for _ in range(2):
+        fitting._check_frequencies([saving])
+        keras.callbacks.CallbackList([saving], model=model)
+    saving.save_freq = 7
+    with pytest.raises(StrategyError, match="save every 7 batches"):
+        fitting._check_frequencies([saving])
