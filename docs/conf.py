@@ -5,6 +5,7 @@ import csv
 import io
 import pathlib
 import re
+import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -89,7 +90,7 @@ def indented_as_code(_app, _what, _name, _object, _options, lines):
 
 
 def commands():
-    """What each command says of itself."""
+    """The help of each command and recipe."""
     from toolkit.cli import main
 
     parts = ["# Commands", "", "`toolkit COMMAND --help` prints the same.", ""]
@@ -99,6 +100,11 @@ def commands():
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             main.main(argv)
         parts += [f"## toolkit {command}", "", "```text", out.getvalue().rstrip(), "```", ""]
+    parts += ["## Recipes", "", "Every recipe is one page of `recipes/`; `--help` prints the same.", ""]
+    for recipe in sorted((HERE.parent / "recipes").glob("[a-z]*.py")):
+        command = [sys.executable, "-m", f"recipes.{recipe.stem}", "--help"]
+        shown = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=True).stdout
+        parts += [f"### recipes.{recipe.stem}", "", "```text", shown.rstrip(), "```", ""]
     return "\n".join(parts)
 
 

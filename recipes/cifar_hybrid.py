@@ -1,11 +1,13 @@
-"""CIFAR-10 with replicated convolutions and sharded FC layers, on several devices or in several processes.
+"""CIFAR-10 with replicated convolutions and sharded FC layers.
 
     python -m recipes.cifar_hybrid --gpus=2
     toolkit launch --workers=2 -m recipes.cifar_hybrid
 
-Convolutions do most of the arithmetic with few weights, FC layers the reverse: so each replica has all of the
-convolutions and exchanges their gradients, and has a part of the FC layers, for which it exchanges activations instead
-(Krizhevsky, arXiv 1404.5997). The numbers are those of one device, and `compile` and `fit` are Keras's own.
+Convolutions have few weights and much arithmetic; FC layers have many weights
+and little arithmetic. So each replica holds all convolutions and exchanges
+their gradients, and holds one shard of the FC layers and exchanges their
+activations (Krizhevsky, arXiv 1404.5997). Losses equal those of one device.
+`compile` and `fit` are Keras's own.
 """
 
 from absl import flags
@@ -17,7 +19,7 @@ toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
 toolkit.cli.flags.define_activations()
 toolkit.cli.flags.define_mesh()
-flags.DEFINE_integer("units", 512, "Of each of the two hidden FC layers.", lower_bound=1)
+flags.DEFINE_integer("units", 512, "Units of each of the two hidden FC layers.", lower_bound=1)
 FLAGS = flags.FLAGS
 
 

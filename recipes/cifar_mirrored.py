@@ -2,14 +2,14 @@
 
     python -m recipes.cifar_mirrored --gpus=2
 
-Each device holds a replica of the model and takes its share of every global batch; gradients are
-summed over the replicas after each step. Without a GPU, CPU devices stand in; without CIFAR-10,
-an embedded data set does.
+Each device holds a replica of the model and trains on its share of every
+global batch. After each step the replicas add their gradients. Without a GPU,
+CPU devices stand in for GPUs; without CIFAR-10, an embedded data set is used.
 
-    python -m recipes.cifar_mirrored --gpus=2 --data=cifar10 --data_dir=DIR --epochs=5
+    python -m recipes.cifar_mirrored --gpus=2 --data=cifar10 --data_dir=DIR
 
-Measured so, on two cores of a shared machine without a GPU, with JPEG-compressed pictures: 77.3 %
-test accuracy after 5 epochs, 1,930 images/s, 152 s in all (one run).
+Measured with that command, on two shared CPU cores without a GPU, from JPEG
+pictures: 77.3 % test accuracy after 5 epochs, 1,930 images/s, 152 s (one run).
 """
 
 from absl import flags
@@ -18,8 +18,8 @@ import toolkit
 
 toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0.1)
 toolkit.cli.flags.define_gradients(between_processes=False)
-flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Model; alexnet learns at --learning_rate=0.02.")
-flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
+flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Network to train; alexnet needs --learning_rate=0.02.")
+flags.DEFINE_float("dropout", 0.0, "Fraction of the units to drop before FC layers.")
 FLAGS = flags.FLAGS
 
 

@@ -1,14 +1,16 @@
-"""CIFAR-10 in several processes, on one host or many, with MultiWorkerMirroredStrategy.
+"""CIFAR-10 in several processes, with MultiWorkerMirroredStrategy.
 
     toolkit launch --workers=2 -m recipes.cifar_multi_worker
 
-Each worker holds a replica of the model on each of its devices and takes its share of every global
-batch; gradients are summed over all replicas after each step. Or start it by hand, on each host:
+Each worker holds a replica of the model on each of its devices and trains on
+its share of every global batch. After each step all replicas add their
+gradients. To start it by hand, run one of these on each host:
 
-    TF_CONFIG='{"cluster": ..., "task": ...}' python -m recipes.cifar_multi_worker
-    python -m recipes.cifar_multi_worker --cluster=tf_configs/two_hosts.json --task=worker:1
+    TF_CONFIG='{...}' python -m recipes.cifar_multi_worker
+    python -m recipes.cifar_multi_worker --cluster=FILE --task=worker:1
 
-Only the chief, worker:0 where there is no other, writes the run directory.
+FILE is such as tf_configs/two_hosts.json. The chief writes the run directory;
+without a task named chief, that is worker:0.
 """
 
 from absl import flags
@@ -18,8 +20,8 @@ import toolkit
 toolkit.cli.flags.define_shared(epochs=5, global_batch_size=128, learning_rate=0.1)
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
-flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Model; alexnet learns at --learning_rate=0.02.")
-flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
+flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Network to train; alexnet needs --learning_rate=0.02.")
+flags.DEFINE_float("dropout", 0.0, "Fraction of the units to drop before FC layers.")
 FLAGS = flags.FLAGS
 
 

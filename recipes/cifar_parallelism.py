@@ -1,11 +1,12 @@
-"""Which layers to replicate and which to shard: predicted, and measured, on CIFAR-10.
+"""Which layers to replicate and which to shard, predicted and measured.
 
     python -m recipes.cifar_parallelism --gpus=2
     toolkit launch --workers=2 -m recipes.cifar_parallelism
 
-Trains AlexNet with its convolutions replicated (data parallelism) or sharded (model parallelism), and its FC layers so
-or so: four combinations, and what a plan chooses from the speed of these devices and of what joins them, measured at
-the start. It ends with a table of what the cost model predicted and what was measured.
+It trains AlexNet on CIFAR-10 five times: with its convolutions replicated or
+sharded, with its FC layers replicated or sharded, and as a plan chooses. The
+plan measures the speed of these devices and of their network at the start. A
+table at the end compares the cost model's predictions with the measured times.
 """
 
 from absl import flags
@@ -16,7 +17,7 @@ toolkit.cli.flags.define_shared(epochs=1, global_batch_size=64, learning_rate=0.
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_gradients()
 toolkit.cli.flags.define_activations()
-flags.DEFINE_enum("model", "alexnet", toolkit.models.NAMES, "Model.")
+flags.DEFINE_enum("model", "alexnet", toolkit.models.NAMES, "Network to train.")
 FLAGS = flags.FLAGS
 
 WAYS = [

@@ -1,14 +1,16 @@
-"""CIFAR-10 with parameter servers: a chief dispatches steps, workers do them at their own pace.
+"""CIFAR-10 with parameter servers.
 
     toolkit launch --chief --workers=2 --ps=2 -m recipes.cifar_parameter_server
 
-Variables live on the ps tasks; a worker pulls them, computes the gradient of one batch, and pushes
-it. By default nobody waits for anybody. Or start it by hand, on each host:
+The chief sends steps to the workers. The ps tasks hold the variables: a worker
+pulls them, computes the gradient of one batch and pushes it. By default no
+worker waits for another. To start it by hand, run one of these on each host:
 
-    TF_CONFIG='{"cluster": ..., "task": ...}' python -m recipes.cifar_parameter_server
-    python -m recipes.cifar_parameter_server --cluster=tf_configs/chief_workers_ps.json --task=ps:0
+    TF_CONFIG='{...}' python -m recipes.cifar_parameter_server
+    python -m recipes.cifar_parameter_server --cluster=FILE --task=ps:0
 
-An evaluator (launch --evaluator) follows the checkpoints. Only the chief writes the run directory.
+FILE is such as tf_configs/chief_workers_ps.json. An evaluator (`toolkit launch
+--evaluator`) evaluates each checkpoint. The chief writes the run directory.
 """
 
 from absl import flags
@@ -17,8 +19,8 @@ import toolkit
 
 toolkit.cli.flags.define_shared(epochs=8, global_batch_size=32, learning_rate=0.006)
 toolkit.cli.flags.define_cluster()
-flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Model.")
-flags.DEFINE_float("dropout", 0.0, "Share of the units dropped before FC layers.")
+flags.DEFINE_enum("model", "small_cnn", toolkit.models.NAMES, "Network to train.")
+flags.DEFINE_float("dropout", 0.0, "Fraction of the units to drop before FC layers.")
 toolkit.cli.flags.define_parameter_servers()
 FLAGS = flags.FLAGS
 

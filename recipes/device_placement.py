@@ -1,9 +1,10 @@
-"""Where operations and variables go: the examples of a tutorial, one after another, on whatever devices there are.
+"""Where operations and variables go: the examples of a tutorial, one by one.
 
     python -m recipes.device_placement
     python -m recipes.device_placement --gpus=2 --only=naming,missing
 
-Each prints what is asked, what happened, and the seconds it took. Where there is no GPU, two CPU devices stand in.
+Each example prints what it asks for, what happened, and its seconds. Without a
+GPU, two CPU devices stand in.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from absl import flags
 import toolkit
 
 toolkit.cli.flags.devices_only()
-flags.DEFINE_list("only", [], "Examples to run; all unless given.")
+flags.DEFINE_list("only", [], "Examples to run, such as naming,missing. Default: all.")
 FLAGS = flags.FLAGS
 say = toolkit.cli.say
 

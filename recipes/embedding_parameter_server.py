@@ -1,10 +1,13 @@
-"""A recommender whose two tables live on parameter servers: a step pulls the rows of its batch, and pushes theirs.
+r"""A recommender whose two embedding tables live on parameter servers.
 
-    toolkit launch --chief --workers=2 --ps=2 -m recipes.embedding_parameter_server
+    toolkit launch --chief --workers=2 --ps=2 \
+        -m recipes.embedding_parameter_server
+    python -m recipes.embedding_parameter_server
 
-The data is generated: what a user thinks of an item is the sum of two numbers and noise, so that the best loss there
-can be is known. Of the tables one row in fifty is in use. `python -m recipes.embedding_parameter_server` trains it on
-one device, with the tables in its memory.
+A step pulls the rows that its batch looks up and pushes their gradients. The
+second command trains on one device, with the tables in its memory. The data is
+generated: a rating is a user's number plus an item's number plus noise, so the
+best possible loss is known. One row in fifty of each table is looked up.
 """
 
 import os
@@ -16,13 +19,13 @@ import toolkit
 
 toolkit.cli.flags.define_cluster()
 toolkit.cli.flags.define_parameter_servers()
-flags.DEFINE_integer("users", 1_000_000, "Rows of one table.", lower_bound=50)
-flags.DEFINE_integer("items", 200_000, "Rows of the other.", lower_bound=50)
-flags.DEFINE_integer("width", 16, "Columns of both.", lower_bound=1)
+flags.DEFINE_integer("users", 1_000_000, "Rows of the table of users.", lower_bound=50)
+flags.DEFINE_integer("items", 200_000, "Rows of the table of items.", lower_bound=50)
+flags.DEFINE_integer("width", 16, "Columns of both tables.", lower_bound=1)
 flags.DEFINE_integer("epochs", 4, "Epochs.", lower_bound=1)
 flags.DEFINE_integer("steps_per_epoch", 500, "Steps in an epoch.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 1024, "Examples in a step.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 0.2, "Rate of Adagrad.")
+flags.DEFINE_float("learning_rate", 0.2, "Learning rate of Adagrad.")
 flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
 FLAGS = flags.FLAGS
 NOISE = 0.5  # Its square is the loss of who knows all users and items.

@@ -1,10 +1,10 @@
-"""A^n + B^n on one device and on two: the same sum, and how long each takes.
+"""A^n + B^n on one device and on two: the same sum, and the seconds of each.
 
     python -m recipes.matmul_devices --size=2000 --power=10
 
-On one device the two powers are computed one after another; on two, each on its own, and added on the CPU. The sum is
-held against NumPy's. Logical CPU devices stand in where there is no GPU: they share the same cores, so two of them are
-no faster than one.
+One device computes one power after the other; two devices compute one power
+each, and the CPU adds them. NumPy's result is the reference. Without a GPU,
+logical CPU devices stand in; they share cores, so two are no faster than one.
 """
 
 import time
@@ -16,10 +16,10 @@ import toolkit
 
 toolkit.cli.flags.devices_only()
 flags.DEFINE_integer("size", 2000, "Rows and columns of A and B.", lower_bound=1)
-flags.DEFINE_integer("power", 10, "n.", lower_bound=1)
-flags.DEFINE_integer("rounds", 3, "Times that each way is run, in turn.", lower_bound=1)
-flags.DEFINE_integer("seed", 1, "Of the numbers in A and B.", lower_bound=0)
-flags.DEFINE_string("chart", None, "File for a chart of the seconds, .png or .svg.")
+flags.DEFINE_integer("power", 10, "The exponent n.", lower_bound=1)
+flags.DEFINE_integer("rounds", 3, "Times to run each way, in turn.", lower_bound=1)
+flags.DEFINE_integer("seed", 1, "Seed of the numbers in A and B.", lower_bound=0)
+flags.DEFINE_string("chart", None, "File to draw a chart of the seconds to, .png or .svg.")
 FLAGS = flags.FLAGS
 TOLERANCE = 1e-4  # Relative to the largest entry: float32 has seven digits, and each product adds up --size of them.
 

@@ -1,15 +1,22 @@
 """The recipe as a user runs it: in a process of its own, by its flags."""
 
+import ast
 import csv
 import json
 import os
+import pathlib
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import processes
 import pytest
 
+import toolkit.cli.flags
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = ("--gpus=2", "--steps_per_epoch=10", "--global_batch_size=64")
 SHARED = {
     "gpus", "emulate", "visible_devices", "memory", "data", "data_dir", "epochs", "steps_per_epoch",
@@ -192,3 +199,19 @@ def test_help_lists_every_flag_at_once(recipe):
     assert "python -m recipes.cifar_mirrored --gpus=2" in done.stdout
     assert "tensorflow" not in done.stderr
     assert "rich" not in done.stderr
+
+
+def test_the_table_of_help_has_every_shared_flag_once():
+    source = ast.parse(pathlib.Path(toolkit.cli.flags.__file__).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(source) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    defined = {call.args[0].value for call in calls if call.func.attr.startswith("DEFINE_")}
+    listed = [name for group in toolkit.cli.flags.GROUPS.values() for name in group]
+    assert sorted(listed) == sorted(defined)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(each.stem for each in (ROOT / "recipes").glob("[a-z]*.py")))
+def test_a_recipes_help_fits_a_terminal(name):
+    command = [sys.executable, "-m", f"recipes.{name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []

@@ -13,6 +13,7 @@ from toolkit.strategies.parameter_servers import ParameterServerOptions
 from toolkit.strategies.parameter_servers.options import PLACEMENTS
 
 __all__ = [
+    "GROUPS",
     "define_activations",
     "define_cluster",
     "define_gradients",
@@ -25,6 +26,36 @@ __all__ = [
 ]
 
 
+# How `--help` arranges them: a group's title, its flags in order, and what stands for a value.
+GROUPS = {
+    "Training": {
+        "epochs": "N",
+        "steps_per_epoch": "N",
+        "global_batch_size": "N",
+        "learning_rate": "RATE",
+        "seed": "N",
+    },
+    "Data": {"data": "", "data_dir": "DIR"},
+    "The run's directory": {"run_dir": "DIR", "resume": "", "checkpoint_steps": "N", "profile": "N"},
+    "Devices": {
+        "gpus": "N",
+        "visible_devices": "LIST",
+        "memory": "HOW",
+        "split_gpus": "N",
+        "emulate": "",
+        "inter_op_threads": "N",
+        "intra_op_threads": "N",
+        "soft_placement": "",
+        "log_placement": "",
+        "native_logs": "",
+    },
+    "Several processes": {"cluster": "FILE", "task": "TASK", "start_timeout": "SECONDS", "communication": ""},
+    "Exchange": {"gradient_dtype": "", "activation_dtype": "", "bytes_per_pack": "BYTES"},
+    "Parameter servers": {"synchronous": "", "max_staleness": "N", "steps_per_dispatch": "N", "variables": ""},
+    "Shards": {"shards": "N", "min_shard_kib": "KIB", "shard_optimizer": ""},
+}
+
+
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
     """Defines the shared flags, with a recipe's own defaults for three of them."""
     devices_only()
@@ -32,38 +63,44 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
         "data",
         "auto",
         ["auto", "cifar10", "shapes"],
-        "Data set; auto takes a prepared CIFAR-10, or else the embedded shapes.",
+        "Data set. auto takes CIFAR-10 if it is prepared on this machine, else the embedded shapes.",
     )
     flags.DEFINE_string(
-        "data_dir", None, "TFDS's directory, or where cifar-10-binary.tar.gz lies. Default: TFDS's own."
+        "data_dir", None, "TFDS's data directory, or the one with cifar-10-binary.tar.gz. Default: TFDS's own."
     )
-    flags.DEFINE_integer("epochs", epochs, "Epochs in all.", lower_bound=1)
+    flags.DEFINE_integer("epochs", epochs, "Epochs to train, counted from the run's start.", lower_bound=1)
     flags.DEFINE_integer(
-        "steps_per_epoch", None, "Steps in an epoch. Default: once through the training set.", lower_bound=1
+        "steps_per_epoch", None, "Steps in an epoch. Default: as many as the training set has batches.", lower_bound=1
     )
-    flags.DEFINE_integer("global_batch_size", global_batch_size, "Examples per step, over all replicas.", lower_bound=1)
+    flags.DEFINE_integer(
+        "global_batch_size", global_batch_size, "Examples per step, over all replicas together.", lower_bound=1
+    )
     flags.DEFINE_float(
-        "learning_rate", learning_rate, "Peak learning rate at a global batch of 128; it grows with the batch."
+        "learning_rate", learning_rate, "Peak learning rate for a global batch of 128; it is scaled with the batch."
     )
-    flags.DEFINE_integer("seed", 1, "Seed of weights, shuffle, augmentation and generated data.", lower_bound=0)
+    flags.DEFINE_integer("seed", 1, "Seed of weights, shuffling, augmentation and generated data.", lower_bound=0)
     flags.DEFINE_string(
-        "run_dir", None, "Where checkpoints, history.csv and summary.json go. Default: runs/RECIPE-TIME."
+        "run_dir", None, "Directory for checkpoints, history.csv and summary.json. Default: runs/RECIPE-TIME."
     )
     flags.DEFINE_boolean(
-        "resume", False, "Go on with the run in --run_dir (default: the newest of this recipe's in runs/)."
+        "resume", False, "Continue the run in --run_dir; without it, this recipe's newest run in runs/."
     )
     flags.DEFINE_integer(
-        "checkpoint_steps", 0, "Write a checkpoint every so many steps too; 0: after each epoch only.", lower_bound=0
+        "checkpoint_steps", 0, "Steps between checkpoints. 0 writes one after each epoch only.", lower_bound=0
     )
-    flags.DEFINE_integer("profile", 0, "Keep a profile of so many steps for TensorBoard; 0 for none.", lower_bound=0)
+    flags.DEFINE_integer("profile", 0, "Steps to profile for TensorBoard. 0 keeps no profile.", lower_bound=0)
 
 
 def define_cluster() -> None:
     """Defines the flags that say who takes part; without them the environment does."""
-    flags.DEFINE_string("cluster", None, "File that describes the cluster, such as tf_configs/two_hosts.json.")
-    flags.DEFINE_string("task", None, "Who this process is in it, such as worker:1.")
+    flags.DEFINE_string(
+        "cluster",
+        None,
+        "Description of the cluster, such as tf_configs/two_hosts.json. Default: TF_CONFIG or the launcher.",
+    )
+    flags.DEFINE_string("task", None, "This process in the cluster, such as worker:1.")
     flags.DEFINE_float(
-        "start_timeout", None, "Seconds to wait for the other tasks. Default: 300, or the launcher's.", lower_bound=0
+        "start_timeout", None, "Longest wait for the other tasks. Default: 300, or the launcher's.", lower_bound=0
     )
 
 
@@ -73,62 +110,73 @@ def define_parameter_servers() -> None:
         "variables",
         "round_robin",
         list(PLACEMENTS),
-        "Which ps holds a variable: the next, the one with the fewest bytes, or several where it is large.",
+        "Which ps holds a variable: the next in turn, the one with the fewest bytes, or, if it is large, several.",
     )
-    flags.DEFINE_integer("shards", None, "Parts of each sharded variable. Default: one on each ps.")
-    flags.DEFINE_integer("min_shard_kib", 256, "No part of a sharded variable is smaller.")
-    flags.DEFINE_boolean("synchronous", False, "Rounds: the workers share each batch, and apply gradients together.")
-    flags.DEFINE_integer("max_staleness", None, "Most updates that a gradient may be late by. Default: any number.")
-    flags.DEFINE_integer("steps_per_dispatch", None, "Steps a worker is sent at once. Default: by their length.")
+    flags.DEFINE_integer("shards", None, "Shards of each sharded variable. Default: one on each ps.")
+    flags.DEFINE_integer("min_shard_kib", 256, "Smallest shard of a variable.")
+    flags.DEFINE_boolean("synchronous", False, "Split each batch over the workers and apply their gradients together.")
+    flags.DEFINE_integer("max_staleness", None, "Most updates that a gradient may be late by. Default: no limit.")
+    flags.DEFINE_integer(
+        "steps_per_dispatch", None, "Steps sent to a worker at once. Default: chosen by their duration."
+    )
 
 
 def define_gradients(*, between_processes: bool = True) -> None:
     """Defines the flags that say how replicas exchange gradients, and who keeps what an optimizer remembers."""
-    flags.DEFINE_enum(
-        "gradient_dtype", "float32", list(DTYPES), "Communication dtype of gradients, which are added in it too."
-    )
+    flags.DEFINE_enum("gradient_dtype", "float32", list(DTYPES), "Dtype in which gradients are exchanged and added.")
     if between_processes:
-        flags.DEFINE_enum("communication", "auto", list(COMMUNICATIONS), "Between processes; auto: NCCL with GPUs.")
-    flags.DEFINE_integer("bytes_per_pack", 0, "Gradients are joined up to so many bytes; 0 for all in one pack.")
-    flags.DEFINE_boolean("shard_optimizer", False, "Each replica keeps its part of the optimizer's state (ZeRO 1).")
+        flags.DEFINE_enum(
+            "communication",
+            "auto",
+            list(COMMUNICATIONS),
+            "Library for collectives between processes. auto takes NCCL with GPUs.",
+        )
+    flags.DEFINE_integer(
+        "bytes_per_pack", 0, "Gradients are exchanged in packs of at most this size. 0 makes one pack."
+    )
+    flags.DEFINE_boolean("shard_optimizer", False, "Split the optimizer's state over the replicas (ZeRO 1).")
 
 
 def devices_only() -> None:
     """Defines the flags that say which devices to use."""
     flags.DEFINE_integer(
-        "gpus", None, "Replicas. Default: all GPUs, or one CPU device where there is none.", lower_bound=1
+        "gpus", None, "Replicas in this process. Default: all GPUs, or one CPU device if there is none.", lower_bound=1
     )
     flags.DEFINE_enum(
         "emulate",
         "auto",
         ["auto", "never", "always"],
-        "Whether CPU devices stand in for GPUs: auto if there is no GPU at all.",
+        "Let CPU devices stand in for GPUs. auto does so if there is no GPU at all.",
     )
     flags.DEFINE_string(
         "visible_devices",
         None,
-        "GPUs to use, by nvidia-smi's number or UUID, such as 0,2; free: those nobody uses; -1: none.",
+        "GPUs to use, by nvidia-smi's numbers or UUIDs, such as 0,2. free takes unused ones, -1 none.",
     )
-    flags.DEFINE_string("memory", "growth", "Of each GPU: growth, a fraction such as 0.4, a limit in MiB, or all.")
+    flags.DEFINE_string(
+        "memory", "growth", "Memory to take of each GPU: growth, a fraction such as 0.4, a limit in MiB, or all."
+    )
     flags.DEFINE_integer("split_gpus", 1, "Logical devices on each GPU.", lower_bound=1)
-    flags.DEFINE_integer("inter_op_threads", 0, "Operations run at once; 0 for TensorFlow's choice.", lower_bound=0)
     flags.DEFINE_integer(
-        "intra_op_threads", 0, "Threads inside one operation; 0 for TensorFlow's choice.", lower_bound=0
+        "inter_op_threads", 0, "Operations run at the same time. 0 leaves it to TensorFlow.", lower_bound=0
     )
-    flags.DEFINE_boolean("soft_placement", True, "Let an operation without a kernel for its device run elsewhere.")
-    flags.DEFINE_boolean("native_logs", False, "Show TensorFlow's own start-up notes, too.")
+    flags.DEFINE_integer(
+        "intra_op_threads", 0, "Threads inside one operation. 0 leaves it to TensorFlow.", lower_bound=0
+    )
+    flags.DEFINE_boolean("soft_placement", True, "Run an operation on another device if its own has no kernel for it.")
+    flags.DEFINE_boolean("native_logs", False, "Show TensorFlow's own start-up lines.")
     flags.DEFINE_boolean("log_placement", False, "Log where each operation runs.")
 
 
 def define_activations() -> None:
     """Defines the flag that says how activations are exchanged between the shards of a layer."""
-    flags.DEFINE_enum("activation_dtype", "float32", list(DTYPES), "Communication dtype of activations.")
+    flags.DEFINE_enum("activation_dtype", "float32", list(DTYPES), "Dtype in which activations are exchanged.")
 
 
 def define_mesh() -> None:
     """Defines the flag that says how replicas are divided into groups for sharded layers."""
     flags.DEFINE_integer(
-        "shards", None, "Replicas that hold one copy of sharded layers between them. Default: all.", lower_bound=1
+        "shards", None, "Replicas that together hold one copy of the sharded layers. Default: all.", lower_bound=1
     )
 
 

@@ -2,16 +2,21 @@
 
 import difflib
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 
 from toolkit.cli import log
 from toolkit.cli.ending import exit_code
+from toolkit.cli.flags import GROUPS
 from toolkit.errors import RequestError
 
 __all__ = ["run"]
 
+# What stands for the value of a recipe's own flag, by its type.
+_PLACEHOLDERS = {"int": "N", "float": "X", "comma separated list of strings": "LIST"}
 _LONGEST = 100  # Letters of a flag's name.
 
 
@@ -23,14 +28,13 @@ def run(main: Callable[[], object], *, argv: Sequence[str] | None = None) -> Non
         argv: The command line; `sys.argv` unless given.
     """
     arguments = list(sys.argv if argv is None else argv)
-    module = sys.modules[main.__module__]
-    if any(argument in ("--help", "-help", "-h") for argument in arguments[1:]):
-        print(_help(module))
-        sys.exit(0)
     sys.exit(exit_code(lambda: _program(main, arguments), interrupted="Interrupted before training began."))
 
 
 def _program(main: Callable[[], object], arguments: list[str]) -> None:
+    if any(argument in ("--help", "-help", "-h") for argument in arguments[1:]):
+        print(_help(sys.modules[main.__module__]))
+        return
     _parse(arguments)
     log.show()
     main()
@@ -87,12 +91,25 @@ def _names() -> list[str]:
 
 
 def _help(module: object) -> str:
-    lines = [(getattr(module, "__doc__", None) or "").strip(), "", "Flags:", ""]
-    for flag in _own():
-        value = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
-        default = "" if flag.default is None or flag.boolean else f" [{flag.default}]"
-        choices = getattr(flag.parser, "enum_values", None)
-        lines.append(f"  {value}{'=' + '|'.join(choices) if choices else ''}")
-        text = flag.help.removeprefix(f"<{'|'.join(choices)}>: ") if choices else flag.help
-        lines.append(f"      {text}{default}")
+    """Returns the page of `--help`: what the module says of itself, and its flags in groups."""
+    flags_left = {flag.name: flag for flag in _own()}
+    groups = {}
+    for title, names in GROUPS.items():
+        groups[title] = [_describe(flags_left.pop(name), names[name]) for name in names if name in flags_left]
+    own = [_describe(flag, _PLACEHOLDERS.get(flag.flag_type(), "TEXT")) for flag in flags_left.values()]
+    lines = [(getattr(module, "__doc__", None) or "").strip()]
+    for title, described in {"This recipe": own, **groups}.items():
+        if described:
+            lines += ["", f"{title}:", "", *described]
     return "\n".join(lines)
+
+
+def _describe(flag: Any, placeholder: str) -> str:
+    """Returns a flag's lines in `--help`, no wider than a terminal."""
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    default = "" if flag.default in (None, []) or flag.boolean else f" [{flag.default}]"
+    choices = getattr(flag.parser, "enum_values", None)
+    text = flag.help.removeprefix(f"<{'|'.join(choices)}>: ") if choices else flag.help
+    value = "|".join(choices) if choices else "" if flag.boolean else placeholder
+    wrapped = textwrap.wrap(text + default, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join([f"  {name}={value}" if value else f"  {name}", *wrapped])
