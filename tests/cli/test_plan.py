@@ -151,6 +151,10 @@ def test_it_ends_with_what_to_do(capsys):
     assert re.search(r"4 devices come to [23]\.\d\dx the speed of one\.\nApply the plan with toolkit\.parallel", out)
     _, out, _ = plan(capsys, "small_cnn", "--replicas=2", "--device=V100", "--inside=1MB")
     assert "Train on one device: 2 of them come to 0." in out
+    slow = ("--hosts=2", "--bandwidth=1Gbit", "--inside=1MB", "--device=V100")
+    _, out, _ = plan(capsys, "small_cnn", "--replicas=8", *slow)
+    assert "Train on one device: it is the fastest at 1Gbit. Predicted: 0." in out
+    assert "4 devices on one host.\n" in out
     _, out, _ = plan(capsys, "small_cnn", "--replicas=1", "--device=V100")
     assert "speed of one" not in out
 

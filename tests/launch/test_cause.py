@@ -64,3 +64,18 @@ def test_a_crash_while_leaving_says_that_the_script_had_ended(task):
     words = str(failure.error(only, [only]))
     assert "it was ended by SIGSEGV" in words
     assert "worker:0 had come to the end of the script before." in words
+
+
+def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(task):
+    saved = {"event": "report", "facts": {"checkpoint": 1200, "checkpoints": "runs/a/checkpoints"}, "ago": 0.5}
+    first, other = task(0, ended(1)), task(1, saved, ended(1))
+    words = str(failure.error(first, [first, other]))
+    assert "The newest checkpoint, of step 1,200, is in runs/a/checkpoints. " in words
+    assert 'resume="auto"' in words
+
+
+def test_native_notes_are_no_last_lines(task):
+    only = task(0, ended(1))
+    only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
+    words = str(failure.error(only, [only]))
+    assert words.endswith(":\n  mine")

@@ -4,6 +4,8 @@ import time
 
 import pytest
 
+from toolkit.launch.display.lines import Merger
+
 
 @pytest.mark.slow
 def test_each_task_has_a_log_of_its_own(launcher):
@@ -129,3 +131,16 @@ def test_what_all_workers_print_alike_is_shown_once(launcher):
     assert lines[4] == "all         | alike again"
     assert sorted(lines[5:]) == [f"worker:{n}    | only this one" for n in (1, 2)]
     assert "evaluator:0 | alike" in out
+
+
+def test_keras_lines_of_an_epoch_are_alike_whatever_their_seconds():
+    merger = Merger(["worker:0", "worker:1"])
+    assert merger.take("worker:0", [b"10/10 - 0s - 16ms/step - loss: 1.5"]) == []
+    assert merger.take("worker:1", [b"10/10 - 1s - 9ms/step - loss: 1.5"]) == [
+        ("all", b"10/10 - 0s - 16ms/step - loss: 1.5")
+    ]
+    assert merger.take("worker:0", [b"10/10 - 0s - 16ms/step - loss: 1.5"]) == []
+    assert merger.take("worker:1", [b"10/10 - 0s - 16ms/step - loss: 1.6"]) == []
+    assert [task for task, _ in merger.flush()] == ["worker:0", "worker:1"], "other losses"
+    merger.take("worker:0", [b"slept 16ms"])
+    assert merger.take("worker:1", [b"slept 9ms"]) == [], "other seconds of the user's own"

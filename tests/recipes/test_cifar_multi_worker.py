@@ -109,7 +109,7 @@ def test_only_the_chiefs_checkpoints_count(undisturbed, tmp_path):
     with processes.group(["-m", "recipes.cifar_multi_worker"], own, tmp_path) as group:
         outputs = group.succeed(limit=200)
     step = int(re.search(r"step-0*(\d+)", oldest.name)[1])
-    assert all(f"Resumed after step {step} " in text for text in outputs)
+    assert all(f"Resumed after step {step}: " in text for text in outputs)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "worker").rglob("*")} == before
     assert summary(tmp_path / "chief")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
 

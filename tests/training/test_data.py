@@ -212,7 +212,7 @@ def test_data_that_is_shuffled_without_a_seed_and_read_again_is_said(tmp_path, f
         train(tmp_path / "run", four_devices, tensors, replicas=2, extra=[StopAfter(steps=12)])
     with caplog.at_level(logging.WARNING):
         train(tmp_path / "run", four_devices, tensors, replicas=2, resume=True, seed=6)
-    assert "started with the random seed 5, and now there is 6" in caplog.text
+    assert "began with random seed 5 and resumes with 6" in caplog.text
 
 
 @pytest.mark.slow

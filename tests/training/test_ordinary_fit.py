@@ -66,7 +66,7 @@ def test_what_a_callback_stops_goes_on_when_resumed(tmp_path, capsys):
     with Run(tmp_path / "run", resume=True) as run:
         run.fit(model(), X, Y, epochs=4, **QUIET)
     assert run.summary["epochs"] == 4
-    assert "Resumed after step 8: epoch 3 of 4." in capsys.readouterr().out
+    assert "Resumed after step 8: epoch 3 of 4 begins." in capsys.readouterr().out
     with Run(tmp_path / "whole") as whole:
         whole.fit(model(), X, Y, epochs=4, **QUIET)
     assert run.summary["weights_sha256"] == whole.summary["weights_sha256"]

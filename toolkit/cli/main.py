@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from toolkit.cli import native
 from toolkit.cli.ending import exit_code
 from toolkit.cli.parser import Parser, unknown
 from toolkit.errors import RequestError
@@ -56,6 +57,8 @@ def _run(arguments: list[str]) -> object:
     if name not in _COMMANDS:
         raise unknown("command", name, list(_COMMANDS), lists="toolkit")
     module = importlib.import_module(f"toolkit.cli.{name.replace('-', '_')}")
+    if getattr(module, "IMPORTS_TENSORFLOW", False) and sys.stderr is sys.__stderr__:
+        native.quieten()
     optional = getattr(module, "OPTIONAL_VALUES", {})  # A command with --help=PAGE makes its own help.
     parser = Parser(
         prog=f"toolkit {name}", description=module.__doc__, optional_values=optional, add_help="--help" not in optional

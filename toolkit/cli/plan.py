@@ -28,6 +28,7 @@ __all__ = ["add_arguments", "run"]
 
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
+IMPORTS_TENSORFLOW = True
 _INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, less its overhead.
 _LATENCY = 50.0  # Microseconds: a small message through TCP inside a data centre.
 

@@ -35,7 +35,11 @@ def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -
         stay = _speed_up(layers, alone, inside) if local > 1 else 1.0
         devices = f"{local} devices" if local > 1 else "one device"
         over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
-        if whole < _WORTH * stay:
+        if max(whole, stay) < _WORTH:
+            there = f"{stay:.2f}x with {devices} on one host" if local > 1 else "1.00x with one device"
+            said = [f"Train on one device: it is the fastest at {bandwidth}. Predicted: {over}, {there}."]
+            stay = 1.0
+        elif whole < _WORTH * stay:
             said = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
             said += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
         else:

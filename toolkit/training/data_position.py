@@ -207,9 +207,9 @@ class DataPosition:
         now = _global_seed()
         if seed is None or now is None or seed != now:
             _LOG.warning(
-                "The run was started with %s, and now there is %s: what the data shuffles comes in another order, so "
-                "weights won't be those of an undisturbed run. Call keras.utils.set_random_seed first in the script",
-                "no random seed" if seed is None else f"the random seed {seed}",
+                "The run began with %s and resumes with %s, so its data is shuffled in another order and its weights "
+                "will differ from those of an uninterrupted run. Call keras.utils.set_random_seed first in the script",
+                "no random seed" if seed is None else f"random seed {seed}",
                 "none" if now is None else f"{now}",
             )
 

@@ -115,7 +115,8 @@ def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, e
         return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {epochs} epochs."
     if resumed.epoch >= epochs:
         return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs."
-    where = f"epoch {resumed.epoch + 1} of {epochs}" + (f", step {resumed.batch} in it" if resumed.batch else "")
+    epoch = f"epoch {resumed.epoch + 1} of {epochs}"
+    where = f"{resumed.batch:,} steps of {epoch} are done" if resumed.batch else f"{epoch} begins"
     return f"Resumed after step {resumed.step:,}: {where}."
 
 

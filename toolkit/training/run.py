@@ -236,7 +236,7 @@ class Run:
         else:
             same = options.get("class_weight") is None
             data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=same)
-            if checkpoint is not None:
+            if checkpoint is not None and not self._complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._watching = Watching(
             directory=self._directory,

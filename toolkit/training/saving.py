@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, StoppedBySignal
+from toolkit.support import status
 from toolkit.training import finite, state
 from toolkit.training.callback_state import CallbackState
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
@@ -190,6 +191,7 @@ class Saving(keras.callbacks.Callback):
             return
         self._failures = 0
         self.saved_step = checkpoint.step
+        status.report(checkpoint=checkpoint.step, checkpoints=str(self.store.directory))
 
     def _stop(self, number: int, position: Position, metrics: dict) -> None:
         self._save(position, metrics)

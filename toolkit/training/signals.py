@@ -48,5 +48,6 @@ class StopSignals:
             raise StoppedBySignal(number, step=None)
         self.received, self._at = number, time.monotonic()
         _LOG.warning(
-            "%s: finishing this step and writing a checkpoint; once more stops at once", signal.Signals(number).name
+            "%s received: the run stops after this step, with a checkpoint. A second signal stops it at once",
+            signal.Signals(number).name,
         )

@@ -19,6 +19,8 @@ _NO_GPU = re.compile(rb"failed call to cuInit|CUDA_ERROR_NO_DEVICE|no NVIDIA GPU
 _DUMP = b"goo.gle/debugstr"  # What protobuf marks a message with that is written out, over the lines that follow.
 _FIELD = re.compile(rb"\w+ \{|\}|\w+: (true|false)|  +(\w+ \{|\}|\w+: .*)")
 _TASK = re.compile(rb"/job:\w+/replica:\d+/task:\d+")  # Tasks in a message of the coordination service, a line each.
+_STEP = re.compile(rb"(?=.*/(?:step|epoch)\b)")  # Keras's line of an epoch, and the times in it.
+_TIMES = re.compile(rb"\b[\d:]+(?:us|ms|s)\b")
 _LATE = 0.5  # Seconds that a line waits for the others'.
 
 
@@ -49,15 +51,18 @@ class Chatter:
 class Merger:
     """Lines that all of several tasks print alike, made one.
 
-    A line waits until the others have printed it, too, or for half a second; each task's lines keep their order.
+    A line waits for half a second until the others have printed it; each task's lines keep their order. Keras's lines
+    of an epoch are alike if they differ only in seconds.
 
     Args:
         tasks: Their names; with fewer than two nothing waits.
     """
 
     def __init__(self, tasks: Sequence[str]) -> None:
-        self._queues: dict[str, collections.deque[tuple[float, bytes]]] = {task: collections.deque() for task in tasks}
-        self._held: dict[bytes, collections.Counter[str]] = {}  # For each line that waits, how often each task has it.
+        self._queues: dict[str, collections.deque[tuple[float, bytes, bytes]]] = {
+            task: collections.deque() for task in tasks
+        }
+        self._held: dict[bytes, collections.Counter[str]] = {}  # For each key that waits, how often each task has it.
 
     def take(self, task: str, lines: Sequence[bytes]) -> list[tuple[str, bytes]]:
         """Takes a task's lines; returns those that are settled by them, each with its task's name or "all"."""
@@ -65,8 +70,9 @@ class Merger:
             return [(task, line) for line in lines]
         now = time.monotonic()
         for line in lines:
-            self._queues[task].append((now, line))
-            self._held.setdefault(line, collections.Counter())[task] += 1
+            key = _TIMES.sub(b"", line) if _STEP.match(line) else line
+            self._queues[task].append((now, key, line))
+            self._held.setdefault(key, collections.Counter())[task] += 1
         return self._alike()
 
     def late(self, seconds: float = _LATE) -> list[tuple[str, bytes]]:
@@ -95,14 +101,14 @@ class Merger:
         while self._queues and all(self._queues.values()):
             if len({queue[0][1] for queue in self._queues.values()}) > 1:
                 break
-            (line,) = {self._pop(task) for task in self._queues}
+            line, *_ = [self._pop(task) for task in self._queues]
             found.append(("all", line))
         return found
 
     def _pop(self, task: str) -> bytes:
-        _, line = self._queues[task].popleft()
-        self._held[line][task] -= 1
-        self._held[line] += collections.Counter()  # Leaves out what is down to none.
-        if not self._held[line]:
-            del self._held[line]
+        _, key, line = self._queues[task].popleft()
+        self._held[key][task] -= 1
+        self._held[key] += collections.Counter()  # Leaves out what is down to none.
+        if not self._held[key]:
+            del self._held[key]
         return line

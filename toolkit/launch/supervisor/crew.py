@@ -158,19 +158,19 @@ class Crew:
             self.display.lines(task.task, lines)
 
     def _say_what_is_open(self, host: Host, event: Event) -> None:
-        """Says it once: where it is so on one host, it is so on the others."""
+        """Says which ports other machines can reach; once, since all hosts of a job are alike in this."""
         if self._said_what_is_open:
             return
         self._said_what_is_open = True
         where = "this machine" if len(self.agents) == 1 else host.name
-        close = "so close them to others"
+        close = "Close these ports to other machines"
         if len(self.agents) > 1:
-            close = f"so a firewall should let in nobody but these hosts ({few([h.name for h in self.agents])})"
+            close = f"Let a firewall admit these hosts only: {few([h.name for h in self.agents])}"
         elif self.spec.place == "local" and self.whole:
-            close = "which --isolate closes"
+            close = "--isolate closes these ports"
         self.say(
-            f"note: {few(event['ports'])}: open to whoever reaches {where} at {few(event['addresses'])}; "
-            f"TensorFlow's servers there take orders from anybody, {close}"
+            f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}, where "
+            f"TensorFlow's servers obey anyone. {close}"
         )
 
     def tasks_of(self, agent: AgentLike) -> list[TaskState]:

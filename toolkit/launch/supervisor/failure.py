@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from toolkit.errors import TaskFailed
+from toolkit.launch.display.lines import Chatter
 from toolkit.launch.supervisor.state import TaskState
 
 __all__ = ["error", "exit_code"]
@@ -32,13 +33,25 @@ def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
     where = f"On {first.host}: " if first.host else ""
     return TaskFailed(
         f"{where}{first.task} failed first: it {first.words()} after {seconds:.0f} s."
-        f"{also}\nIts last lines, from {first.output.log}:\n" + _tail(first),
+        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}{_resume(tasks)}",
         code=exit_code(first.code),
+    )
+
+
+def _resume(tasks: Iterable[TaskState]) -> str:
+    """Returns where the job's newest checkpoint is, and how to continue from it."""
+    newest = max((task.facts for task in tasks), key=lambda facts: facts.get("checkpoint", -1), default={})
+    if "checkpoint" not in newest:
+        return ""
+    return (
+        f"\nThe newest checkpoint, of step {newest['checkpoint']:,}, is in {newest['checkpoints']}. Start the job "
+        'again with Run(resume="auto") in the script, or --resume for a recipe, to continue from it.'
     )
 
 
 def _tail(task: TaskState) -> str:
     lines = task.output.last_lines()
+    lines = [line.decode() for line in Chatter().without([line.encode() for line in lines])] or lines
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
     if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
