@@ -60,7 +60,11 @@ def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
     command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
     tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
-    about = [f"# On each node, by srun: its share of {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}"]
+    gpus = f", each with {spec.gpus_per_task} GPU{'s' if spec.gpus_per_task > 1 else ''}" if spec.gpus_per_task else ""
+    about = [
+        f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
+        f"# In all {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}",
+    ]
     return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
 
 
