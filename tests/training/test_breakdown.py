@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit import strategies
-from toolkit.training import breakdown
+from toolkit.training import profiling as breakdown
 from toolkit.training.position import Position
 from toolkit.training.profiling import Profiling
 from toolkit.training.tracker import Tracker

@@ -12,28 +12,20 @@ import tensorflow as tf
 from toolkit.errors import RequestError, StoppedBySignal
 from toolkit.training import Run, learning_rate, signals
 from toolkit.training.position import Position
-from toolkit.training.progress import ProgressDisplay
-from toolkit.training.throughput import Throughput
+from toolkit.training.recording import Recording
 from toolkit.training.tracker import Tracker
 
 
 def test_throughput_leaves_out_the_warm_up_and_steps_passed_over(monkeypatch):
     clock = iter(np.arange(0.0, 1000.0, 0.5))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    tracker = Tracker(epochs=2, resumed=Position(step=4, epoch=0, batch=4))
-    measured = Throughput(100, tracker=tracker)
+    measured = tracker = Tracker(epochs=2, resumed=Position(step=4, epoch=0, batch=4), global_batch_size=100)
 
     def step(first, last=None):
-        for callback in (tracker, measured):
-            callback.on_train_batch_begin(first)
-        for callback in (tracker, measured):
-            callback.on_train_batch_end(first if last is None else last)
+        tracker.on_train_batch_begin(first)
+        tracker.on_train_batch_end(first if last is None else last)
 
-    def begin(epoch):
-        for callback in (tracker, measured):
-            callback.on_epoch_begin(epoch)
-
-    begin(0)
+    tracker.on_epoch_begin(0)
     for batch in range(14):
         step(batch)
     assert measured.examples_per_second is None
@@ -42,7 +34,7 @@ def test_throughput_leaves_out_the_warm_up_and_steps_passed_over(monkeypatch):
     assert measured.examples_per_second == 200
     assert tracker.position == Position(step=16, epoch=0, batch=16)
     tracker.on_epoch_end(0)
-    begin(1)
+    tracker.on_epoch_begin(1)
     step(0)
     assert measured.epoch_examples_per_second is None
     step(1, 2)  # Two steps in one call.
@@ -55,12 +47,13 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     file = io.StringIO()
     console = rich.console.Console(file=file, force_terminal=terminal, width=width)
     monkeypatch.setattr(rich, "get_console", lambda: console)
-    monkeypatch.setattr("toolkit.training.progress._BAR_SECONDS", 0)
-    monkeypatch.setattr("toolkit.training.progress._LINE_SECONDS", 0)
+    monkeypatch.setattr("toolkit.training.recording._BAR_SECONDS", 0)
+    monkeypatch.setattr("toolkit.training.recording._LINE_SECONDS", 0)
     tracker = Tracker(epochs=2, resumed=Position())
     tracker.set_params({"steps": 3})
     tracker.on_train_begin()
-    display = ProgressDisplay(tracker=tracker, throughput=Throughput(8, tracker=tracker))
+    display = Recording(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
+    display.set_model(keras.Sequential())
     display.on_epoch_begin(0)
     display.on_train_batch_end(0, {"loss": 1.25, "accuracy": 0.5})
     display.on_test_begin()
@@ -225,8 +218,12 @@ def test_a_callback_whose_state_can_not_be_saved_is_named_once(tmp_path, caplog)
 def test_other_callbacks_than_before_are_said(tmp_path, caplog):
     with pytest.raises(StoppedBySignal):
         trained(tmp_path / "run", Counting(), StopAfterEpoch(1), epochs=2)
-    trained(tmp_path / "run", StopAfterEpoch(99), Counting(), epochs=2, resume=True)
-    assert "callbacks Counting, StopAfterEpoch and goes on with StopAfterEpoch, Counting" in caplog.text
+    counting = Counting()
+    trained(tmp_path / "run", StopAfterEpoch(99), counting, epochs=2, resume=True)
+    assert "goes on with" not in caplog.text
+    assert counting.seen == 2, "they are told by their class, and the order is free"
+    trained(tmp_path / "run", Counting(), epochs=3, resume=True)
+    assert "callbacks StopAfterEpoch, Counting and goes on with Counting" in caplog.text
 
 
 @pytest.mark.slow

@@ -207,6 +207,21 @@ def test_a_saved_iterator_goes_on_even_where_nothing_was_seeded(tmp_path, four_d
 
 
 @pytest.mark.slow
+def test_a_stop_at_the_last_step_of_an_epoch(tmp_path, four_devices):
+    """Where the iterator has come to its end: its state no longer holds the generator of the shuffles."""
+
+    def shuffled(folder):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH)
+
+    steps = -(-COUNT // BATCH)
+    weights, _ = train(tmp_path / "a", four_devices, shuffled)
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "b", four_devices, shuffled, extra=[StopAfter(steps=2 * steps)])
+    again, _ = train(tmp_path / "b", four_devices, shuffled, resume=True)
+    assert all(np.array_equal(*pair) for pair in zip(weights, again, strict=True))
+
+
+@pytest.mark.slow
 def test_data_that_is_shuffled_without_a_seed_and_read_again_is_said(tmp_path, four_devices, caplog):
     with pytest.raises(StoppedBySignal):
         train(tmp_path / "run", four_devices, tensors, replicas=2, extra=[StopAfter(steps=12)])
@@ -253,5 +268,5 @@ def test_a_model_that_waits_for_its_shapes_is_restored_too(tmp_path):
 @pytest.mark.slow
 def test_the_examples_of_a_step_are_counted_where_the_data_does_not_say_them(tmp_path, four_devices):
     _, summary = train(tmp_path / "run", four_devices, tensors)
-    assert summary["examples_per_second"] == summary["images_per_second"] > 0
+    assert summary["examples_per_second"] > 0
     assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 15

@@ -63,7 +63,7 @@ def test_a_loss_that_is_no_number_is_null_in_the_summary(tmp_path):
             logs["loss"] = float("nan")
 
     train(tmp_path / "run", batches(), extra=[NoLoss()])
-    assert json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=pytest.fail)["train_loss"] is None
+    assert json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=pytest.fail)["loss"] is None
     rows = CheckpointStore(tmp_path / "run/checkpoints").load().metadata["history"]
     assert [row["loss"] for row in rows] == [None] * 4
 

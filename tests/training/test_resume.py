@@ -91,7 +91,7 @@ def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices
     assert same(weights, undisturbed[0])
     assert figures(history) == figures(undisturbed[2])
     assert summary["resumed_from_step"] == step
-    assert summary["test_accuracy"] == undisturbed[1]["test_accuracy"]
+    assert summary["val_accuracy"] == undisturbed[1]["val_accuracy"]
 
 
 @pytest.mark.long
@@ -212,7 +212,7 @@ def test_stopped_on_a_full_disk_ends_on_the_signal_and_lets_the_directory_go(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("toolkit.training.run.Run._write_summary", full)
+        broken.setattr("toolkit.training.results.Results.write", full)
         with pytest.raises(StoppedBySignal):
             train(tmp_path / "run", four_devices, extra=[StopAt("on_train_batch_end", 1)])
     assert "summary.json can't be written" in caplog.text
@@ -248,7 +248,7 @@ def test_without_a_global_generator_there_is_none_to_keep(monkeypatch):
     """Under enable_op_determinism TensorFlow makes none by itself."""
     import tensorflow as tf
 
-    from toolkit.training.random_state import random_state, restore_random
+    from toolkit.training.host_state import random_state, restore_random
 
     def refuse():
         raise RuntimeError('"get_global_generator" cannot be called if determinism is enabled')

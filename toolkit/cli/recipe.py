@@ -17,6 +17,14 @@ from toolkit.training import Run
 
 __all__ = ["check_same", "configure_devices", "open_run"]
 
+# A recipe's names of what Keras and `Run` call so.
+_NAMES = {
+    "train_loss": "loss",
+    "train_accuracy": "accuracy",
+    "test_loss": "val_loss",
+    "test_accuracy": "val_accuracy",
+    "images_per_second": "examples_per_second",
+}
 # All tasks must have the same of these, though they may change on resume.
 _EXCHANGES = ("gradient_dtype", "bytes_per_pack", "activation_dtype", "shards", "shard_optimizer")
 
@@ -49,7 +57,7 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
     if "cluster" in values:
         find = cluster.require if needs_cluster else cluster.discover
         membership = find(os.environ, file=values["cluster"].value, task=values["task"].value)
-    with Run(
+    with _RecipeRun(
         values["run_dir"].value,
         recipe=recipe,
         resume=values["resume"].value,
@@ -61,6 +69,14 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
         run.record_config(**_config())
         yield run
         report.write_after(run)
+
+
+class _RecipeRun(Run):
+    """A run whose summary has the figures by the names that recipes give them, too."""
+
+    def described(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Returns the summary with them."""
+        return {**summary, **{name: summary.get(theirs) for name, theirs in _NAMES.items()}}
 
 
 def configure_devices() -> devices.Setup:

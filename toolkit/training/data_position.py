@@ -84,7 +84,9 @@ class DataPosition:
         Args:
             position: Where training stands.
         """
-        used = self._read_before(position)[1] > 0  # Else the next step begins with a new iterator.
+        read, length = self._read_before(position)[1], self._cardinality()
+        # Else the next step begins with a new iterator. One that has come to its end forgets the shuffles' generator.
+        used = read > 0 and (length is None or read < length)
         facts: dict[str, Any] = {"seed": _global_seed(), "made_to_build": self._made_to_build}
         if self._can_be_saved:
             facts["dataset"] = repr(self._data)

@@ -6,6 +6,7 @@ RUN_DIR/run.json        recipe and configuration, written when the run begins
         summary.json    written when the run ends
         tensorboard/    for `tensorboard --logdir`
         model.keras     the trained model; model.weights.h5 where Keras can't save it whole
+        best.keras      that of the best epoch, where a metric says which
 """
 
 import datetime
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
-from toolkit.training import model_file
 from toolkit.training.checkpoints import REPLACED
+from toolkit.training.results import write_model
 
 if TYPE_CHECKING:
     import keras
@@ -117,6 +118,7 @@ class RunDirectory:
         self.summary = self.path / "summary.json"
         self.tensorboard = self.path / "tensorboard"
         self.model = self.path / "model.keras"
+        self.best = self.path / "best.keras"
         self._identity = self.path / "run.json"
         self._recipe = recipe
         self._resume = resume
@@ -168,7 +170,7 @@ class RunDirectory:
 
     def write_model(self, model: "keras.Model") -> None:
         """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
-        model_file.write(model, self.model)
+        write_model(model, self.model)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary without the secrets of the environment; an OSError leaves an earlier one untouched."""
@@ -279,6 +281,7 @@ class NullRunDirectory:
 
     path = "the chief's run directory"
     history = tensorboard = None
+    best = pathlib.Path("best.keras")  # Which a process that isn't chief never writes.
 
     def record_config(self, config: Mapping[str, Any]) -> None:
         """Leaves the record, and the comparison with it, to the chief."""

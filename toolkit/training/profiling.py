@@ -1,23 +1,177 @@
-"""A profile of a few steps, for the breakdown of a step's time, and for TensorBoard where it is asked for."""
+"""A profile of a few steps: where the time of a step goes, and for TensorBoard where it is asked for.
 
+At each moment of the profiled steps exactly one of these holds, the first that applies:
+
+    compute        an operation of the model runs on some device of this process
+    communication  values of several replicas are being put together; or, on several replicas, nothing runs: one
+                   waits for the others, or for the network
+    input          the next batch is being waited for
+    other          Python between steps: callbacks, and starting the step; on one replica also waiting within it
+
+So communication and input are what isn't hidden behind computing.
+"""
+
+import bisect
 import contextlib
+import dataclasses
 import logging
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from toolkit.training.breakdown import STEP, Breakdown, read
 from toolkit.training.tracker import Tracker
 
-__all__ = ["Profiling"]
+__all__ = ["Breakdown", "Profiling", "read"]
 
 _LOG = logging.getLogger(__name__)
-_FIRST = 4  # Steps that trace, compile and allocate. Those that are profiled are over when throughput begins to count.
+_FIRST = 4  # Steps that trace, compile and allocate. Those that are profiled are over when speed begins to be measured.
 _STEPS = 5
+STEP = "toolkit_step"  # The name of the profiler's Trace around each step.
+_INPUT = "IteratorGetNextOp::DoCompute"
+_COLLECTIVES = ("Collective", "NcclAllReduce", "ncclDevKernel", "ncclKernel")
+_DEVICE_PLANE = "/device:GPU"
+
+Interval = tuple[int, int]  # Begin and end, in picoseconds.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Milliseconds of a step, the mean of the profiled steps: the four parts of `milliseconds`, as said above."""
+
+    steps: int
+    milliseconds: float
+    compute: float
+    communication: float
+    input: float
+    other: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Returns the numbers by name, rounded to a microsecond."""
+        return {name: round(value, 3) for name, value in dataclasses.asdict(self).items()}
+
+
+def read(directory: pathlib.Path, *, replicas: int) -> Breakdown | None:
+    """Reads the newest profile under a directory; None where it has no whole step.
+
+    Args:
+        directory: What was given to the profiler: it holds plugins/profile/TIME/HOST.xplane.pb.
+        replicas: In all processes.
+    """
+    # TensorFlow documents the file, not where its class is: tests/training/test_breakdown.py fails if that moves.
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
+    if not files:
+        return None
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(files[-1].read_bytes())
+    return _breakdown(list(_events(space)), replicas)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Event:
+    plane: str
+    line: str
+    name: str
+    begin: int
+    end: int
+
+
+def _events(space: Any) -> Iterator[_Event]:
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                begin = line.timestamp_ns * 1000 + event.offset_ps
+                name = plane.event_metadata[event.metadata_id].name
+                yield _Event(plane.name, line.name, name, begin, begin + event.duration_ps)
+
+
+def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
+    steps = sorted((event.begin, event.end) for event in events if event.name.startswith(STEP))
+    if not steps:
+        return None
+    window = (steps[0][0], steps[-1][1])
+    on_gpus = any(event.plane.startswith(_DEVICE_PLANE) for event in events)
+    compute: list[Interval] = []
+    collective: list[Interval] = []
+    waiting: list[Interval] = []
+    for event in events:
+        if event.name.startswith(_INPUT):
+            waiting.append((event.begin, event.end))
+        elif _is_operation(event, on_gpus):
+            communicates = any(word in event.name for word in _COLLECTIVES)
+            (collective if communicates else compute).append((event.begin, event.end))
+        elif event.line.startswith("collective_ops"):
+            collective.append((event.begin, event.end))
+    parts: dict[str, int] = {}
+    left = [window]
+    kinds = {"compute": compute, "communication": collective, "input": waiting}
+    for name, intervals in kinds.items():
+        before = _length(left)
+        left = _without(left, _merged(intervals))
+        parts[name] = before - _length(left)
+    # What is left inside of a step's function, on several replicas, is waiting for one another.
+    running = ("FunctionRun", "TFE_Py_ExecuteCancelable")
+    inside = _merged((event.begin, event.end) for event in events if event.name.startswith(running))
+    outside = _length(_without(left, inside))
+    if replicas > 1:
+        parts["communication"] += _length(left) - outside
+        parts["other"] = outside
+    else:
+        parts["other"] = _length(left)
+    scale = 1e9 * len(steps)
+    return Breakdown(
+        steps=len(steps),
+        milliseconds=(window[1] - window[0]) / scale,
+        **{name: length / scale for name, length in parts.items()},
+    )
+
+
+def _is_operation(event: _Event, on_gpus: bool) -> bool:
+    """Whether an event is an operation on a device of the model; beside GPUs, the CPU only sends them off."""
+    if on_gpus:
+        return event.plane.startswith(_DEVICE_PLANE) and event.line.startswith("Stream")
+    return event.line.startswith("tf_Compute") and ":" in event.name and "::" not in event.name
+
+
+def _merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Intervals that don't overlap, in order, with the same union."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
+    """What is left of some intervals; both in order and without overlaps."""
+    left = []
+    starts = [begin for begin, _ in taken]
+    for begin, end in intervals:
+        at = begin
+        for number in range(max(0, bisect.bisect_right(starts, begin) - 1), len(taken)):
+            first, last = taken[number]
+            if first >= end:
+                break
+            if last <= at:
+                continue
+            if first > at:
+                left.append((at, first))
+            at = max(at, last)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _length(intervals: list[Interval]) -> int:
+    return sum(end - begin for begin, end in intervals)
 
 
 class Profiling(keras.callbacks.Callback):

@@ -116,7 +116,8 @@ def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, e
     if resumed.epoch >= epochs:
         return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs."
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
-    where = f"{resumed.batch:,} steps of {epoch} are done" if resumed.batch else f"{epoch} begins"
+    steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
+    where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"
     return f"Resumed after step {resumed.step:,}: {where}."
 
 

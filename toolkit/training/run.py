@@ -5,14 +5,13 @@ import logging
 import os
 import pathlib
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
-from toolkit.errors import Diverged, StoppedBySignal, ToolkitError
+from toolkit.errors import Diverged, StoppedBySignal
 from toolkit.support import umask
-from toolkit.training import restoring, state, summary
+from toolkit.training import restoring, results
 from toolkit.training.checkpoints import CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.signals import StopSignals
@@ -46,15 +45,16 @@ class Run:
         resume: True to go on with the run that is there, "auto" to do so if there is one. A job that its launcher has
             started again does so too.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
+        keep: How many checkpoints to keep, the newest ones.
+        best: A metric, such as "val_loss": the model of the epoch with its best value is kept as best.keras, as by
+            `keras.callbacks.ModelCheckpoint`, which knows which metrics are to grow. None for no such model.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown of their
             time is kept; False or 0 for none. A TensorBoard callback of your own that profiles goes before.
         membership: Who takes part, and who this process is; None for what the environment says.
-        chief: Whether this process writes the run directory; None for what the membership says. Any other process
-            neither reads nor writes it.
+        chief: Whether this process, and no other, uses the run directory; None for what the membership says.
 
     Attributes:
         membership: As given, or found in the environment.
-        summary: What summary.json holds, once `fit` has returned.
 
     Raises:
         RunDirectoryError: The directory can't be used for this run.
@@ -69,6 +69,8 @@ class Run:
         recipe: str | None = None,
         resume: bool | Literal["auto"] = False,
         checkpoint_steps: int = 0,
+        keep: int = 3,
+        best: str | None = None,
         profile: int | bool = True,
         membership: "Membership | None" = None,
         chief: bool | None = None,
@@ -78,24 +80,21 @@ class Run:
             membership = membership or cluster.discover(os.environ)
             chief = membership is None or membership.task == membership.cluster.chief
         self.membership = membership
-        self.summary: dict[str, Any] = {}
-        self._asked = directory
-        self._resume = resume is True
-        self._checkpoint_steps, self._profile = checkpoint_steps, profile
+        self._asked, self._resume, self._parts = directory, resume is True, 0
+        self._checkpoint_steps, self._keep, self._best, self._profile = checkpoint_steps, keep, best, profile
         self._config: dict[str, Any] = {"recipe": recipe}
-        self._facts = dict(self._config)
         self._signals, self._entered = StopSignals(), contextlib.ExitStack()
-        self._start = time.monotonic()
-        self._resumed_step: int | None = None
         self._watching: Watching | None = None
-        self._parts, self._complete = 0, False
         self._rows: list[dict[str, Any]] = []  # Those of parts that are complete.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
             path, self._resume = choose(directory, recipe=recipe, resume=resume)
             self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
-            self._store = CheckpointStore(self._directory.checkpoints)
+            self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
+            if directory is None and self._resume:
+                _LOG.info("Resuming the run in %s", path)
+        self._results = results.Results(self._directory, self._config, described=self.described)
 
     def __enter__(self) -> "Run":
         self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow make files here too.
@@ -109,10 +108,15 @@ class Run:
         if isinstance(error, (StoppedBySignal, Diverged)) and self._watching is not None:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
-                self._write_summary(outcome, steps=getattr(error, "step", None))
+                self._results.write(outcome, self._watching, steps=getattr(error, "step", None))
             except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._entered.close()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds, once `fit` has returned."""
+        return self._results.summary
 
     @property
     def path(self) -> pathlib.Path | None:
@@ -131,13 +135,15 @@ class Run:
         """
         self._directory.record_config(config)
         self._config.update(config)
-        self._facts.update(config)
+        self._results.facts.update(config)
 
     def add_facts(self, **facts: Any) -> None:
         """Adds facts, which may change on resume, to summary.json."""
-        self._facts.update(facts)
-        if self.summary:
-            self._write({**self.summary, **facts})
+        self._results.add(facts)
+
+    def described(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Returns what summary.json is to say: override it to add to that."""
+        return summary
 
     def check_same(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
         """Makes sure that all processes have recorded the same configuration, and agree on more. It is a collective.
@@ -179,8 +185,7 @@ class Run:
             epochs: The epochs of the whole training, those of earlier processes included.
             steps_per_epoch: As for `model.fit`.
             validation_data: As for `model.fit`.
-            callbacks: The user's own, in the same order whenever the run is resumed; one or several. What they have
-                counted is restored; their arguments are those that they are given now.
+            callbacks: The user's own, one or several. What they counted is restored on resume, not their arguments.
             verbose: Keras's own progress bar; unless it is asked for, a display that suits a log file as well.
             options: Whatever else `model.fit` takes, but for `initial_epoch`.
 
@@ -200,7 +205,7 @@ class Run:
         if self.membership is not None and self.membership.task.job == "evaluator":
             from toolkit.training.following import follow
 
-            follow(self._asked, model, validation_data, recipe=self._facts["recipe"])
+            follow(self._asked, model, validation_data, recipe=self._config["recipe"])
             return None
         from toolkit.data import Batches
         from toolkit.training.data_position import batch_size_of, place_in, shuffled_by_keras
@@ -214,10 +219,10 @@ class Run:
             if self._parts == 1:
                 self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
-        described = strategies.describe(strategy)
-        self.add_facts(**described, emulated=devices.emulated(), global_batch_size=batch_size)
-        parameters = restoring.parameters(model)
-        self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=parameters)
+        self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
+        self.check_same(
+            strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=restoring.parameters(model)
+        )
         self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
         checkpoint, resumed = restoring.restore(
             model,
@@ -227,16 +232,16 @@ class Run:
             wanted=self._resume,
             epochs=epochs,
         )
-        self._resumed_step = None if checkpoint is None else checkpoint.step
+        self._results.resumed_step = None if checkpoint is None else checkpoint.step
         ended = restoring.ended_for_good(checkpoint, callbacks)
-        self._complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
+        complete = self._results.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         data = None
         if of_steps:
             x = x.train(start_step=resumed.step)
         else:
-            same = options.get("class_weight") is None
-            data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=same)
-            if checkpoint is not None and not self._complete:
+            as_it_is = options.get("class_weight") is None
+            data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=as_it_is)
+            if checkpoint is not None and not complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._watching = Watching(
             directory=self._directory,
@@ -248,6 +253,7 @@ class Run:
             data=data,
             callbacks=callbacks,
             checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
+            best=self._best,
             checkpoint=checkpoint,
             resumed=resumed,
             profile=self._profile,
@@ -260,41 +266,35 @@ class Run:
         options["initial_epoch"] = epochs if ended else resumed.epoch
         self._watching.say(restoring.in_words(checkpoint, resumed, epochs=epochs, ended=ended))
         history = model.fit(x, y, callbacks=self._watching.callbacks, **options)
-        self._finish(model)
+        self._results.finish(model, self._watching)
         return history
 
+    def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
+        """Calls a step of your own for each batch: a custom training loop, with all that `fit` does around one.
+
+            run.loop(train_step, dataset, state={"model": model, "optimizer": optimizer}, epochs=5)
+
+        Args:
+            step: Is given each batch as `fit` reads it: under a strategy of several replicas it is distributed, for
+                `strategy.run`. Returns the step's logs by name, a loss, or None; the last step's are the epoch's.
+            state: What a checkpoint holds, by name: built models, optimizers, tf.Variables, metrics (reset each epoch).
+            data: As `x` of `fit`.
+            **options: As for `fit`.
+
+        Raises:
+            RequestError: The state can't be saved, or parameter servers would have to do the steps.
+        """
+        from toolkit.training.loop import loop_of
+
+        return self.fit(loop_of(step, state, best=self._best), data, **options)
+
     def _begin_part(self) -> None:
-        """Has each call of `fit` its own checkpoints: what an earlier one did is complete by now."""
+        """Gives each call of `fit` its own checkpoints: an earlier one is complete by now."""
         if self._watching is not None:
             self._watching.close()
             self._rows = self._watching.rows
         self._parts += 1
         if self._parts > 1 and isinstance(self._directory, RunDirectory):
-            self._store = CheckpointStore(self._directory.checkpoints.with_name(f"checkpoints-{self._parts}"))
+            again = self._directory.checkpoints.with_name(f"checkpoints-{self._parts}")
+            self._store = CheckpointStore(again, keep=self._keep)
             self._resume = self._resume and bool(self._store.names())
-
-    def _finish(self, model: "keras.Model") -> None:
-        """Writes model.keras and summary.json, unless the run was complete: its figures are those of the training."""
-        weights = self._facts["weights_sha256"] = state.digest(model)
-        earlier = summary.read(self._directory) if self._complete else {}
-        if earlier.get("weights_sha256") == weights:
-            self.summary = earlier
-            return
-        try:
-            self._directory.write_model(model)
-            self._write_summary("completed")
-        except OSError as error:
-            raise ToolkitError(
-                f"Training is done, but its results can't be written to {self.path} ({error.strerror or error}). "
-                "The last checkpoint is kept: free some space or mend the disk, then resume."
-            ) from error
-        _LOG.info("%s", summary.last_line(self.summary, self._directory.path))
-
-    def _write_summary(self, outcome: str, *, steps: int | None = None) -> None:
-        assert self._watching is not None
-        facts = {**self._facts, "status": outcome, "resumed_from_step": self._resumed_step}
-        self._write(summary.of(facts, self._watching, seconds=time.monotonic() - self._start, steps=steps))
-
-    def _write(self, found: dict[str, Any]) -> None:
-        self.summary = found
-        self._directory.write_summary(found)

@@ -2,24 +2,27 @@
 
 import dataclasses
 import logging
+import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from toolkit.errors import CheckpointsFailing, StoppedBySignal
-from toolkit.support import status
-from toolkit.training import finite, state
-from toolkit.training.callback_state import CallbackState
+from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
+from toolkit.strategies import agreement
+from toolkit.support import files, status
+from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.data_position import DataPosition, build
-from toolkit.training.history import History
+from toolkit.training.host_state import CallbackState, random_state, restore_random
 from toolkit.training.position import Position
-from toolkit.training.random_state import random_state, restore_random
-from toolkit.training.stopping import Stopping
+from toolkit.training.recording import Recording
+from toolkit.training.signals import Stopping
 from toolkit.training.tracker import Tracker
 
-__all__ = ["Saving"]
+__all__ = ["Best", "Saving"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
@@ -36,7 +39,7 @@ class Saving(keras.callbacks.Callback):
     Args:
         store: Where checkpoints go.
         stopping: Asked after every step.
-        history: Its rows are part of a checkpoint.
+        recording: Its rows are part of a checkpoint.
         tracker: Where training stands.
         callbacks: The user's, whose counters are part of a checkpoint.
         data: The user's data; None where it begins at the right step by itself.
@@ -55,7 +58,7 @@ class Saving(keras.callbacks.Callback):
         *,
         store: CheckpointStore | NullCheckpointStore,
         stopping: Stopping,
-        history: History,
+        recording: Recording,
         tracker: Tracker,
         callbacks: CallbackState,
         data: DataPosition | None = None,
@@ -66,7 +69,7 @@ class Saving(keras.callbacks.Callback):
         self.store = store
         self.stopping = stopping
         self.signals = stopping.signals
-        self.history = history
+        self.recording = recording
         self.tracker = tracker
         self.callbacks = callbacks
         self.data = data
@@ -161,7 +164,7 @@ class Saving(keras.callbacks.Callback):
     def _save(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
         good = self.saved_step or self.tracker.resumed.step or None
-        finite.check(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
+        _check_finite(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
         callbacks, callback_arrays = self.callbacks.capture()
         data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
         now = random_state()
@@ -171,7 +174,7 @@ class Saving(keras.callbacks.Callback):
             metadata={
                 "position": dataclasses.asdict(position),
                 "epochs": self.tracker.epochs,
-                "history": self.history.rows,
+                "history": self.recording.rows,
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
@@ -196,3 +199,72 @@ class Saving(keras.callbacks.Callback):
     def _stop(self, number: int, position: Position, metrics: dict) -> None:
         self._save(position, metrics)
         raise StoppedBySignal(number, step=self.saved_step)
+
+
+class Best(keras.callbacks.ModelCheckpoint):
+    """Keeps the model of the best epoch, as Keras does; the file is whole at any moment.
+
+    Args:
+        path: The .keras file.
+        monitor: The metric.
+    """
+
+    def __init__(self, path: pathlib.Path, monitor: str) -> None:
+        super().__init__(str(path.with_name(".writing-best.keras")), monitor, save_best_only=True)
+        self._place = path
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        aside, before = pathlib.Path(self.filepath), getattr(self, "best", None)
+        try:
+            super().on_epoch_end(epoch, logs)
+            if aside.exists():
+                files.sync(aside)
+                aside.rename(self._place)
+        except OSError as error:
+            self.best = before
+            aside.unlink(missing_ok=True)
+            _LOG.error("%s can't be written (%s); the earlier one is kept", self._place, error.strerror or error)
+
+
+def _check_finite(
+    model: keras.Model,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    step: int,
+    good: int | None,
+    directory: object,
+) -> None:
+    """Makes sure that a model's weights are finite. It is a collective.
+
+    The weights of all processes are the same, but what each has seen of its own data in between, such as
+    BatchNormalization's statistics, isn't: so they agree.
+
+    Args:
+        model: Whose strategy's processes take part.
+        arrays: What `state.capture` returned for it.
+        step: Where training stands.
+        good: The step of the last checkpoint that was written; None if there is none.
+        directory: Where checkpoints are.
+
+    Raises:
+        Diverged: On every process, where a weight of any is NaN or infinite.
+    """
+    weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
+    bad = [name for name, array in weights.items() if not _finite(array)]
+    most = int(agreement.extremes(model.distribute_strategy, np.array([len(bad)], np.int64))[1][0])
+    if not most:
+        return
+    first = f" (the first is {model.variables[int(bad[0].split('/')[1])].path})" if bad else ""
+    kept = "there is none yet" if good is None else f"the last good one is that of step {good} in {directory}"
+    raise Diverged(
+        f"Training has diverged: after step {step}, {most} of {len(weights)} weights hold NaN or infinity{first}. "
+        f"No checkpoint is written of that; {kept}. "
+        "Train with a lower learning rate, or look for examples that are not finite."
+    )
+
+
+def _finite(array: np.ndarray) -> bool:
+    if array.dtype.kind in "biuS":
+        return True
+    # bfloat16 and float8 are kinds of their own.
+    return bool(np.isfinite(array if array.dtype.kind in "fc" else array.astype(np.float32)).all())

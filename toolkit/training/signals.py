@@ -1,18 +1,26 @@
-"""SIGINT, SIGTERM and SIGHUP, held back until the training step is finished."""
+"""SIGINT, SIGTERM and SIGHUP: held back until the step is finished, and then all processes stop after the same one."""
 
 import contextlib
 import logging
 import signal
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from toolkit.errors import StoppedBySignal
 from toolkit.support import signals
 
-__all__ = ["StopSignals"]
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["StopSignals", "Stopping"]
 
 _LOG = logging.getLogger(__name__)
 _SAME = 5.0  # Seconds in which two SIGTERMs are one.
+_SECONDS = 0.5  # How often the processes ask one another; a question takes 1 to 2 ms on one machine.
+_MOST_STEPS = 1000
 
 
 class StopSignals:
@@ -51,3 +59,50 @@ class StopSignals:
             "%s received: the run stops after this step, with a checkpoint. A second signal stops it at once",
             signal.Signals(number).name,
         )
+
+
+class Stopping:
+    """Says after a step which signal the processes stop on.
+
+    A process that stopped by itself would leave the others waiting in the next step's all-reduce.
+
+    Args:
+        signals: What this process has received.
+        strategy: Whose processes stop together.
+    """
+
+    def __init__(self, signals: StopSignals, strategy: "tf.distribute.Strategy") -> None:
+        from toolkit.strategies import agreement
+
+        self.signals = signals
+        self._strategy = strategy
+        self._extremes = agreement.extremes
+        self.alone = agreement.processes(strategy) == 1
+        self._next = 0
+        self._asked: tuple[int, float] | None = None
+
+    def after(self, step: int) -> int | None:
+        """Returns the signal's number, None if there is none to stop on after this step.
+
+        Args:
+            step: Steps done in all; every process asks after the same ones.
+        """
+        if self.alone:
+            return self.signals.received
+        return self.now(step) if step >= self._next else None
+
+    def now(self, step: int) -> int | None:
+        """As `after`, and asks the other processes in any case."""
+        if self.alone:
+            return self.signals.received
+        interval = 1
+        now = time.monotonic()
+        if self._asked is not None and step > self._asked[0]:
+            seconds = (now - self._asked[1]) / (step - self._asked[0])
+            interval = max(1, min(_MOST_STEPS, int(_SECONDS / seconds)))
+        # The smallest interval that any process proposes, as the largest of negative ones.
+        mine = np.array([self.signals.received or 0, -interval], np.int64)
+        received, negative = (int(value) for value in self._extremes(self._strategy, mine)[1])
+        self._next = step - negative
+        self._asked = (step, time.monotonic())
+        return received or None

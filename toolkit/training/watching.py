@@ -6,20 +6,15 @@ from typing import Any
 import keras
 
 from toolkit import strategies
-from toolkit.training.board import Board
-from toolkit.training.callback_state import CallbackState
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.data_position import DataPosition
 from toolkit.training.directory import NullRunDirectory, RunDirectory
-from toolkit.training.history import History
+from toolkit.training.host_state import CallbackState
 from toolkit.training.position import Position
 from toolkit.training.profiling import Profiling
-from toolkit.training.progress import ProgressDisplay
-from toolkit.training.reporting import Reporting
-from toolkit.training.saving import Saving
-from toolkit.training.signals import StopSignals
-from toolkit.training.stopping import Stopping
-from toolkit.training.throughput import Throughput
+from toolkit.training.recording import Board, Recording
+from toolkit.training.saving import Best, Saving
+from toolkit.training.signals import Stopping, StopSignals
 from toolkit.training.tracker import Tracker
 
 __all__ = ["Watching"]
@@ -38,6 +33,7 @@ class Watching:
         data: The user's data; None where it begins at the right step by itself.
         callbacks: The user's own: one, several, or None.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
+        best: The metric by which the best model is kept; None for no such model.
         checkpoint: What this process goes on from; None for a new run.
         resumed: Where this process goes on.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown is kept;
@@ -61,6 +57,7 @@ class Watching:
         data: DataPosition | None,
         callbacks: Any,
         checkpoint_steps: int,
+        best: str | None,
         checkpoint: Checkpoint | None,
         resumed: Position,
         profile: int | bool,
@@ -68,56 +65,53 @@ class Watching:
         progress: bool,
     ) -> None:
         callbacks = keras.tree.flatten(callbacks or [])
+        if best is not None:
+            callbacks.append(Best(directory.best, best))
         self.model = model
         strategy = model.distribute_strategy
         writes = isinstance(directory, RunDirectory)
-        tracker = Tracker(epochs=epochs, resumed=resumed)
-        self._throughput = Throughput(global_batch_size, tracker=tracker)
-        self._profiling = Profiling(
-            steps=0 if profile is True else profile, keep=directory.tensorboard, tracker=tracker
-        )
-        self._progress = ProgressDisplay(tracker=tracker, throughput=self._throughput, bar=writes)
+        self._tracker = tracker = Tracker(epochs=epochs, resumed=resumed, global_batch_size=global_batch_size)
+        steps = 0 if profile is True else profile
+        self._profiling = Profiling(steps=steps, keep=directory.tensorboard, tracker=tracker)
         known = list(rows) if checkpoint is None else checkpoint.metadata["history"]
-        self._history = History(directory.history, known, earlier=rows, tracker=tracker, throughput=self._throughput)
-        # The profile must be over when throughput begins to count; the history's row must be there when the epoch's
-        # checkpoint is written; the user's callbacks have counted before they are saved.
-        self.callbacks: list[keras.callbacks.Callback] = [tracker]
-        others = any(
-            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in callbacks
-        )
-        if writes and profile and not others and strategies.computes_here(strategy):  # One at a time can profile.
-            self.callbacks.append(self._profiling)
-        self.callbacks += [*callbacks, self._throughput, Reporting(tracker=tracker, throughput=self._throughput)]
-        if progress:
-            self.callbacks.append(self._progress)
-        if directory.tensorboard is not None:
-            self.callbacks.append(Board(str(directory.tensorboard), write_graph=False))
+        self._recording = Recording(directory.history, known, earlier=rows, tracker=tracker, shows=progress, bar=writes)
         self._saving = Saving(
             store=store,
             stopping=Stopping(signals, strategy),
-            history=self._history,
+            recording=self._recording,
             tracker=tracker,
             callbacks=CallbackState(callbacks),
             data=data,
             every_steps=checkpoint_steps,
             resumed=checkpoint,
         )
-        self.callbacks += [self._history, self._saving]
+        # The profile must be over when speed begins to be measured; the epoch's row must be there when its checkpoint
+        # is written; the user's callbacks have counted before they are saved.
+        self.callbacks: list[keras.callbacks.Callback] = [tracker]
+        others = any(
+            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in callbacks
+        )
+        if writes and profile and not others and strategies.computes_here(strategy):  # One at a time can profile.
+            self.callbacks.append(self._profiling)
+        self.callbacks += callbacks
+        if directory.tensorboard is not None:
+            self.callbacks.append(Board(str(directory.tensorboard), write_graph=False))
+        self.callbacks += [self._recording, self._saving]
 
     def say(self, line: str) -> None:
         """Shows a line, as the progress of training is shown; "" for none."""
         if line:
-            self._progress.say(line)
+            self._recording.say(line)
 
     @property
     def rows(self) -> list[dict]:
         """One row per epoch, those of earlier processes included."""
-        return self._history.rows
+        return self._recording.rows
 
     @property
     def examples_per_second(self) -> float | None:
         """Over all replicas, after warm-up; None for a training that was too short."""
-        return self._throughput.examples_per_second
+        return self._tracker.examples_per_second
 
     @property
     def breakdown(self) -> dict[str, Any] | None:
@@ -127,6 +121,6 @@ class Watching:
 
     def close(self) -> None:
         """Ends what training may have been stopped in the midst of: the progress bar, a profile, the model's step."""
-        self._progress.close()
+        self._recording.close()
         self._profiling.close()
         self._saving.close()

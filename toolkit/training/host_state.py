@@ -1,7 +1,9 @@
-"""The counters of a user's callbacks, such as EarlyStopping's patience: what they are saved and restored by."""
+"""What a run keeps in Python: counters of callbacks, such as EarlyStopping's patience, and random generators."""
 
+import contextlib
 import inspect
 import logging
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["CallbackState"]
+__all__ = ["CallbackState", "random_state", "restore_random"]
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "callbacks/"
@@ -28,7 +30,7 @@ class CallbackState:
     callback is then named, once.
 
     Args:
-        callbacks: The user's own. Their order must be that of the run that is resumed.
+        callbacks: The user's own. Of several of one class, their order must be that of the run that is resumed.
     """
 
     def __init__(self, callbacks: "Sequence[keras.callbacks.Callback]") -> None:
@@ -69,13 +71,17 @@ class CallbackState:
         return plain, arrays
 
     def restore(self, plain: Sequence[Mapping[str, Any]], arrays: "Mapping[str, np.ndarray]") -> None:
-        """Sets what `capture` has returned, for callbacks of the same class at the same place; others are named."""
-        for callback, kept in zip(self._callbacks, plain, strict=False):
-            if type(callback).__name__ == kept["class"]:
-                for name, value in kept["attributes"].items():
+        """Sets what `capture` has returned: the first callback of a class gets what the first of it had, and so on."""
+        saved = [(kept["class"], kept["attributes"]) for kept in plain]
+        left = list(saved)
+        for callback in self._callbacks:
+            found = next((each for each in left if each[0] == type(callback).__name__), None)
+            if found is not None:
+                left.remove(found)
+                for name, value in found[1].items():
                     setattr(callback, name, _unpacked(value, arrays))
-        mine, theirs = [type(callback).__name__ for callback in self._callbacks], [kept["class"] for kept in plain]
-        if mine != theirs:
+        mine, theirs = [type(callback).__name__ for callback in self._callbacks], [name for name, _ in saved]
+        if sorted(mine) != sorted(theirs):
             _LOG.warning(
                 "The run was started with the callbacks %s and goes on with %s: those that differ begin anew",
                 ", ".join(theirs) or "none",
@@ -146,3 +152,31 @@ def _unpacked(packed: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> 
     if kind == "dict":
         return {name: _unpacked(each, arrays) for name, each in value.items()}
     return float(value) if kind == "float" else value
+
+
+def random_state() -> dict[str, Any]:
+    """Returns the state of Python's, NumPy's and TensorFlow's global random generators, as JSON can hold it."""
+    version, words, spare = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    state = {
+        "python": [version, list(words), spare],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+    }
+    import tensorflow as tf
+
+    if not tf.distribute.has_strategy():  # In a strategy's scope TensorFlow would make a distributed variable of it.
+        with contextlib.suppress(RuntimeError):  # Under enable_op_determinism nothing draws from one that isn't set.
+            state["tensorflow"] = tf.random.get_global_generator().state.numpy().tolist()
+    return state
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Sets what `random_state` has returned."""
+    version, words, spare = state["python"]
+    random.setstate((version, tuple(words), spare))
+    numpy = state["numpy"]
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": np.array(numpy["state"]["key"], np.uint32)}})
+    import tensorflow as tf
+
+    if "tensorflow" in state and not tf.distribute.has_strategy():
+        tf.random.get_global_generator().state.assign(state["tensorflow"])

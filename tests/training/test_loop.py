@@ -1,0 +1,141 @@
+"""A training loop of the user's own in a run: what `fit` does around one, and the same weights after a stop."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit.errors import RequestError, StoppedBySignal
+from toolkit.training import Run
+
+
+def parts(strategy):
+    """A model, its optimizer and a mean, as a tutorial's loop has them, and a variable of the user's own."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        return {"model": model, "optimizer": optimizer, "mean": keras.metrics.Mean(), "steps": tf.Variable(0)}
+
+
+def trained(folder, strategy, *, resume=False, stop=0, **options):
+    """Trains by a loop of three epochs; returns its parts and the run's summary. `stop` is the step of a SIGTERM."""
+    state = parts(strategy)
+    x = np.random.default_rng(0).normal(size=(100, 8)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(100).batch(16)
+
+    def on_replica(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(state["model"](x, training=True) - y)) / 16
+        variables = state["model"].trainable_variables
+        state["optimizer"].apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    @tf.function
+    def on_all(batch):
+        return strategy.reduce("sum", strategy.run(on_replica, args=(batch,)), axis=None)
+
+    def step(batch):
+        state["mean"].update_state(on_all(batch))
+        state["steps"].assign_add(1)
+        if int(keras.ops.convert_to_numpy(state["steps"])) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": state["mean"].result()}
+
+    with Run(folder, recipe="test", resume=resume, **options) as run:
+        run.loop(step, data, state=state, epochs=3)
+    return state, run.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("stop", [7, 10])
+def test_a_loop_goes_on_to_the_bit(tmp_path, four_devices, replicas, stop):
+    def strategy():
+        return tf.distribute.get_strategy() if replicas == 1 else tf.distribute.MirroredStrategy(four_devices[:2])
+
+    whole, summary = trained(tmp_path / "a", strategy())
+    with pytest.raises(StoppedBySignal) as stopped:
+        trained(tmp_path / "b", strategy(), stop=stop)
+    assert stopped.value.step == stop
+    resumed, again = trained(tmp_path / "b", strategy(), resume=True)
+    assert again["weights_sha256"] == summary["weights_sha256"]
+    assert again["loss"] == summary["loss"]
+    assert (again["resumed_from_step"], again["steps"], int(keras.ops.convert_to_numpy(resumed["steps"]))) == (
+        stop,
+        21,
+        21,
+    )
+    mine, theirs = (keras.saving.load_model(tmp_path / name / "model.keras").get_weights() for name in "ab")
+    assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(mine, whole["model"].get_weights(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_loop_keeps_its_best_model(tmp_path):
+    state, _ = trained(tmp_path / "run", tf.distribute.get_strategy(), best="loss", keep=1)
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000021-end"]
+    best = keras.saving.load_model(tmp_path / "run/best.keras")
+    assert all(np.array_equal(*pair) for pair in zip(best.get_weights(), state["model"].get_weights(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"optimizer": 1}, "there is no model in it, only optimizer"),
+        ({"net": "unbuilt"}, "it has no variables yet"),
+        ({"a": "built", "b": "built"}, "the loop has several: a, b"),
+    ],
+)
+def test_a_loop_that_can_not_be_saved_is_a_sentence(tmp_path, state, words):
+    made = {
+        "unbuilt": lambda: keras.Sequential([keras.layers.Dense(1)]),
+        "built": lambda: parts(tf.distribute.get_strategy())["model"],
+    }
+    state = {name: made[value]() if value in made else value for name, value in state.items()}
+    with Run(tmp_path / "run", recipe="test", best="loss") as run, pytest.raises(RequestError, match=words):
+        run.loop(print, np.zeros((8, 2)), state=state)
+
+
+@pytest.mark.slow
+def test_a_best_model_that_can_not_be_written_costs_the_file_and_not_the_run(tmp_path, monkeypatch, caplog):
+    (tmp_path / "run/best.keras").mkdir(parents=True)  # A name that no file can take.
+    (tmp_path / "run/best.keras/full").touch()
+    _, summary = trained(tmp_path / "run", tf.distribute.get_strategy(), best="loss")
+    assert summary["epochs"] == 3
+    assert "best.keras can't be written" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_best_of_a_resumed_run_is_that_of_the_whole(tmp_path):
+    x = np.random.default_rng(0).normal(size=(32, 2))
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def train(folder, *callbacks, resume=False):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        other = (x, -x[:, :1] - 1)  # Which training fits less and less.
+        with Run(folder, recipe="test", resume=resume, best="val_loss") as run:
+            run.fit(model, x, x[:, :1] + 1, epochs=5, batch_size=8, validation_data=other, callbacks=list(callbacks))
+
+    train(tmp_path / "a")
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "b", Stop())
+    train(tmp_path / "b", resume=True)
+    weights = [keras.saving.load_model(tmp_path / name / "best.keras").get_weights() for name in "ab"]
+    last = keras.saving.load_model(tmp_path / "a/model.keras").get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(*weights, strict=True))
+    assert not np.array_equal(weights[0][0], last[0])

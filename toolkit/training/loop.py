@@ -1,0 +1,91 @@
+"""A training loop of the user's own, in a run: `fit` goes through the batches, the user's function does a step."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from toolkit import strategies
+from toolkit.errors import RequestError
+
+__all__ = ["Loop", "loop_of"]
+
+
+class Loop(keras.Model):
+    """Stands for a user's models and optimizers where `fit` and a checkpoint need one model.
+
+    Args:
+        step: Is given each batch, as the strategy distributes it; returns the step's logs, a loss, or None.
+        state: What a checkpoint holds, by name: models, optimizers, metrics, variables.
+    """
+
+    def __init__(self, step: Callable[[Any], Any], state: Mapping[str, Any]) -> None:
+        super().__init__(name="loop")
+        self.step = step
+        self.parts = dict(state)
+        for name, value in state.items():
+            setattr(self, f"part_{name}", value)  # Keras and TensorFlow find what they track among attributes.
+        self.built = True
+        self.compile(optimizer=None)
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The models among its parts, by name."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, keras.Model)}
+
+    def save(self, filepath: Any, **options: Any) -> None:
+        """Saves the one model among its parts."""
+        (model,) = self.models.values()
+        model.save(filepath, **options)
+
+    def make_train_function(self, force: bool = False) -> Callable:
+        """Has the user's function do what `compile` would have made a function for."""
+
+        def train(iterator: Any) -> dict[str, Any]:
+            found = self.step(next(iterator))
+            return found if isinstance(found, dict) else {} if found is None else {"loss": found}
+
+        self.train_function = train
+        return train
+
+
+def loop_of(step: Callable[[Any], Any], state: Mapping[str, Any], *, best: str | None) -> Loop:
+    """Returns the model that stands for a loop, under the strategy of its parts.
+
+    Args:
+        step: The user's function of a step.
+        state: What a checkpoint holds, by name.
+        best: The metric by which the best model is to be kept; None for no such model.
+
+    Raises:
+        RequestError: The state can't be saved, or is that of parameter servers.
+    """
+    models = {name: part for name, part in state.items() if isinstance(part, keras.Model)}
+    if not models:
+        raise RequestError(
+            asked="state names what a checkpoint of the loop holds",
+            found=f"there is no model in it, only {', '.join(state) or 'nothing'}",
+            remedy='Give state={"model": model, "optimizer": optimizer}',
+        )
+    for name, model in models.items():
+        if not model.built:
+            raise RequestError(
+                asked=f"the loop trains state[{name!r}]",
+                found="it has no variables yet, so no checkpoint could be restored into it",
+                remedy="Call it once, or its build(input_shape), before the loop",
+            )
+    if best is not None and len(models) > 1:
+        raise RequestError(
+            asked=f"best={best!r} keeps the best model",
+            found=f"the loop has several: {', '.join(models)}",
+            remedy="Leave best out, and save them in a callback of your own",
+        )
+    strategy = next(iter(models.values())).distribute_strategy
+    if not strategies.computes_here(strategy):
+        raise RequestError(
+            asked="a loop's step is called in this process",
+            found="with parameter servers the workers do the steps",
+            remedy="Write the step as Model.train_step, and call Run.fit",
+        )
+    with strategy.scope():
+        return Loop(step, state)

@@ -1,0 +1,201 @@
+"""What a run leaves when it ends: its summary, with figures and where they come from, and its model as a file."""
+
+import json
+import logging
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from toolkit import __version__, strategies
+from toolkit.errors import ToolkitError
+from toolkit.support import files, redaction, status
+from toolkit.training import state
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["Results", "write_model"]
+
+_LOG = logging.getLogger(__name__)
+_VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+_OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
+
+
+class Results:
+    """The summary of a run, which `add` completes, and what is written when the run ends.
+
+    Args:
+        directory: Where it is written; that of a process that isn't chief writes nothing.
+        facts: What is known when the run begins.
+        described: Is given the summary, and returns what is to be written.
+
+    Attributes:
+        facts: What the summary says beside figures.
+        summary: What summary.json holds, once it is written.
+        resumed_step: The step of the checkpoint that the run goes on from; None for a new run.
+        complete: Whether that checkpoint was the end of the training.
+    """
+
+    def __init__(self, directory: Any, facts: Mapping[str, Any], *, described: Callable[[dict], dict]) -> None:
+        self.facts = dict(facts)
+        self.summary: dict[str, Any] = {}
+        self.resumed_step: int | None = None
+        self.complete = False
+        self._directory, self._described = directory, described
+        self._start = time.monotonic()
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Adds facts, to a summary that is written already, too."""
+        self.facts.update(facts)
+        if self.summary:
+            self._write({**self.summary, **facts})
+
+    def write(self, outcome: str, watching: Any, *, steps: int | None = None) -> None:
+        """Writes summary.json.
+
+        Args:
+            outcome: Its "status".
+            watching: What has watched the training: a `Watching`.
+            steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
+        self._write(_summary(facts, watching, seconds=time.monotonic() - self._start, steps=steps))
+
+    def finish(self, model: "keras.Model", watching: Any) -> None:
+        """Writes the model and the summary, unless the run was complete: its figures are those of the training.
+
+        Raises:
+            ToolkitError: They can't be written.
+        """
+        weights = self.facts["weights_sha256"] = state.digest(model)
+        earlier = _read(self._directory) if self.complete else {}
+        if earlier.get("weights_sha256") == weights:
+            self.summary = earlier
+            return
+        try:
+            self._directory.write_model(model)
+            self.write("completed", watching)
+        except OSError as error:
+            raise ToolkitError(
+                f"Training is done, but its results can't be written to {self._directory.path} "
+                f"({error.strerror or error}). The last checkpoint is kept: free some space or mend the disk, then "
+                "resume."
+            ) from error
+        _LOG.info("%s", _last_line(self.summary, self._directory.path))
+
+    def _write(self, found: dict[str, Any]) -> None:
+        self.summary = self._described(found)
+        self._directory.write_summary(self.summary)
+
+
+def _provenance() -> dict[str, Any]:
+    """Returns what the figures depend on: versions, the command line without secrets, and its launcher's logs."""
+    return {
+        "versions": {
+            "toolkit": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in _VERSIONS},
+        },
+        "command": redaction.masked_command(_command(), os.environ),
+        "launch_logs": status.logs(),
+    }
+
+
+def _summary(facts: Mapping[str, Any], watching: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
+    """Returns what summary.json says: each metric of the last epoch by Keras's name, and what all runs have.
+
+    Args:
+        facts: What is known beside the figures.
+        watching: What has watched the training: a `Watching`.
+        seconds: Of the whole run.
+        steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
+    """
+    last = watching.rows[-1] if watching.rows else {}
+    rate = watching.examples_per_second
+    found = {
+        **facts,
+        **{name: value for name, value in last.items() if name not in _OF_A_ROW},
+        "epochs": len(watching.rows),
+        "steps": max(last.get("step", 0), steps or 0),
+        "examples_per_second": round(rate, 1) if rate else None,
+        "wall_seconds": round(seconds, 3),
+        **_provenance(),
+        "step": watching.breakdown,
+    }
+    if report := strategies.report(watching.model):
+        found["parameter_servers"] = report
+    return found
+
+
+def _read(directory: Any) -> dict[str, Any]:
+    """Returns what summary.json of a run directory says; {} where there is none, or it can't be read."""
+    try:
+        found = json.loads(files.read_text(directory.summary))
+    except (AttributeError, OSError, ValueError):  # The first: only the chief has a directory.
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _command() -> list[str]:
+    """Returns the command line without what the launcher put before the user's."""
+    arguments = sys.orig_argv
+    launched = [number for number, part in enumerate(arguments) if part.endswith("/toolkit/launch/task/child.py")]
+    return [arguments[0], *arguments[launched[0] + 3 :]] if launched else arguments
+
+
+def _last_line(summary: Mapping[str, Any], directory: object) -> str:
+    """Returns the line that a completed run ends with."""
+    parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
+    if summary.get("val_accuracy") is not None:
+        parts.append(f"test accuracy {summary['val_accuracy']:.2%}")
+    else:
+        parts += [f"{name} {summary[name]:.4f}" for name in ("val_loss", "loss") if summary.get(name) is not None][:1]
+    if summary["examples_per_second"]:
+        parts.append(f"{summary['examples_per_second']:,.0f} examples/s")
+    parts.append(f"weights {summary['weights_sha256'][:16]}")
+    return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"
+
+
+def write_model(model: "keras.Model", path: pathlib.Path) -> None:
+    """Writes a model, whole or not at all; of a `Loop` each of its models, by its name.
+
+    Of a model that Keras can't save, such as one with a layer of the user's own without `get_config`, it writes the
+    weights instead, beside `path` as model.weights.h5.
+
+    Args:
+        model: Trained.
+        path: A file that ends in .keras.
+
+    Raises:
+        OSError: It can't be written. An earlier file is untouched.
+    """
+    from toolkit.training.loop import Loop
+
+    if isinstance(model, Loop):
+        for name, part in model.models.items():
+            write_model(part, path.with_name(f"{name}.keras"))
+        return
+    try:
+        with files.replacing(path, name=".writing.keras") as aside:  # Keras tells the format by the name's end.
+            model.save(aside)
+            files.sync(aside)
+    except OSError:
+        raise
+    except Exception as error:  # Whatever a user's own classes raise.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        _LOG.warning(
+            "%s can't be written (%s); model.weights.h5 has the weights, for load_weights", path.name, lines[0]
+        )
+        with files.replacing(path.with_name("model.weights.h5"), name=".writing.weights.h5") as aside:
+            model.built = True  # It has trained. To Keras a model that can't be called isn't built.
+            model.save_weights(aside)
+            files.sync(aside)
+    files.sync(path.parent)
