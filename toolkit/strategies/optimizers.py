@@ -8,12 +8,25 @@ __all__ = ["optimizers_of", "trained_by", "variables_of"]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizers among a model's attributes, of which the one that it was compiled with is the first."""
+    """Returns the optimizers among a model's attributes, of which the one that it was compiled with is the first.
+
+    Those in lists, dicts and objects of the user's own, such as a trainer, are among them.
+    """
     kept: list[Any] = []
     for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        kept += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, (dict, list, tuple)):
+            kept += value.values() if isinstance(value, dict) else value
+        else:
+            kept += [value, *(vars(value).values() if _is_helper(value) else ())]
     found = {id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}
     return list(found.values())
+
+
+def _is_helper(value: Any) -> bool:
+    """Whether it is an object of a class of the user's own that is no part of Keras's or TensorFlow's."""
+    ours = ("builtins", "keras", "tensorflow", "numpy", "toolkit", "types")
+    known = any(kind.__module__.partition(".")[0] in ours for kind in type(value).__mro__[:-1])
+    return hasattr(value, "__dict__") and not known
 
 
 def trained_by(optimizer: Any) -> list[Any]:
