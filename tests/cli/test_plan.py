@@ -91,7 +91,10 @@ REFUSED = {
     "two speeds": (["alexnet", "--device=5", "--measure"], "both --device and --measure"),
     "no such device": (["alexnet", "--device=abacus"], "'abacus'"),
     "no unit": (["alexnet", "--device=5", "--bandwidth=10"], "no unit: bits or bytes"),
-    "nothing between hosts": (["alexnet", "--device=5", "--hosts=2"], "nothing says what joins them"),
+    "nothing between hosts": (
+        ["alexnet", "--device=5", "--hosts=2"],
+        "nothing gives the speed of the network between them",
+    ),
     "more hosts than replicas": (["alexnet", "--device=5", "--hosts=4", "--bandwidth=1Gbit"], "there are 2 replicas"),
     "no length": (["alexnet", "--device=5", "--length=0"], "--length=0"),
     "no replicas": (["alexnet", "--device=5", "--replicas=0"], "--replicas=0"),

@@ -2,8 +2,9 @@
 
     python features.py STRATEGY REPLICAS OUT.json [FEATURE ...]
 
-STRATEGY is one of `create`'s names, or one of SERVED. A feature is a function, whose name docs/features.csv has. It
-returns numbers that are to be one device's; an exception is written down.
+STRATEGY is one of `create`'s names, one of SERVED, or "run": mirrored, with each `fit` in a `Run`. A feature is a
+function, whose name docs/features.csv has. It returns numbers that are to be one device's; an exception is written
+down.
 """
 
 import json
@@ -684,7 +685,22 @@ def main():
             pathlib.Path(out).write_text(json.dumps(found))
 
 
+def fit_in_a_run(model, *data, **options):
+    """`model.fit`, called by a `Run` in a directory of its own."""
+    if "initial_epoch" in options or getattr(model, "_inside", False):
+        return keras_fit(model, *data, **options)
+    model._inside = True
+    try:
+        with toolkit.training.Run(FOLDER / f"run-{len(list(FOLDER.glob('run-*')))}", recipe="features") as run:
+            return run.fit(model, *data, **options)
+    finally:
+        model._inside = False
+
+
 def make(kind, replicas):
+    if kind == "run":
+        global keras_fit
+        kind, keras_fit, keras.Model.fit = "mirrored", keras.Model.fit, fit_in_a_run
     if kind in SERVED:
         options = toolkit.strategies.ParameterServerOptions(**SERVED[kind])
         return toolkit.strategies.create("auto", parameter_server=options)

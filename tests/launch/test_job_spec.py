@@ -25,8 +25,8 @@ BAD = [
     ({"command": ("a\0b",)}, "it holds a NUL"),
     ({"workers": -1}, "-1 tasks of job worker, but that is no number of tasks"),
     ({"workers": 10**6}, "1000000 tasks of job worker, but that is no number of tasks"),
-    ({"workers": None, "ps": 2}, "there is no chief or worker, so nobody would train"),
-    ({"workers": None, "evaluator": True}, "nobody would train"),
+    ({"workers": None, "ps": 2}, "there is no chief or worker, so no task would train"),
+    ({"workers": None, "evaluator": True}, "no task would train"),
     ({"workers": 2, "ps": 1}, "1 parameter servers, but there is no chief"),
     ({"max_restarts": -1}, "--max_restarts=-1, but that is less than 0. Give 0 or more"),
     ({"env": ("1A=x",)}, "--env='1A', but that is no name of a variable"),
@@ -51,8 +51,8 @@ BAD = [
     ({"gpus_per_task": -1}, "--gpus_per_task=-1, but that is less than 0"),
     ({"cpus_per_task": "much"}, "--cpus_per_task=much, but that is no number of cores"),
     ({"notice": 0}, "--notice=0, but that is less than 1"),
-    ({"time": "soon"}, "--time='soon', but that is no length of time of Slurm's"),
-    ({"time": "2"}, "--time=2 with 120 s of notice, but tasks would be asked to end as soon as they begin"),
+    ({"time": "soon"}, "--time='soon', but Slurm doesn't accept that as a time"),
+    ({"time": "2"}, "--time=2 with 120 s of notice, but tasks would get the notice to end as soon as they begin"),
     ({"partition": "a b"}, "--partition='a b', but names have letters"),
     ({"name": "x\n#SBATCH --exclusive"}, "but names have letters"),
     ({"sbatch": ("-q",)}, "--sbatch='-q', but that is no long option of sbatch"),
@@ -66,7 +66,7 @@ BAD = [
     ({"host": "192.0.2.7", "isolate": "fully"}, "they are to be reached from other machines"),
     ({"cluster": "x.json", "isolate": "yes"}, "they are to be reached from other machines"),
     ({"kind": "pod"}, "--kind=pod, but there is no such choice. Choose job, jobset, tfjob"),
-    ({"port": 80}, "--port=80, but that is none that it can be. Give from 1024 to 65535"),
+    ({"port": 80}, "--port=80, but that is outside of its range. Give from 1024 to 65535"),
     ({"user": 0}, "--user=0, but that is less than 1"),
 ]
 MEANS = {option.name: option.places for option in launch.options()}
@@ -152,7 +152,7 @@ def test_any_text_is_hosts_or_refused(text):
 )
 def test_a_time_is_as_long_as_slurm_has_it(time, seconds):
     made("slurm", time=time, notice=seconds - 1)
-    with pytest.raises(LaunchError, match="again and again"):
+    with pytest.raises(LaunchError, match="the notice to end as soon as they begin"):
         made("slurm", time=time, notice=seconds)
 
 

@@ -25,7 +25,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
     [
         (["--workers=-1"], "no number of tasks"),
         (["--workers=two"], "two"),
-        (["--ps=2"], "nobody would train"),
+        (["--ps=2"], "no task would train"),
         (["--workers=1", "--ps=1"], "Add --chief"),
         (["--workers=1", "--cluster=x.json"], "both"),
         (["--cluster=no such file.json"], "can't be read"),

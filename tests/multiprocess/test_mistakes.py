@@ -119,7 +119,7 @@ def test_data_of_different_lengths_are_refused(tmp_path):
 def test_data_of_one_length_that_differ_are_said(tmp_path):
     done = launch(tmp_path, "model.fit(x + me, y, batch_size=20, verbose=0)")
     assert done.returncode == 0
-    assert "worker:1 has read another first batch than worker:0" in done.stdout
+    assert "worker:1 read a different first batch than worker:0" in done.stdout
     same = launch(tmp_path, "model.fit(x, y, batch_size=20, verbose=0)")
     assert "first batch" not in same.stdout
 

@@ -73,4 +73,6 @@ def test_hybrid(recipe, tmp_path):
 def test_rows_are_not_resumed(recipe, tmp_path):
     done = recipe.run("--resume", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism")
     assert done.returncode == 2
-    assert "--resume, but what cifar_parallelism compares begins at the first step. Start anew." in done.stderr
+    assert (
+        "--resume, but cifar_parallelism compares trainings from their first step. Leave --resume out." in done.stderr
+    )

@@ -81,7 +81,7 @@ def test_beside_parameter_servers_a_worker_trains_nothing_itself(monkeypatch):
 def test_parameter_servers_take_gradients_as_they_are(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    with pytest.raises(StrategyError, match="gradients with communication dtype float16, but with parameter servers"):
+    with pytest.raises(StrategyError, match="gradients with communication dtype float16, but parameter servers"):
         strategies.create(gradients=strategies.GradientExchange(dtype="float16"))
 
 

@@ -46,7 +46,7 @@ def test_a_row_has_a_reason_and_a_test(row):
 
 
 def test_a_release_without_one_is_named():
-    with pytest.raises(RequestError, match=r"Optimizer._no_such of keras 3\.\d+.* is relied upon.*has none.*3\.12"):
+    with pytest.raises(RequestError, match=r"Optimizer._no_such of keras 3\.\d+.* is needed.*has none.*3\.12"):
         _check(Taken("keras.src.optimizers.optimizer:Optimizer._no_such", "self", "", ""))
 
 

@@ -25,5 +25,5 @@ def test_each_of_us_wraps_once():
 
 
 def test_what_is_gone_upstream_is_named_before_anything_trains():
-    with pytest.raises(RequestError, match=r"Optimizer._no_such of keras 3\.\d+.* is relied upon.*3\.12 to 3\.15"):
+    with pytest.raises(RequestError, match=r"Optimizer._no_such of keras 3\.\d+.* is needed.*3\.12 to 3\.15"):
         wrap(keras.optimizers.Optimizer, "_no_such", lambda original: original)

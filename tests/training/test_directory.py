@@ -113,7 +113,7 @@ def test_resume_with_nothing_there(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"recipe": "mine"}'])
 def test_checkpoints_of_nobody_are_left_alone(earlier, text):
     (earlier / "run.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match="says not whose"):
+    with pytest.raises(RunDirectoryError, match="the script that wrote its checkpoints"):
         RunDirectory(earlier, recipe="mine")
 
 

@@ -25,7 +25,7 @@ def train_ways(
 ) -> None:
     """Trains the model that the flags name in each way, the last one as the run that stays, and prints a table.
 
-    Devices, and what joins them, are measured at the start.
+    Devices, and the network between them, are measured at the start.
 
     Args:
         run: The run, as `open_run` has opened it.

@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(DEVICES)
         + ": half of the maker's figure for float32 without tensor cores",
     )
-    speed.add_argument("--measure", action="store_true", help="measure devices, and what joins them, on this machine")
+    speed.add_argument(
+        "--measure", action="store_true", help="measure devices, and the network between them, on this machine"
+    )
     what = parser.add_argument_group("how it is to train")
     what.add_argument("--length", type=int, metavar="L", help="of sequences, where the model takes any length")
     what.add_argument("--batch", type=int, metavar="B", help="examples per step, over all replicas [64 for each]")
@@ -155,8 +157,8 @@ def _check_length(model: Any, length: int | None) -> None:
     if open_ones and length is None:
         raise RequestError(
             asked=f"a plan of {model.name}",
-            found=f"it takes inputs of any length, {open_ones[0]}, and what it computes depends on that",
-            remedy="Say how long they are, such as --length=128",
+            found=f"it takes inputs of any length, {open_ones[0]}, and its arithmetic depends on their length",
+            remedy="Give their length, such as --length=128",
         )
 
 
@@ -188,12 +190,12 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.hosts > 1 and not arguments.bandwidth:
         raise RequestError(
             asked=f"--hosts={arguments.hosts}",
-            found="nothing says what joins them",
-            remedy="Give --bandwidth=1Gbit, or what it is",
+            found="nothing gives the speed of the network between them",
+            remedy="Give the network's speed, such as --bandwidth=1Gbit",
         )
     if bool(arguments.device) == arguments.measure:
         raise RequestError(
-            asked="a plan is for devices of some speed",
+            asked="a plan needs the speed of the devices",
             found="both --device and --measure are given" if arguments.device else "nothing says how fast they are",
             remedy="Give --device=V100, --device=500 (GFLOPS), or --measure for those of this machine",
         )

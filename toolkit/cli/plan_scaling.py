@@ -36,7 +36,7 @@ def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, cou
 
     Args:
         layers: As `costs` returns them.
-        machine: The devices, and what joins them; its hosts are those of the setting's replicas.
+        machine: The devices, and the network between them; its hosts are those of the setting's replicas.
         setting: What is trained, and how; its replicas say how many there are to a host. Where its shards don't divide
             a number of replicas, all of these are one group.
         counts: Numbers of replicas to simulate.

@@ -52,7 +52,7 @@ def _parse(arguments: list[str]) -> None:
     except UnicodeDecodeError:
         raise RequestError(
             asked="--flagfile names a file of flags",
-            found="it is no UTF-8 text",
+            found="it is not UTF-8 text",
             remedy="Write a flag on each of its lines, such as --epochs=5",
         ) from None
     except (flags.Error, ValueError) as error:  # A ValueError is absl's word for --noresume=1.

@@ -34,7 +34,7 @@ def check_chart(path: str | None) -> None:
         )
     if path is not None and not pathlib.Path(path).absolute().parent.is_dir():
         raise RequestError(
-            asked=f"--chart={path}", found="there is no such directory", remedy="Name a file in one that is there"
+            asked=f"--chart={path}", found="there is no such directory", remedy="Name a file in a directory that exists"
         )
 
 

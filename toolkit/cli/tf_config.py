@@ -124,7 +124,7 @@ def _text(file: str | None) -> tuple[str | None, str]:
         return sys.stdin.read(), "standard input"
     except UnicodeDecodeError:
         raise ClusterError(
-            asked="standard input should describe a cluster", found="it is no UTF-8 text", remedy="Give it JSON"
+            asked="standard input should describe a cluster", found="it is not UTF-8 text", remedy="Give it JSON"
         ) from None
 
 

@@ -103,7 +103,7 @@ def read_file(file: str | os.PathLike[str]) -> str:
             text = stream.read(_LONGEST + 1)
         fault = f"it has more than {_LONGEST:,} characters" if len(text) > _LONGEST else ""
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
         fault = f"it can't be read: {reason}"
     if fault:
         raise ClusterError(

@@ -63,8 +63,8 @@ def refuse_public(cluster: Cluster) -> None:
         if is_public(host):
             raise ClusterError(
                 asked=f"{task} is to listen at {host}, port {port}",
-                found="that is a public address, and TensorFlow's servers take orders from whoever reaches them",
-                remedy="Use the hosts' private addresses; or add --open_network once a firewall lets in nobody "
+                found="that is a public address, and anyone who reaches TensorFlow's servers can run programs in them",
+                remedy="Use the hosts' private addresses; or add --open_network once a firewall admits nobody "
                 "but the hosts of the job",
             )
 

@@ -190,8 +190,8 @@ class _Rendezvous:
         if duplicate:
             raise ClusterError(
                 asked=f"this process is to be {self.own}",
-                found="another one says that it is, too",
-                remedy="Give each process its own index, and end what is left of earlier jobs",
+                found="another process says the same of itself",
+                remedy="Give each process its own index, and end processes that earlier jobs have left",
             )
 
     def _check_answer(self, task: Task, text: bytes) -> str:
@@ -205,8 +205,8 @@ class _Rendezvous:
         if digest != self.cluster.digest:
             raise ClusterError(
                 asked=f"{self.own} looks for {task} at {address}",
-                found=f"{name} of a differently described cluster answers there",
-                remedy="Give every task the same cluster, in the same order, and end what is left of earlier jobs",
+                found=f"{name} of another cluster answers there",
+                remedy="Give every task the same cluster, in the same order, and end processes left by earlier jobs",
             )
         if name != str(task):
             raise ClusterError(

@@ -110,7 +110,7 @@ def _entries(tasks: object, place: str, problems: list[Problem]) -> dict[int, ob
     for index, address in tasks.items():
         fault = index_fault(index)
         if fault is None and int(index) in entries:
-            fault = f"index {index} is there twice"
+            fault = f"index {index} is listed twice"
         if fault is None:
             entries[int(index)] = address
         else:

@@ -57,7 +57,7 @@ class Memory:
             if not 0 < amount <= 1:
                 raise DeviceError(
                     asked=asked,
-                    found="a number with a decimal point is a fraction, which lies above 0 and up to 1.0",
+                    found="a number with a decimal point is a fraction, above 0 and at most 1.0",
                     remedy=_REMEDY,
                 )
             return cls(fraction=amount)

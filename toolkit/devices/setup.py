@@ -178,7 +178,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
         if card_ids is None:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPUs by nvidia-smi's numbers",
-                found="this process was started without CUDA_DEVICE_ORDER=PCI_BUS_ID, and CUDA may number otherwise",
+                found="without CUDA_DEVICE_ORDER=PCI_BUS_ID, as this process was started, CUDA may number otherwise",
                 remedy=f"Call toolkit.devices.restart({request.visible_devices!r}) first in the program",
             )
         missing = [identity for identity in wanted if identity not in card_ids[: len(physical)]]
@@ -186,7 +186,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPU {', '.join(missing)}",
                 found=_seen(inventory, physical),
-                remedy="Take that GPU into CUDA_VISIBLE_DEVICES, or run toolkit.devices.restart first in the program",
+                remedy="Add that GPU to CUDA_VISIBLE_DEVICES, or run toolkit.devices.restart first in the program",
             )
         available = [physical[card_ids.index(identity)] for identity in wanted]
     else:

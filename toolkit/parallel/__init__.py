@@ -15,13 +15,13 @@ footprint     what a layer's tensors take, from when to when
 cost          what a layer does: operations, weights, activations, memory
 choice        how layers are divided, and how much of each a replica has then
 exchanges     what a replica exchanges in a step
-machine       what a machine does: how fast devices are, and what joins them
+machine       what a machine does: how fast devices are, and the network between them
 memory        the memory that a replica needs for a step
 step          how long a step takes, by how each layer is divided
 plan          the choice for each layer, with its reasons
 within        the fastest plan with some memory
 apply         a plan put on a model, and the whole weights as a plain one
-measuring     the speed of the devices here, and of what joins them
+measuring     the speed of the devices here, and of the network between them
 """
 
 import lazy_loader

@@ -77,7 +77,7 @@ def counts_of(x: tf.Tensor) -> Counts:
             asked="a layer takes an input that is split by features",
             found=f"a {wrong.type} lies between, which computes from all of an example's features"
             if wrong is not None
-            else "no layer before it has kept its output split",
+            else "no layer before it keeps its output split",
             remedy="Leave keep_split out in the layer before, or have nothing but elementwise layers between the two",
         )
     return found[0]

@@ -39,7 +39,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     layers = dict(trace(model).layers)
     if strange := [name for name in plan.choices if name not in layers]:
         raise ModelError(
-            asked=f"a plan is to be put on model {model.name!r}",
+            asked=f"a plan is to be applied to model {model.name!r}",
             found=f"the plan has a layer {strange[0]!r} and the model hasn't",
             remedy="Make the plan of this model",
         )
@@ -51,7 +51,9 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         if choice.split is not None
     }
     if not settings and not plan.setting.recompute:
-        _LOG.warning("The plan shards no layer of model %r: every replica has all of it, as without a plan", model.name)
+        _LOG.warning(
+            "The plan shards no layer of model %r: every replica holds all layers, as without a plan", model.name
+        )
     copy = copy_model(model, lambda layer: anew(layer, settings))
     if plan.setting.recompute:
         again = {id(layers[name]) for name in plan.recomputed}

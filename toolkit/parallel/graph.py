@@ -54,7 +54,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
             asked=f"model {model.name!r} is to be copied with other layers",
-            found=f"a layer can't be made from its configuration: {str(error).splitlines()[0]}",
+            found=f"Keras can't make a layer from its configuration: {str(error).splitlines()[0]}",
             remedy="Give the layer a get_config() that its constructor takes",
         ) from error
     for layer in sublayers(copy):

@@ -45,7 +45,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Devices and what joins them.
+    """Devices and the network between them.
 
     Attributes:
         name: In words.

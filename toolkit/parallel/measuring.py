@@ -42,7 +42,7 @@ def measure(
     slots: int = 1,
     length: int | None = None,
 ) -> Machine:
-    """Measures devices and what joins them; in several processes all have to call it.
+    """Measures devices and the network between them; in several processes all have to call it.
 
     Args:
         model: A built Keras model of any kind. A copy of it is run.

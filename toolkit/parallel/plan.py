@@ -96,7 +96,7 @@ def choose(
 
     Args:
         layers: As `costs` returns them.
-        machine: The devices on which the model is to train, and what joins them.
+        machine: The devices on which the model is to train, and the network between them.
         setting: How many replicas there are, and their batch.
         conv: "planned", or "replicated" or "sharded" for all convolutions that can be.
         fc: The same for all other layers: `Dense`, attention and tables.
@@ -107,7 +107,7 @@ def choose(
     if setting.replicas % setting.group:
         raise StrategyError(
             asked=f"{setting.group} shards of {setting.replicas} replicas",
-            found="groups of so many replicas leave some over",
+            found="the replicas can't be divided into groups of that size",
             remedy="Give a number that divides the replicas",
         )
     for name, way in (("conv", conv), ("fc", fc)):

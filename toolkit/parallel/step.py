@@ -50,7 +50,7 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
     Args:
         layers: As `costs` returns them.
         choices: By layer's name; layers that aren't there are replicated.
-        machine: The devices, and what joins them.
+        machine: The devices, and the network between them.
         setting: What is trained, and how.
     """
     computing = backward = updating = waiting = received = 0.0

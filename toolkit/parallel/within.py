@@ -32,7 +32,7 @@ def choose_within(
 
     Args:
         layers: As `costs` returns them.
-        machine: The devices on which the model is to train, and what joins them.
+        machine: The devices on which the model is to train, and the network between them.
         setting: How many replicas there are, and their batch.
         memory: Bytes of each replica.
         conv: As for `choose`; "planned" may become "sharded".

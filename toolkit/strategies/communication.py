@@ -44,7 +44,7 @@ def choose(
     """
     if asked not in COMMUNICATIONS:
         remedy = "Choose one of " + ", ".join(COMMUNICATIONS)
-        raise StrategyError(asked=f"communication={asked!r}", found="there is no such way", remedy=remedy)
+        raise StrategyError(asked=f"communication={asked!r}", found="there is no such choice", remedy=remedy)
     host = own.rpartition(":")[0]
     here = sum(address.rpartition(":")[0] == host for address in addresses)
     if asked == "ring":

@@ -90,7 +90,7 @@ class FirstBatch:
         found = difference(self._strategy, {"first batch": self._sum})
         if found is not None:
             _LOG.warning(
-                "%s has read another first batch than %s. Each worker keeps its share of every batch and leaves the "
+                "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
                 "rest to the others, so of data that differ most are never trained on: give all workers the same "
                 "data, or set AutoShardPolicy.OFF where each has its own",
                 found.process,
@@ -211,4 +211,4 @@ def seed_alike(strategy: tf.distribute.Strategy) -> None:
         random.seed(seed)
     if differ[1]:
         np.random.seed(seed)
-    _LOG.info("Random generators set alike on all workers, so that shuffles agree: seed %d", seed)
+    _LOG.info("All workers use seed %d, so that their shuffles agree", seed)

@@ -35,13 +35,13 @@ class GradientExchange:
         if self.dtype not in DTYPES:
             raise StrategyError(
                 asked=f"gradients with communication dtype {self.dtype}",
-                found="they can't be sent as that",
+                found="gradients aren't exchanged in that dtype",
                 remedy="Choose one of " + ", ".join(DTYPES),
             )
         if self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",
-                found="no pack holds less than nothing",
+                found="a pack can't be smaller than 0",
                 remedy="Leave bytes_per_pack out, or give such as 4194304",
             )
 

@@ -87,8 +87,8 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
                 if "program startup" not in str(error):
                     raise
                 raise StrategyError(
-                    asked="multi_worker connects this process with the others",
-                    found="TensorFlow has run something before, and can't connect any more",
+                    asked="multi_worker connects this process to the others",
+                    found="TensorFlow has already run an operation in it and can't connect any more",
                     remedy="Create the strategy before the first operation, model or seed of the program",
                 ) from error
         if resolver is not None and len(tasks(resolver)) > 1:

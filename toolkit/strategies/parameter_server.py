@@ -92,7 +92,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if not stream.is_dense:
             raise StrategyError(
                 asked="fit dispatches batches to the workers",
-                found=f"they hold something else than dense tensors: {dataset.element_spec}",
+                found=f"they hold values that aren't dense tensors: {dataset.element_spec}",
                 remedy="Make them dense, as with .map(lambda x: x.to_tensor())",
             )
         return stream
@@ -154,14 +154,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             if steps and not in_turn:
                 raise StrategyError(
                     asked=f"gradient_accumulation_steps={steps} under parameter servers",
-                    found="workers that train at the same time would add to one sum while others use it up",
-                    remedy="Take batches that are as many times as large, or one step at a time: max_staleness=0",
+                    found="workers train at the same time, and one would use a sum to which others still add",
+                    remedy="Use batches that many times larger, or max_staleness=0, which does one step at a time",
                 )
         if self.options.variables == "sharded" and not any(
             isinstance(v.value, ServerShardedVariable) for v in model.variables
         ):
             _LOG.warning(
-                "No variable is sharded: none has %d KiB for each of two shards or more",
+                "No variable is sharded: none is large enough for two shards of %d KiB",
                 self.options.min_shard_bytes >> 10,
             )
         if model.run_eagerly:

@@ -104,7 +104,7 @@ class ReadsShares:
         lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
         if lowest != highest:
             raise StrategyError(
-                asked="every worker is to read the whole data set, and keep its share of each batch",
+                asked="every worker is to read the whole data set, and to keep its share of each batch",
                 found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
                 remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
             )

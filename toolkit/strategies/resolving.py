@@ -28,7 +28,7 @@ def resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
     if any(other.job == "ps" for other in members.tasks):
         raise StrategyError(
             asked="multi_worker trains by all-reduce between chief and workers",
-            found="the cluster has parameter servers, for which it has no use",
+            found="the cluster has parameter servers, which multi_worker can't use",
             remedy="Leave the ps tasks out of the cluster",
         )
     if task not in members.synchronous:

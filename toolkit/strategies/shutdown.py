@@ -36,4 +36,4 @@ def _wait(strategy: tf.distribute.Strategy, pid: int) -> None:
     try:
         agreement.barrier(strategy, seconds=_SECONDS)
     except tf.errors.OpError as error:
-        _LOG.warning("Another worker ended before all had come to their end (%s)", type(error).__name__)
+        _LOG.warning("Another worker ended before all workers had finished (%s)", type(error).__name__)

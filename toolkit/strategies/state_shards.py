@@ -49,7 +49,7 @@ def set_optimizer_state(strategy: tf.distribute.Strategy, state: str) -> None:
     """
     if state not in STATES:
         raise StrategyError(
-            asked=f"optimizer_state={state!r}", found="there is no such way", remedy="Choose " + " or ".join(STATES)
+            asked=f"optimizer_state={state!r}", found="there is no such choice", remedy="Choose " + " or ".join(STATES)
         )
     setattr(strategy, _ATTRIBUTE, state)
 
@@ -71,8 +71,8 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
     if isinstance(optimizer, WHOLE):
         raise StrategyError(
             asked=f"optimizer_state='sharded' with {type(optimizer).__name__}",
-            found="it looks at each layer's weights as a whole",
-            remedy="Use an optimizer that looks at elements, such as AdamW, or leave optimizer_state out",
+            found="its update of a weight depends on the whole layer",
+            remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out",
         )
     # Averages are weights that everybody may be given at the next step.
     return isinstance(variable, keras.Variable) and name != "average"

@@ -85,20 +85,20 @@ def create(
         if gradients is not None and gradients.dtype != "float32":
             raise StrategyError(
                 asked=f"gradients with communication dtype {gradients.dtype}",
-                found="with parameter servers they are sent as they are",
+                found="parameter servers exchange gradients in their own dtype",
                 remedy="Leave gradients out, or train under mirrored or multi_worker",
             )
         if shards is not None:
             raise StrategyError(
                 asked=f"shards={shards!r} with parameter servers",
-                found="their workers exchange no activations with one another",
+                found="workers of parameter servers exchange no activations",
                 remedy="Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), "
                 "or train under mirrored or multi_worker",
             )
         if optimizer_state != "replicated":
             raise StrategyError(
                 asked=f"optimizer_state={optimizer_state!r} with parameter servers",
-                found="there an optimizer's state is with its variables, on the ps",
+                found="there the ps tasks hold an optimizer's state beside its variables",
                 remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
             )
         from toolkit.strategies import parameter_server as served
@@ -123,7 +123,7 @@ def create(
     elif communication != "auto":
         raise StrategyError(
             asked=f"communication={communication!r}",
-            found="it is for processes that train together, and this one trains by itself",
+            found="this process trains alone; communication is for several processes",
             remedy="Leave it out",
         )
     else:

@@ -193,8 +193,8 @@ def _made(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
     step = getattr(model, name)
     if name == "train_step" and getattr(step, "__func__", None) is not keras.Model.train_step:
         _LOG.info(
-            "A scalar that %s.train_step differentiates counts as a mean over its replica's examples. For any other "
-            "mean, such as one over words, toolkit.strategies.batch_mean is one device's",
+            "The loss of %s.train_step is taken for a mean over its replica's examples. If it is another mean, such as "
+            "one over words, compute it with toolkit.strategies.batch_mean",
             type(model).__name__,
         )
     before = model.__dict__.get(name)

@@ -86,7 +86,7 @@ def _optional(parameter: inspect.Parameter) -> bool:
 
 def _refuse(row: Taken, found: str) -> None:
     raise RequestError(
-        asked=f"{row.place.partition(':')[2]} of {installed(row.place)} is relied upon",
+        asked=f"{row.place.partition(':')[2]} of {installed(row.place)} is needed",
         found=found,
         remedy=f"Install a version that this toolkit was tried with: {TRIED}",
     )

@@ -42,7 +42,7 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
     if not callable(original):
         package = getattr(owner, "__module__", None) or owner.__name__
         raise RequestError(
-            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {installed(package)} is relied upon",
+            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {installed(package)} is needed",
             found="that version has none",
             remedy=f"Install a version that this toolkit was tried with: {TRIED}",
         )

@@ -109,7 +109,7 @@ class DataPosition:
         if self._saved:
             if facts.get("dataset") != repr(self._data):
                 raise DataError(
-                    asked="the run goes on with the tf.data iterator that its checkpoint holds",
+                    asked="the run continues with the tf.data iterator that its checkpoint holds",
                     found=f"that is one of {facts.get('dataset')}, and the data is {self._data!r}",
                     remedy="Resume with the data that the run was started with",
                 )
@@ -151,7 +151,7 @@ class DataPosition:
                 next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 raise DataError(
-                    asked=f"training goes on after {self._to_pass} batches of the data",
+                    asked=f"training continues after {self._to_pass} batches of the data",
                     found=f"it has only {number}",
                     remedy="Resume with the data that the run was started with",
                 ) from None

@@ -60,7 +60,7 @@ def choose(
         new = pathlib.Path(under) / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
         if resume is True and not earlier:
             raise CheckpointError(
-                asked="resume without a run_dir goes on with the newest run",
+                asked="resume without a run_dir continues the newest run",
                 found=f"there is no run of {recipe} with a checkpoint under {pathlib.Path(under).absolute()}",
                 remedy="Name its directory with run_dir, or leave resume out",
             )
@@ -126,7 +126,7 @@ class RunDirectory:
         try:
             if resume and not _held(self.checkpoints):
                 raise CheckpointError(
-                    asked=f"resume asks to go on with the run in {self.path}",
+                    asked=f"resume continues the run in {self.path}",
                     found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
                     remedy="Name the run directory of an earlier run, or leave resume out",
                 )
@@ -238,7 +238,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 asked=_ASKED.format(self.path),
                 found="it holds an earlier run, which would be overwritten",
-                remedy="Add --resume to go on with that run, or name another directory",
+                remedy="Add --resume (Run: resume=True) to continue that run, or name another directory",
             )
         return {}
 
@@ -254,7 +254,7 @@ class RunDirectory:
             reason = "it can't be read"
         raise RunDirectoryError(
             asked=_ASKED.format(self.path),
-            found=f"there are checkpoints, but run.json says not whose: {reason}",
+            found=f"run.json doesn't name the script that wrote its checkpoints: {reason}",
             remedy="Name another directory",
         )
 

@@ -41,7 +41,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
     """
     if directory is None and status.job_id() is None:
         raise RunDirectoryError(
-            asked="an evaluator follows the checkpoints of a run",
+            asked="an evaluator evaluates the checkpoints of a run",
             found="nothing says where they are",
             remedy="Name the chief's --run_dir, on a disk that both see",
         )

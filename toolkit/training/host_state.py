@@ -62,7 +62,7 @@ class CallbackState:
                 elif self._changes(number, name, value) and number not in self._named:
                     self._named.add(number)
                     _LOG.warning(
-                        "%s keeps %s in %s, which can't be saved: resumed, it begins anew with that",
+                        "%s keeps %s in %s, which can't be saved: a resumed run starts that attribute again",
                         type(callback).__name__,
                         type(value).__name__,
                         name,
@@ -83,7 +83,7 @@ class CallbackState:
         mine, theirs = [type(callback).__name__ for callback in self._callbacks], [name for name, _ in saved]
         if sorted(mine) != sorted(theirs):
             _LOG.warning(
-                "The run was started with the callbacks %s and goes on with %s: those that differ begin anew",
+                "The run began with the callbacks %s and resumes with %s: new ones start without counters",
                 ", ".join(theirs) or "none",
                 ", ".join(mine) or "none",
             )

@@ -78,7 +78,7 @@ def restore(
     before = checkpoint.metadata["epochs"]
     if epochs != before:
         _LOG.warning(
-            "The run was started for %d epochs and goes on for %d: the learning rate follows the new length",
+            "The run began with epochs=%d and resumes with epochs=%d: a learning rate schedule follows the new length",
             before,
             epochs,
         )
@@ -130,6 +130,6 @@ def check_length(epochs: int, options: Mapping[str, Any]) -> None:
     if epochs < 1 or "initial_epoch" in options:
         raise RequestError(
             asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
-            found="a run has an epoch or more, and goes on where its checkpoint stands",
+            found="a run has at least one epoch and continues at its checkpoint",
             remedy="Give epochs=1 or more, and leave initial_epoch out",
         )

@@ -57,7 +57,7 @@ def run_together(strategy: "tf.distribute.Strategy", action: Callable[[], _Resul
                 raise CheckpointError(
                     asked="all tasks train together",
                     found=f"{name} can't begin: {text.decode(errors='replace').rstrip('.')}",
-                    remedy="Mend that, and start all again",
+                    remedy="Correct that, and start all tasks again",
                 )
     if error is not None:
         raise error
@@ -143,7 +143,7 @@ def check_restored(model: "keras.Model", *, step: int) -> None:
         differ = [key for key in found.keys if key != _STEP]
         more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
         raise CheckpointError(
-            asked=f"all tasks are to go on after step {found.chiefs[_STEP]} with what {found.chief} has restored",
+            asked=f"all tasks continue after step {found.chiefs[_STEP]} with what {found.chief} has restored",
             found=f"{found.process} holds another {', '.join(differ[:_NAMED]) or 'step'}{more}",
             remedy="Resume once more; if that ends the same, look at that host's memory, drivers and versions",
         )

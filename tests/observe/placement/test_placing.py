@@ -111,7 +111,7 @@ def test_slots_lie_beside_their_weights_under_loss_scaling_too(four_devices):
 
 @pytest.mark.parametrize("rule", ["CPU:1", None, 5])
 def test_rules_that_are_none(four_devices, rule):
-    with pytest.raises(ModelError, match="it says of no layer"):
+    with pytest.raises(ModelError, match="it gives a device for no layer"):
         place(model(), rule)
 
 

@@ -55,5 +55,5 @@ def _text(cluster: str) -> str:
         raise ClusterError(
             asked=f"{CLUSTER} describes a cluster as JSON",
             found=f"it is no JSON: {cluster[:60]!r}",
-            remedy="Leave it as `toolkit launch --on=kubernetes` writes it",
+            remedy="Use the value that `toolkit launch --on=kubernetes` writes",
         ) from None

@@ -102,6 +102,6 @@ def whole(environ: Mapping[str, str], name: str, *, launcher: str, most: int = s
         raise ClusterError(
             asked=f"{launcher} says who takes part, in {name} among others",
             found=f"{name} is {fault}",
-            remedy="Leave it as the launcher sets it, or set TF_CONFIG instead",
+            remedy="Use the value that the launcher sets, or set TF_CONFIG instead",
         )
     return int(value)

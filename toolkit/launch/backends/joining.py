@@ -79,7 +79,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             strange = channel.strange or channel.ended
             raise LaunchError(
                 asked=f"--rendezvous={spec.rendezvous} is where the hosts find one another",
-                found="what answers there is no launcher of this toolkit" if strange else late,
+                found="a program that isn't a launcher of this toolkit answers there" if strange else late,
                 remedy="Choose a free port at that host" if strange else "Run the same command on every host",
             )
         if asked[0]["event"] == "refused":
@@ -121,7 +121,7 @@ def _connected(spec: JobSpec, received: Sequence[int]) -> socket.socket:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     asked=f"--rendezvous={spec.rendezvous} is where the hosts find one another",
-                    found=f"nobody listened there for {spec.start_timeout:g} s "
+                    found=f"no launcher answered there for {spec.start_timeout:g} s "
                     f"({(error.strerror or str(error)).lower()})",
                     remedy="Run the same command on that host, too, and see that this one can reach it",
                 ) from None

@@ -110,7 +110,7 @@ def _patch(spec: JobSpec) -> Any:
     except (OSError, ValueError, yaml.YAMLError) as error:
         why = str(getattr(error, "strerror", None) or error).replace("\n", " ")
         raise LaunchError(
-            asked=f"--patch={spec.patch} is laid over the job object",
+            asked=f"--patch={spec.patch} is merged into the job object",
             found=f"it can't be used ({why})",
             remedy="Write YAML such as spec: {template: {spec: {nodeSelector: {gpu: a100}}}}",
         ) from error

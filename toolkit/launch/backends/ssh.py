@@ -109,7 +109,7 @@ class SshPlace:
             raise LaunchError(
                 asked=f"ssh is to reach {host.name}",
                 found=f"it says: {_errors(done)[-1]}",
-                remedy="Mend ssh's configuration",
+                remedy="Correct ssh's configuration",
             )
         found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
         return found[1] if found else host.name.rpartition("@")[2]
@@ -129,7 +129,7 @@ class SshPlace:
             raise LaunchError(
                 asked=f"this directory is to be copied to {self.directory} on {host.name}",
                 found=f"rsync says: {_errors(done)[0][:300]}",
-                remedy="Mend that, or copy it by other means and leave --copy_to out",
+                remedy="Correct that, or copy the directory yourself and leave --copy_to out",
             )
 
 

@@ -56,7 +56,7 @@ def passable(texts: Sequence[str]) -> None:
         require(
             "\0" not in text,
             f"the argument {text[:60]!r}",
-            "it holds a NUL, and no program can be given one",
+            "it holds a NUL character, which no program's arguments can hold",
             "Leave the NUL out",
         )
 
@@ -78,7 +78,7 @@ def counts(jobs: Sequence[tuple[str, int]]) -> None:
     require(
         not names or bool({"worker", "chief"} & names),
         "launch " + ", ".join(f"{name}: {number}" for name, number in jobs),
-        "there is no chief or worker, so nobody would train",
+        "there is no chief or worker, so no task would train",
         "Add --workers=2, or --chief",
     )
     require(
@@ -115,7 +115,7 @@ def at_least(name: str, value: int | None, least: int) -> None:
 
 def within(name: str, value: int, least: int, most: int) -> None:
     """Makes sure that a number is between two others."""
-    require(least <= value <= most, f"--{name}={value}", "that is none that it can be", f"Give from {least} to {most}")
+    require(least <= value <= most, f"--{name}={value}", "that is outside of its range", f"Give from {least} to {most}")
 
 
 def duration(name: str, value: float) -> None:

@@ -30,7 +30,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """Reads "a,b:2,me@c": a task on a, two on b, one on c.
 
     Raises:
-        LaunchError: A name is none, or is there twice.
+        LaunchError: A name is none, or is listed twice.
     """
     asked = f"--on=ssh:{text[:200]}"
     hosts: list[Host] = []
@@ -45,6 +45,6 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         name = entry[: found.start("tasks") - 1] if found["tasks"] else entry
         require(not found["tasks"] or int(found["tasks"]) > 0, asked, f"{name} gets no task", "Leave it out")
         name = name.removeprefix("[").removesuffix("]")
-        require(name not in {h.name for h in hosts}, asked, f"{name} is there twice", f"Write {name}:2 for two tasks")
+        require(name not in {h.name for h in hosts}, asked, f"{name} is listed twice", f"Write {name}:2 for two tasks")
         hosts.append(Host(name, int(found["tasks"] or 1)))
     return tuple(hosts)

@@ -59,13 +59,13 @@ def slurm_time(text: str, *, notice: int) -> None:
     require(
         bool(_TIME.fullmatch(text)),
         f"--time={text!r}",
-        "that is no length of time of Slurm's",
+        "Slurm doesn't accept that as a time",
         "Write minutes, hours:minutes:seconds, or days-hours",
     )
     require(
         notice < _seconds(text),
         f"--time={text} with {notice} s of notice",
-        "tasks would be asked to end as soon as they begin, again and again",
+        "tasks would get the notice to end as soon as they begin",
         "Give more time, or less notice with --notice",
     )
 

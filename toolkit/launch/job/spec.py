@@ -158,7 +158,7 @@ class JobSpec:
     user: int = option(1000, "that the container runs as, never 0 [1000]", "kubernetes", "UID", places=("kubernetes",))
     patch: str | None = option(
         None,
-        "YAML that is laid over the job object, for whatever else the site wants",
+        "YAML that is merged into the job object, for whatever else the site wants",
         "kubernetes",
         "FILE",
         places=("kubernetes",),
@@ -225,7 +225,7 @@ class JobSpec:
         """The hosts that ssh is to reach; () at other places.
 
         Raises:
-            LaunchError: There are none, a name is none, or is there twice.
+            LaunchError: There are none, a name is none, or is listed twice.
         """
         return parse_hosts(self.on.partition(":")[2]) if self.place == "ssh" else ()
 

@@ -152,7 +152,7 @@ def find(name: str | None) -> Job:
     if matching:
         ids = ", ".join(job.id for job in matching[:4])
         raise LaunchError(asked=asked, found=f"{len(matching)} begin so: {ids}", remedy="Write more of its id")
-    raise LaunchError(asked=asked, found="there is none that is known here", remedy="`toolkit jobs` lists them")
+    raise LaunchError(asked=asked, found="no such job is known on this machine", remedy="`toolkit jobs` lists them")
 
 
 def command(job: Job) -> str:

@@ -58,7 +58,7 @@ class Situation:
             raise RequestError(
                 asked="the current directory is where scripts would be started",
                 found="it, or every directory for temporary files, is gone",
-                remedy="cd to one that is there; or set TMPDIR",
+                remedy="Change to a directory that exists, or set TMPDIR",
             ) from error
         return cls(environ=os.environ, inventory=take(), cluster=cluster, here=here, temporary=temporary)
 

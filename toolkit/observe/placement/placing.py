@@ -79,7 +79,7 @@ def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
     else:
         raise ModelError(
             asked=f"the rule is {rule!r}",
-            found="it says of no layer where that is to be",
+            found="it gives a device for no layer",
             remedy='Give a mapping such as {"fc1": "GPU:1"}, or a function from a layer to a device',
         )
     found = {}

@@ -53,7 +53,7 @@ def _cond(original: Callable, pred: Any, true_fn: Callable, false_fn: Callable) 
         if not isinstance(touched[key], (LocalTable, UpdatedValue)):
             raise StrategyError(
                 asked="a trainable variable is assigned in a branch of a train_step",
-                found="under parameter servers a step can't carry it out of there",
+                found="under parameter servers a step can't return that assignment",
                 remedy="Assign keras.ops.where(condition, new, variable) outside of the branch",
             )
         scope.values[key] = touched[key].anew()

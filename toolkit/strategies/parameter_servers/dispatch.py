@@ -228,7 +228,7 @@ class DispatchSize:
         if wanted > 1:
             self._fixed = True
             self.steps = wanted
-            _LOG.info("A step takes a worker %.0f ms: %d are sent at once", 1000 * self._shortest, wanted)
+            _LOG.info("A step takes a worker %.0f ms, so %d steps are sent at once", 1000 * self._shortest, wanted)
 
 
 def answers(cluster: Cluster, task: Task) -> bool:

@@ -58,7 +58,7 @@ class ParameterServerOptions:
             raise StrategyError(
                 asked="synchronous rounds with "
                 + ("max_staleness" if self.max_staleness else "several steps per dispatch"),
-                found="in a round all gradients are computed from the same parameters, a step at a time",
+                found="a round computes all gradients from the same parameters, one step at a time",
                 remedy="Leave one of the two out",
             )
 

@@ -151,7 +151,7 @@ class Session:
             self.staleness.update(staleness)
             self.applied += self._sent
             if missing > self.interrupted:
-                _LOG.warning("%d of %d steps are not in the ledgers of all ps with variables", missing, self._sent)
+                _LOG.warning("%d of %d steps are missing on some ps", missing, self._sent)
             self._first += self._sent
             self._sent = 0
 

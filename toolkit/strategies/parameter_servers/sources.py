@@ -127,7 +127,7 @@ class Stream:
         if self.kind == "per worker":
             raise StrategyError(
                 asked="synchronous rounds with distribute_datasets_from_function",
-                found="in a round the workers share one batch, and there each has its own",
+                found="the workers of a round share one batch, and that function gives each its own",
                 remedy="Give fit one dataset of global batches",
             )
         if self.kind == "numbered":

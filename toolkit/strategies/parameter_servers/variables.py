@@ -145,7 +145,8 @@ class Variables:
         if how == "lazy" and id(variable) not in self._lazy:
             self._lazy.add(id(variable))
             _LOG.info(
-                "%s moves a row of %s in the steps that look it up; on one device, in every step (min_lazy_bytes=%d)",
+                "With %s, rows of %s are updated only in the steps that look them up; on one device, in every step "
+                "(min_lazy_bytes=%d)",
                 type(optimizer).__name__,
                 variable.path,
                 self.min_lazy_bytes,

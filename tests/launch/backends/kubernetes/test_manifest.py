@@ -215,7 +215,7 @@ def test_a_patch_is_laid_over_the_job(tmp_path):
 def test_a_patch_that_is_none_is_said(tmp_path, text):
     if text is not None:
         (tmp_path / "patch.yaml").write_text(text)
-    with pytest.raises(LaunchError, match="is laid over the job object, but it can't be used"):
+    with pytest.raises(LaunchError, match="is merged into the job object, but it can't be used"):
         objects(patch=str(tmp_path / "patch.yaml"))
 
 
