@@ -224,7 +224,7 @@ def test_open_ports_are_named_from_the_sockets_themselves(tmp_path):
     assert done.returncode == 0, done.stderr
     port = done.stdout.partition("<")[2].partition(">")[0]
     assert f"note: other machines can reach worker:0's port {port} of this machine at 10.177.0.1" in done.stdout
-    assert "which --isolate closes" in done.stdout
+    assert "--isolate closes these ports" in done.stdout
 
 
 @pytest.mark.slow
