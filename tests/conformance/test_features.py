@@ -19,7 +19,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).with_name("features.py")
 TABLE = processes.ROOT / "docs" / "features.csv"
 ROWS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
-COLUMNS = {"mirrored": "mirrored", "workers": "multi_worker", "in_turn": "in_turn", "free": "free"}
+COLUMNS = {"mirrored": "mirrored", "run": "run", "workers": "multi_worker", "in_turn": "in_turn", "free": "free"}
 TRIED = [row["name"] for row in ROWS if row["one_device"] != "not tried"]
 # In scripts/test, with one process of two devices: what no other test there does.
 PLAIN = [
@@ -97,4 +97,4 @@ def test_the_table_has_every_feature_of_the_script_and_no_other():
 def test_most_cells_are_one_devices_numbers():
     counts = collections.Counter(row[column].partition(":")[0] for row in ROWS for column in COLUMNS)
     assert set(counts) == {"same numbers", "works", "refused", "not tried"}
-    assert counts["same numbers"] > len(ROWS) * 2.8
+    assert counts["same numbers"] > len(ROWS) * 3.7

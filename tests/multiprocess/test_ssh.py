@@ -170,5 +170,5 @@ def test_the_recipe_trains_on_both(hosts, tmp_path):
     with launched(hosts, tmp_path, [], [*RECIPE, "--epochs=1", "--steps_per_epoch=3"]) as job:
         assert job.wait(limit=150) == 0, job.text[-3000:]
     assert len(set(re.findall(r"Done: .*weights (\w+)", job.text))) == 1
-    assert re.search(r"worker:\d's port \d+.*so a firewall should let in nobody but these hosts \(a, b\)", job.text)
+    assert re.search(r"worker:\d's port \d+.*Let a firewall admit these hosts only: a, b", job.text)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["replicas"] == 2
