@@ -207,16 +207,17 @@ def test_a_saved_iterator_goes_on_even_where_nothing_was_seeded(tmp_path, four_d
 
 
 @pytest.mark.slow
-def test_a_stop_at_the_last_step_of_an_epoch(tmp_path, four_devices):
-    """Where the iterator has come to its end: its state no longer holds the generator of the shuffles."""
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_stop_in_the_last_steps_of_an_epoch(tmp_path, four_devices, before):
+    """Where batches have been read ahead to the data's end the state has no generator of shuffles."""
 
     def shuffled(folder):
-        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH)
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH).prefetch(3)
 
     steps = -(-COUNT // BATCH)
     weights, _ = train(tmp_path / "a", four_devices, shuffled)
     with pytest.raises(StoppedBySignal):
-        train(tmp_path / "b", four_devices, shuffled, extra=[StopAfter(steps=2 * steps)])
+        train(tmp_path / "b", four_devices, shuffled, extra=[StopAfter(steps=2 * steps - before)])
     again, _ = train(tmp_path / "b", four_devices, shuffled, resume=True)
     assert all(np.array_equal(*pair) for pair in zip(weights, again, strict=True))
 

@@ -34,6 +34,7 @@ __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_ke
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20  # Of an iterator in a checkpoint.
 _PREFIX = "data/"
+_GENERATOR = b"@@num_random_samples"  # tensorflow/core/kernels/data/shuffle_dataset_op.cc
 _NO_SEED = 87654321  # What TensorFlow returns for the global seed where none was set (its DEFAULT_GRAPH_SEED).
 
 
@@ -70,6 +71,7 @@ class DataPosition:
         self._made_to_build = int(looked_at)
         self._iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
+        self._generators: int | None = None  # Of shuffles, in the state of an iterator that has read nothing yet.
         self._to_pass = 0
         self._used = False
         self.random_state = "restored"
@@ -84,9 +86,7 @@ class DataPosition:
         Args:
             position: Where training stands.
         """
-        read, length = self._read_before(position)[1], self._cardinality()
-        # Else the next step begins with a new iterator. One that has come to its end forgets the shuffles' generator.
-        used = read > 0 and (length is None or read < length)
+        used = self._read_before(position)[1] > 0  # Else the next step begins with a new iterator.
         facts: dict[str, Any] = {"seed": _global_seed(), "made_to_build": self._made_to_build}
         if self._can_be_saved:
             facts["dataset"] = repr(self._data)
@@ -133,6 +133,8 @@ class DataPosition:
             DataError: The data has come to its end before that place.
         """
         self._iterator = iterator
+        if self._can_be_saved and self._generators is None:
+            self._generators = _generators_in(self._iterator_state())
         if self._used or not self._to_pass:
             return
         self._used = True
@@ -197,7 +199,12 @@ class DataPosition:
             )
             self._can_be_saved = False
             return {}
-        return {f"{_PREFIX}{name}": np.frombuffer(content, np.uint8) for name, content in state.items()}
+        arrays = {f"{_PREFIX}{name}": np.frombuffer(content, np.uint8) for name, content in state.items()}
+        if _generators_in(arrays) < (self._generators or 0):
+            # tf.data has read ahead to the end of the data, and the state of what has come to its end is left out: the
+            # next epoch would come in another order. Reading again is exact.
+            return {}
+        return arrays
 
     def _restore(self, iterator: Any) -> None:
         with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
@@ -214,6 +221,11 @@ class DataPosition:
                 "no random seed" if seed is None else f"random seed {seed}",
                 "none" if now is None else f"{now}",
             )
+
+
+def _generators_in(arrays: "Mapping[str, np.ndarray]") -> int:
+    """Returns how many generators of shuffles the state of an iterator holds, by the names that tf.data gives them."""
+    return sum(array.tobytes().count(_GENERATOR) for array in arrays.values())
 
 
 def place_in(
