@@ -70,7 +70,7 @@ def main() -> None:
     model.fit(data, epochs=FLAGS.epochs, steps_per_epoch=FLAGS.steps_per_epoch, shuffle=False, verbose=2)
     rate = steps * FLAGS.batch_size / (time.perf_counter() - began)
     loss = model.evaluate(ratings(10**9, 20), verbose=0)
-    best = f"the best there can be {NOISE**2:.3f}, without tables 2.25"
+    best = f"the best possible is {NOISE**2:.3f}, and 2.25 without the tables"
     toolkit.cli.say(f"loss {loss:.3f}; {best}; {rate:,.0f} examples/s")
 
 

@@ -23,7 +23,7 @@ def test_the_table_says_what_and_why(capsys, monkeypatch):
     monkeypatch.setattr(rich.get_console(), "width", 80)  # It has read COLUMNS once and for all.
     code, out, err = plan(capsys, "alexnet", "--replicas=4", "--hosts=2", "--bandwidth=1Gbit", "--device=V100")
     assert (code, err) == (0, "")
-    assert "head/fc1: by outputs, kept: 6.29 MB of activations are exchanged instead of 101 MB of gradients." in out
+    assert "head/fc1: by outputs, kept: exchanges 6.29 MB of activations instead of 101 MB of gradients." in out
     assert "50% of its" in out, "the share of a data sheet's speed is an assumption, and is said"
     for words in ("data parallel", "model parallel", "as planned", "speed-up", "memory"):
         assert words in out

@@ -42,7 +42,7 @@ BAD = [
     ('{"task":1,"task":2}', "task", "more than once", "Keep one"),
     ('{"rest":[0,{"a":1,"a":2}]}', "rest[1].a", "more than once", "Keep one"),
     ("{}", "cluster", "missing", "worker"),
-    ("{}", "task", "missing", "each process its own"),
+    ("{}", "task", "missing", "of this process"),
     ('{"cluster": []}', "cluster", "a list, not an object", "worker"),
     ('{"cluster": {}}', "cluster", "no job", "worker"),
     ('{"task": []}', "task", "a list, not an object", "index"),
@@ -84,9 +84,9 @@ BAD = [
     (of({"chief": ["a:1", "b:1"]}), "cluster.chief", "2 tasks", "make the others workers"),
     (of({"worker": ["a:1"], "evaluator": ["b:1", "c:1"]}), "cluster.evaluator", "2 tasks", "at most one"),
     (of({"ps": ["a:1"], "worker": ["b:1"]}), "cluster.chief", "no chief", "Add"),
-    (of({"ps": ["a:1"], "chief": ["b:1"]}), "cluster.worker", "nobody trains", "Add"),
-    (of({"ps": ["a:1"]}), "cluster.worker", "nobody trains", "Add"),
-    (of({"evaluator": ["a:1"]}), "cluster", "nobody trains", "Add"),
+    (of({"ps": ["a:1"], "chief": ["b:1"]}), "cluster.worker", "no task trains", "Add"),
+    (of({"ps": ["a:1"]}), "cluster.worker", "no task trains", "Add"),
+    (of({"evaluator": ["a:1"]}), "cluster", "no task trains", "Add"),
     (config(type="master"), "task.type", "no job 'master'", "Call it chief"),
     (config(type="worke"), "task.type", "no job", "Did you mean worker"),
     (config(type=None), "task.type", "no job null", "The jobs are"),
@@ -102,9 +102,9 @@ BAD = [
     (config(index="one"), "task.index", "'one' is not a number", "from 0 on"),
     (config(index=[0]), "task.index", "a list is not a number", "from 0 on"),
     (config(index=10**30), "task.index", "too large", "from 0 on"),
-    (config(index=2), "task.index", "not among the 2", "0 to 1"),
-    (config({"worker": {"1": "a:1", "5": "b:1"}}, index=0), "task.index", "not among", "1, 5"),
-    (config({"chief": ["a:1"]}, type="chief", index=1), "task.index", "not among the 1", "from 0,"),
+    (config(index=2), "task.index", "the cluster has no worker:2", "0 to 1"),
+    (config({"worker": {"1": "a:1", "5": "b:1"}}, index=0), "task.index", "the cluster has no", "1, 5"),
+    (config({"chief": ["a:1"]}, type="chief", index=1), "task.index", "the cluster has no chief:1", "from 0,"),
 ]
 
 
@@ -177,7 +177,7 @@ def test_the_error_has_a_line_for_each_problem():
     with pytest.raises(ClusterError) as caught:
         parse(config({"worker": ["a", "b:0"]}, index=5), source="TF_CONFIG")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "TF_CONFIG should describe a cluster, but 3 things are wrong with it. To mend:"
+    assert lines[0] == "TF_CONFIG should describe a cluster, but it has 3 mistakes. To correct:"
     assert [line.split(":")[0] for line in lines[1:]] == ["  cluster.worker[0]", "  cluster.worker[1]", "  task.index"]
     assert not str(caught.value).endswith("..")
 
@@ -237,7 +237,7 @@ def test_a_master_is_taken_as_chief():
     assert found.problems == ()
     assert found.sound.as_dict() == {"chief": ["a:1"], "worker": ["b:1"]}
     assert str(found.task) == "chief:0"
-    assert "taken as its chief" in found.notes[0]
+    assert "counts as its chief" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,12 @@ def test_ranks_may_be_other_jobs():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("boss:2", "no job and a number"), ("worker", "no job"), ("worker:x", "no job"), ("worker:1", "3 were started")],
+    [
+        ("boss:2", "isn't a job and a number"),
+        ("worker", "isn't a job"),
+        ("worker:x", "isn't a job"),
+        ("worker:1", "3 were started"),
+    ],
 )
 def test_jobs_of_ranks_that_cannot_be(given, message):
     with pytest.raises(ClusterError, match=message):

@@ -139,7 +139,9 @@ def test_where_none_is_free_the_users_are_named(machine):
     cards = machine(USED, UNSEEN)
     with pytest.raises(DeviceError) as refused:
         visible.unused({}, cards)
-    assert f"GPU 0 by process {2**22 + 7}; GPU 1 by 31,000 MiB by somebody who can't be seen" in str(refused.value)
+    assert f"GPU 0 by process {2**22 + 7}; GPU 1 by processes that aren't visible here (31,000 MiB)" in str(
+        refused.value
+    )
 
 
 def test_free_is_nothing_on_a_machine_without_gpus(machine):

@@ -47,7 +47,8 @@ def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
     measured(f"{what} of worker:1, --stall_timeout={STALL}", seconds_to_group_down=seconds)
     assert done.returncode == 1
     assert re.search(
-        r"Not in the collective that the others wait in: worker:1 at train.py, line \d+, in on_train_batch_end\.",
+        r"These tasks aren't in the collective that the others wait in: worker:1 at train.py, line \d+, "
+        r"in on_train_batch_end\.",
         done.stderr,
     ), done.stderr[-2000:]
     assert "most recent call first" in (tmp_path / "logs" / "worker-0.log").read_text()

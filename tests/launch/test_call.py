@@ -45,7 +45,7 @@ def test_the_first_failure_is_raised_with_its_task_and_its_cause():
 @pytest.mark.slow
 def test_what_cannot_be_sent_is_said():
     lock = threading.Lock()
-    with pytest.raises(LaunchError, match="it or its arguments can't be sent there"):
+    with pytest.raises(LaunchError, match="it or its arguments can't be pickled"):
         launch.run(ranked, lock, workers=1)
     with pytest.raises(TaskFailed, match="a lock can't be sent"):
         launch.run(threading.Lock, workers=1)

@@ -56,14 +56,14 @@ def test_one_that_had_come_to_the_end_of_its_script_is_named(task, code):
     assert state.cause([first, gone]) is first
     words = str(failure.error(first, [first, gone]))
     assert "worker:0 failed first: it ended with exit code 1" in words
-    assert "worker:1 had come to the end of the script before." in words
+    assert "worker:1 had finished the script." in words
 
 
 def test_a_crash_while_leaving_says_that_the_script_had_ended(task):
     only = task(0, report("ending", 9.0), ended(-signal.SIGSEGV))
     words = str(failure.error(only, [only]))
     assert "it was ended by SIGSEGV" in words
-    assert "worker:0 had come to the end of the script before." in words
+    assert "worker:0 had finished the script." in words
 
 
 def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(task):

@@ -47,7 +47,7 @@ def test_tasks_reach_one_another_and_nobody_else(tmp_path):
     done = launch(tmp_path, "--isolate=fully", script(tmp_path, code))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all      | reached" in done.stdout
-    assert "launch: 2 tasks here in a network of their own without a way out; logs" in done.stdout
+    assert "launch: 2 tasks here in a network of their own without connections to other machines; logs" in done.stdout
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def socket_in(name):
     ("flags", "said"),
     [
         (["--isolate=sometimes"], "there is no such choice. Choose no, yes, fully"),
-        (["--isolate", "--host=192.0.2.7"], "they are to be reached from other machines"),
+        (["--isolate", "--host=192.0.2.7"], "tasks on other machines must reach them"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, flags, said):

@@ -100,7 +100,7 @@ def test_a_failure_on_one_is_said_on_both(start, address):
     ("other", "said"),
     [
         ({"nodes": 3}, "it came with --nodes=3 where it has 2. Give every host the same number"),
-        ({"command": ("train.py", "wait")}, "it came with another command, of another job"),
+        ({"command": ("train.py", "wait")}, "it starts another job: command or numbers of tasks differ"),
     ],
 )
 def test_who_does_not_belong_is_told_and_does_no_harm(start, address, other, said):
@@ -146,7 +146,7 @@ def test_an_address_where_nobody_or_somebody_else_listens(start):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--nodes=2"], "nothing says where the hosts find one another"),
+        (["--nodes=2"], "the hosts need an address at which to meet"),
         (["--nodes=2", "--rendezvous=nowhere"], "--rendezvous=nowhere, but that is no address"),
         (["--nodes=2", "--rendezvous=no.such.host.invalid:1234"], "has no address here"),
         (["--nodes=2", "--rendezvous=a:1", "--cluster=x.json"], "--cluster describes the hosts already"),

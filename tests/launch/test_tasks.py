@@ -75,7 +75,7 @@ def test_gpus_that_are_hidden_stay_hidden(monkeypatch):
 
 
 def test_more_tasks_than_gpus_are_said(monkeypatch):
-    with pytest.raises(LaunchError, match="there are 2 GPUs to deal out"):
+    with pytest.raises(LaunchError, match="it has 2 visible GPUs, fewer than one for each task"):
         environments(monkeypatch, gpus=2, cluster=TOGETHER)
 
 

@@ -35,7 +35,7 @@ def test_a_name_a_function_and_a_file(here):
 def test_a_file_that_would_run_code_is_not_opened(here):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x)])
     model.save(here / "code.keras")
-    with pytest.raises(ModelError, match="it holds Python code"):
+    with pytest.raises(ModelError, match="would run Python code in the file"):
         open_model("code.keras")
 
 

@@ -78,7 +78,7 @@ def test_nan_on_one_replica_ends_all_and_an_unlike_restore_is_refused(tmp_path):
     assert "REFUSED all tasks train together, but worker:0 can't begin: resume, but all is damaged." in outputs[1]
     for text in outputs:
         assert "DIVERGED Training has diverged: after step 6, " in text
-        assert "the last good one is that of step 4 in " in text
+        assert "the last good one is step 4 in " in text
         assert "all tasks continue after step 4 with what worker:0 has restored" in text
         assert "but worker:1 holds another optimizer/0002. Resume" in text
         assert "Traceback" not in text
@@ -129,7 +129,7 @@ def test_a_task_of_an_earlier_job_and_one_that_is_started_twice_are_refused(tmp_
     (_, stale), (_, twice) = ends
     assert "their jobs differ: slurm-7, attempt 1 here, slurm-8, attempt 1 there. End what is left" in stale[0]
     assert "their jobs differ: slurm-8, attempt 1 here, slurm-7, attempt 1 there. End what is left" in stale[1]
-    assert all("this process is to be worker:0, but another process says the same of itself" in text for text in twice)
+    assert all("this process is to be worker:0, but another process has the same task" in text for text in twice)
 
 
 MEMORY = """

@@ -167,7 +167,7 @@ model.fit(x, y, batch_size=4, epochs=50, verbose=0)
 """
     done = launch(tmp_path, body)
     assert done.returncode != 0
-    assert "worker:1 had come to the end of the script before" in done.stderr
+    assert "worker:1 had finished the script" in done.stderr
 
 
 def test_the_end_of_one_is_no_part_of_the_others_sum(tmp_path):

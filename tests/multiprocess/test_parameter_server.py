@@ -218,7 +218,7 @@ ACCUMULATING = (
 @pytest.mark.parametrize(
     ("text", "tasks", "said"),
     [
-        (IN_A_WORKER, processes.FEW, "beside parameter servers the chief trains"),
+        (IN_A_WORKER, processes.FEW, "in a job with parameter servers only the chief trains"),
         pytest.param(ACCUMULATING, processes.SERVED, "would add to one sum", marks=pytest.mark.long),
     ],
 )

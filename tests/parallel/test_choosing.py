@@ -31,7 +31,7 @@ def test_over_a_slow_network_convolutions_are_replicated_and_fc_layers_sharded(a
     plan = choose(alexnet, SLOW, Setting(replicas=2, batch=64))
     assert chosen(plan) == {"head/fc1": "by outputs, kept", "head/fc2": "by inputs"}
     assert "instead of 67.1 MB of gradients" in plan.reasons["head/fc1"]
-    assert "gradients are exchanged, sharded it would be" in plan.reasons["trunk/conv5"]
+    assert "of gradients; sharded, it would exchange" in plan.reasons["trunk/conv5"]
 
 
 def test_where_examples_outweigh_weights_all_is_replicated(alexnet):

@@ -279,7 +279,7 @@ def raising():
     ("model", "says"),
     [
         (lambda: keras.Sequential([L.Dense(3)]), "it isn't built"),
-        (raising, "'mine' .* that fails: not today"),
+        (raising, "'mine' .* the call fails: not today"),
         (lambda: 5, "this is a int"),
     ],
 )

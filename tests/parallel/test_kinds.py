@@ -164,7 +164,7 @@ class Changing(L.Layer):
 def test_layers_that_are_not_made_again_are_said(four_devices):
     model = keras.Sequential([keras.Input((4,)), Changing(name="outer"), L.Dense(8)])
     plan = choose(costs(model), MACHINE, Setting(replicas=4, batch=2), fc="sharded")
-    says = pytest.raises(ModelError, match="within 'outer' .* doesn't make the same layers again")
+    says = pytest.raises(ModelError, match="within 'outer' .* doesn't give the same inner layers")
     with strategies.create("mirrored", devices=four_devices).scope(), says:
         parallelize(model, plan)
 

@@ -186,7 +186,10 @@ def test_activations_are_exchanged_in_16_bits_where_asked(four_devices):
         (lambda: ShardedDense(8, split="rows"), "split='rows'"),
         (lambda: ShardedDense(8, exchange_dtype="int8"), "int8"),
         (lambda: ShardedDense(8, activation="softmax", keep_split=True), "softmax"),
-        (lambda: keras.Sequential([keras.Input((8,)), ShardedDense(3)]), "4 replicas, but it has 3 to split"),
+        (
+            lambda: keras.Sequential([keras.Input((8,)), ShardedDense(3)]),
+            "4 replicas, but its split axis has only 3 elements",
+        ),
         (lambda: keras.Sequential([keras.Input((8, 8, 8)), ShardedConv2D(8, 3, groups=2)]), "groups"),
     ],
 )

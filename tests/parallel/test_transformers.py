@@ -199,12 +199,12 @@ def test_a_saved_model_is_whole_and_built_with_the_weights_of_keras_own(four_dev
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda x: parallel.ShardedMultiHeadAttention(6, 2)(x, x), "can't share num_heads=6 equally"),
+        (lambda x: parallel.ShardedMultiHeadAttention(6, 2)(x, x), "num_heads=6 isn't a multiple of 4"),
         (lambda x: parallel.ShardedGroupedQueryAttention(2, 8, 2)(x, x), "num_key_value_heads=2"),
         (lambda _: parallel.ShardedEmbedding(9, 4, split="words"), "split='words'"),
-        (lambda x: parallel.ShardedEmbedding(9, 3)(x[..., 0]), "it has 3 to split"),
-        (lambda _: parallel.ShardedEinsumDense("abc,c->abc", (None, 8)), "its kernel has no axis for that"),
-        (lambda _: parallel.ShardedEinsumDense("abc,cd->bad", (None, 8)), "isn't that of the examples"),
+        (lambda x: parallel.ShardedEmbedding(9, 3)(x[..., 0]), "its split axis has only 3 elements"),
+        (lambda _: parallel.ShardedEinsumDense("abc,c->abc", (None, 8)), "its kernel has no axis to split that way"),
+        (lambda _: parallel.ShardedEinsumDense("abc,cd->bad", (None, 8)), "its first axis isn't the batch"),
         (lambda _: parallel.ShardedMultiHeadAttention(4, 2, exchange_dtype="int8"), "int8"),
         (lambda x: parallel.ShardedMultiHeadAttention(4, 2, activity_regularizer="l2")(x, x), "activity_regularizer"),
     ],

@@ -74,5 +74,5 @@ def test_rows_are_not_resumed(recipe, tmp_path):
     done = recipe.run("--resume", f"--run_dir={tmp_path / 'run'}", name="cifar_parallelism")
     assert done.returncode == 2
     assert (
-        "--resume, but cifar_parallelism compares trainings from their first step. Leave --resume out." in done.stderr
+        "--resume, but cifar_parallelism can't resume: it compares whole trainings. Leave --resume out." in done.stderr
     )

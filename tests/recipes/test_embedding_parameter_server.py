@@ -10,7 +10,7 @@ FLAGS = ("--users=50000", "--items=20000", "--epochs=2", "--steps_per_epoch=150"
 
 
 def loss(text):
-    return float(re.search(r"loss (\d\.\d+); the best there can be 0\.250", text)[1])
+    return float(re.search(r"loss (\d\.\d+); the best possible is 0\.250", text)[1])
 
 
 @pytest.mark.parametrize("variables", ["round_robin", "sharded"])

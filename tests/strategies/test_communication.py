@@ -20,7 +20,7 @@ ONE_HOST = ("a:1", "a:2")
         ("auto", [1], ONE_HOST, {}, "ring", "2 workers on a may use the same GPUs"),
         ("auto", [], HOSTS, {}, "ring", "no GPU"),
         ("auto", [2], HOSTS, {}, "ring", "split"),
-        ("ring", [1], HOSTS, {}, "ring", "asked for"),
+        ("ring", [1], HOSTS, {}, "ring", "was set"),
         ("nccl", [1], ONE_HOST, {}, "nccl", ""),
     ],
 )

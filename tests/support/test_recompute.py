@@ -158,7 +158,7 @@ def test_a_function_with_somebody_elses_seed_is_refused():
             y = function(x)
         return tape.gradient(y, x)
 
-    with pytest.raises(ModelError, match="which its layer doesn't have"):
+    with pytest.raises(ModelError, match="which isn't its layer's own"):
         step(tf.ones((4, 4)))
 
 

@@ -123,7 +123,7 @@ def test_a_page_shows_none_of_what_an_earlier_run_has_written(secret, tmp_path):
 
 def test_a_manifest_with_a_secret_is_remarked_on(capsys):
     _run(["launch", "--on=kubernetes", "--name=a", "--workers=2", "--image=i", "--env=MY_TOKEN=x", "-m", "recipes.x"])
-    assert "MY_TOKEN can be read by whoever can read the manifest" in capsys.readouterr().err
+    assert "anyone who can read the manifest can read MY_TOKEN" in capsys.readouterr().err
 
 
 def test_the_environment_is_left_as_it_is(secret):

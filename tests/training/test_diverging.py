@@ -51,7 +51,7 @@ def test_it_ends_at_the_next_checkpoint_and_the_good_ones_are_kept(tmp_path, eve
 
 @pytest.mark.slow
 def test_before_the_first_checkpoint(tmp_path):
-    with pytest.raises(Diverged, match="there is none yet"):
+    with pytest.raises(Diverged, match="there is no checkpoint yet"):
         train(tmp_path / "run", batches(bad=[1]))
     assert CheckpointStore(tmp_path / "run/checkpoints").names() == []
 

@@ -1,8 +1,8 @@
-"""Watch a job that runs, on this terminal; Ctrl-C leaves it running. Ends as the job ends, with its exit code.
+"""Watch a running job on this terminal until it ends; the exit code is the job's. Ctrl-C leaves the job running.
 
     toolkit attach [ID]
 
-ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the logs. Without it, it is the newest job.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest job.
 """
 
 import argparse

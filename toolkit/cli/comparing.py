@@ -23,16 +23,17 @@ def train_ways(
     *,
     slots: int,
 ) -> None:
-    """Trains the model that the flags name in each way, the last one as the run that stays, and prints a table.
+    """Trains the model that the flags name once for each way to divide its layers, and prints a table.
 
-    Devices, and the network between them, are measured at the start.
+    It measures the devices, and the network between them, at the start. `run` keeps only the last training.
 
     Args:
         run: The run, as `open_run` has opened it.
         strategy: What it trains under.
-        ways: ("replicated", "sharded" or "planned" for convolutions, the same for all other layers) of each.
-        optimizer: Makes a Keras optimizer: each model gets one of its own.
-        slots: Elements that it keeps for each element of a weight.
+        ways: For each training, how convolutions are divided and how all other layers are: "replicated", "sharded" or
+            "planned".
+        optimizer: Makes a new Keras optimizer for each model.
+        slots: Elements that the optimizer keeps for each element of a weight.
     """
     import keras
 

@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Looks, and prints."""
     if arguments.watch is not None and not 0.1 <= arguments.watch <= 3600:
         raise RequestError(
-            asked=f"--watch={arguments.watch:g}", found="it isn't from 0.1 to 3600 seconds", remedy="Give such as 2"
+            asked=f"--watch={arguments.watch:g}",
+            found="it must be from 0.1 to 3600 seconds",
+            remedy="Give, for example, 2",
         )
     host()  # The share of busy cores counts from here.
     if arguments.json:
@@ -74,8 +76,8 @@ def _names(environ: Mapping[str, str], inventory: "Inventory") -> tuple[dict[int
         return {}, f"TensorFlow would see no GPU: {error}"
     if names is None:
         return {}, (
-            "CUDA numbers cards in an order of its own, fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID, as recipes do "
-            "with --visible_devices, for nvidia-smi's."
+            "CUDA numbers GPUs fastest first, not as nvidia-smi does. Set CUDA_DEVICE_ORDER=PCI_BUS_ID to get "
+            "nvidia-smi's numbers; recipes set it with --visible_devices."
         )
     return names, ""
 

@@ -1,10 +1,10 @@
-"""Looks for what keeps TensorFlow from training here, and says the command that mends it.
+"""Finds what keeps TensorFlow from training here, and prints the command that fixes it.
 
     toolkit doctor
     toolkit doctor --cluster=tf_configs/two_hosts.json
     toolkit doctor --self_test
 
-Exit code 0: nothing keeps training from working; 1: something does. Warnings leave it at 0.
+Exit code 0: no failure was found, with or without warnings; 1: at least one failure.
 """
 
 import argparse

@@ -110,12 +110,13 @@ def define_parameter_servers() -> None:
         "variables",
         "round_robin",
         list(PLACEMENTS),
-        "Which ps holds a variable: the next in turn, the one with the fewest bytes, or, if it is large, several.",
+        "round_robin: each variable on the next ps. balanced: on the ps with the fewest bytes. sharded: balanced, and "
+        "large variables split over several ps.",
     )
     flags.DEFINE_integer("shards", None, "Shards of each sharded variable. Default: one on each ps.")
     flags.DEFINE_integer("min_shard_kib", 256, "Smallest shard of a variable.")
     flags.DEFINE_boolean("synchronous", False, "Split each batch over the workers and apply their gradients together.")
-    flags.DEFINE_integer("max_staleness", None, "Most updates that a gradient may be late by. Default: no limit.")
+    flags.DEFINE_integer("max_staleness", None, "Highest staleness of a gradient, in updates. Default: no limit.")
     flags.DEFINE_integer(
         "steps_per_dispatch", None, "Steps sent to a worker at once. Default: chosen by their duration."
     )
@@ -154,15 +155,13 @@ def devices_only() -> None:
         "GPUs to use, by nvidia-smi's numbers or UUIDs, such as 0,2. free takes unused ones, -1 none.",
     )
     flags.DEFINE_string(
-        "memory", "growth", "Memory to take of each GPU: growth, a fraction such as 0.4, a limit in MiB, or all."
+        "memory", "growth", "GPU memory to take: growth (as needed), a fraction such as 0.4, a limit in MiB, or all."
     )
     flags.DEFINE_integer("split_gpus", 1, "Logical devices on each GPU.", lower_bound=1)
     flags.DEFINE_integer(
-        "inter_op_threads", 0, "Operations run at the same time. 0 leaves it to TensorFlow.", lower_bound=0
+        "inter_op_threads", 0, "Operations run at the same time. 0: TensorFlow decides.", lower_bound=0
     )
-    flags.DEFINE_integer(
-        "intra_op_threads", 0, "Threads inside one operation. 0 leaves it to TensorFlow.", lower_bound=0
-    )
+    flags.DEFINE_integer("intra_op_threads", 0, "Threads inside one operation. 0: TensorFlow decides.", lower_bound=0)
     flags.DEFINE_boolean("soft_placement", True, "Run an operation on another device if its own has no kernel for it.")
     flags.DEFINE_boolean("native_logs", False, "Show TensorFlow's own start-up lines.")
     flags.DEFINE_boolean("log_placement", False, "Log where each operation runs.")
@@ -192,7 +191,7 @@ def exchanges() -> dict:
     """Returns what the flags of `define_gradients` and `define_mesh` say, as arguments of `strategies.create`.
 
     Raises:
-        StrategyError: A value is none that it can be.
+        StrategyError: A value is out of its range.
     """
     values = flags.FLAGS
     gradients = GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
@@ -205,7 +204,7 @@ def parameter_servers() -> ParameterServerOptions:
     """Returns what the flags of `define_parameter_servers` say.
 
     Raises:
-        StrategyError: A value is none that it can be.
+        StrategyError: A value is out of its range, or two exclude each other.
     """
     values = flags.FLAGS
     names = ("variables", "shards", "synchronous", "max_staleness", "steps_per_dispatch")

@@ -1,7 +1,7 @@
-"""List the jobs that you have launched, here, by ssh and under Slurm, the newest last.
+"""List the jobs that you launched from this machine: on it, by ssh or under Slurm. The newest is the last.
 
-A job that runs can be watched with `toolkit attach ID` and ended with `toolkit stop ID`; of one that is dead, its
-machine or its launcher is gone.
+Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or its
+launcher is gone.
 """
 
 import argparse

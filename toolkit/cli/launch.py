@@ -107,12 +107,12 @@ def _help(page: str) -> str:
             if option.group == group:
                 rows += _row(option)
         if group == "where":
-            rows += _entry("--detach", "go on without this terminal; see toolkit jobs")
+            rows += _entry("--detach", "run the job without this terminal; see toolkit jobs")
         if group == "what is shown":
             rows += _entry("--dry_run", "print what would be done; start nothing")
         rows.append("")
     if pages == ["first"]:
-        rows.append("--help=more: times and the like. --help=ssh, =slurm, =kubernetes, =all.")
+        rows.append("More pages: --help=more (timeouts and others), =ssh, =slurm, =kubernetes, =all.")
     return "\n".join(rows).rstrip()
 
 

@@ -1,9 +1,9 @@
-"""Show what the tasks of a job have written: the last attempt's, unless another is asked for.
+"""Show what the tasks of a job wrote in its last attempt, or in the one that --attempt names.
 
-    toolkit logs                        of the job that was started last
+    toolkit logs                        for the job that was started last
     toolkit logs ID -f --task=worker:1
 
-ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the logs.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs.
 """
 
 import argparse
@@ -18,8 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     add_job(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
-    parser.add_argument("--task", action="append", default=[], metavar="TASK", help="this task's only; may be repeated")
-    parser.add_argument("--attempt", type=int, metavar="N", help="which attempt's [the last one's]")
+    parser.add_argument(
+        "--task", action="append", default=[], metavar="TASK", help="show only this task; may be repeated"
+    )
+    parser.add_argument("--attempt", type=int, metavar="N", help="attempt to show [the last]")
     parser.add_argument("--native_logs", action="store_true", help="TensorFlow's own notes, too")
 
 
@@ -37,8 +39,9 @@ def run(given: argparse.Namespace) -> None:
     starts = {e["number"]: e["tasks"] for e in job.record.so_far() if e["event"] == "attempt"}
     number = max(starts, default=0) if given.attempt is None else given.attempt
     if number not in starts:
-        found = f"there were {len(starts)}" if starts else "none has been started"
-        raise LaunchError(asked=f"attempt {number} of job {job.id}", found=found, remedy="See `toolkit jobs`")
+        found = f"its last attempt is {max(starts)}" if starts else "the job hasn't started any"
+        asked = f"attempt {number} of job {job.id} was asked for"
+        raise LaunchError(asked=asked, found=found, remedy="See `toolkit jobs`")
     for task in given.task:
         if task not in starts[number]:
             asked, found = f"--task={task}", f"the tasks are {', '.join(starts[number][:12])}"

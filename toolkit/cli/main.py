@@ -20,7 +20,7 @@ __all__ = ["main"]
 # name -> what it does, in a line. "tf-config" is in tf_config.py.
 _COMMANDS = {
     "devices": "show GPUs, who uses them, and what TensorFlow would call them",
-    "doctor": "look for what keeps TensorFlow from training here, and say what mends it",
+    "doctor": "find what keeps TensorFlow from training here, and print the fix",
     "launch": "start a script in several processes, watch them, end them together",
     "jobs": "list the jobs that you have launched, and how they are",
     "logs": "show what the tasks of a job have written",
@@ -28,7 +28,7 @@ _COMMANDS = {
     "stop": "end a job, with a checkpoint",
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
-    "scaling": "run a recipe at several sizes, and say how it scales and what bounds it",
+    "scaling": "run a recipe at several sizes; show the speed-up and the bottleneck",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
 

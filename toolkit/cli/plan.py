@@ -51,15 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="share of the backward pass behind which gradients are exchanged, 0 to 1 [0]",
+        help="share of the backward pass during which gradients are exchanged, 0 to 1 [0]",
     )
     speed = parser.add_argument_group("how fast a device is")
     speed.add_argument(
         "--device",
         metavar="NAME|GFLOPS",
-        help="billions of operations a second that it reaches, or "
+        help="the GFLOPS that a device reaches, or one of "
         + ", ".join(DEVICES)
-        + ": half of the maker's figure for float32 without tensor cores",
+        + " (half of the maker's float32 figure without tensor cores)",
     )
     speed.add_argument(
         "--measure", action="store_true", help="measure devices, and the network between them, on this machine"
@@ -74,10 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--activation_dtype", choices=DTYPES, default="float32", help="communication dtype of activations [float32]"
     )
     what.add_argument(
-        "--memory", metavar="8GB", help="of each replica: what is slower but needs less is chosen until it suffices"
+        "--memory", metavar="8GB", help="memory of each replica; the plan is the fastest that fits into it"
     )
     what.add_argument(
-        "--shards", type=int, metavar="N", help="replicas that hold a copy of sharded layers between them [the fastest]"
+        "--shards",
+        type=int,
+        metavar="N",
+        help="replicas that together hold one copy of the sharded layers [the fastest]",
     )
     what.add_argument("--shard_optimizer", action="store_true", help="each replica keeps its part of the slots")
     what.add_argument(
@@ -174,7 +177,9 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         value = getattr(arguments, name)
         if value is not None and value < least:
-            raise RequestError(asked=f"--{name}={value}", found=f"it is at least {least}", remedy="Give such a number")
+            raise RequestError(
+                asked=f"--{name}={value}", found=f"it must be at least {least}", remedy=f"Give {least} or more"
+            )
     if arguments.hosts > arguments.replicas:
         raise RequestError(
             asked=f"--hosts={arguments.hosts}",
@@ -251,9 +256,9 @@ def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, argu
             console.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=not console.is_terminal)
     else:
         console.print(
-            f"What {len(plan.unknown)} of the layers compute isn't known, so there is no total: "
+            f"The plan can't count what {len(plan.unknown)} of the layers compute, so it has no total: "
             + ", ".join(plan.unknown)
-            + ". With --measure their time is measured here.",
+            + ". Use --measure to time them on this machine.",
             style="yellow",
             highlight=False,
             markup=False,

@@ -54,7 +54,7 @@ def show_plan(plan: "Plan") -> None:
         "Sharded layers are split by outputs (units, filters) or inputs, heads, or a table's rows or columns; "
         "kept: the next layer takes the shards.",
         "Mop: million operations of a training step for one example; activ.: elements of the output for one example;",
-        "received: bytes of each replica and step.",
+        "received: bytes that a replica receives in a step.",
         *([f"Layers without weights, {rest} of them, are left out."] if rest else []),
     ]
     console.print(" ".join(words), style="dim", highlight=False)
@@ -94,7 +94,7 @@ def show_memory(plan: "Plan", limit: float) -> None:
         words = f"It doesn't fit into {size_in_words(limit)}: {size_in_words(takes - limit)} more are needed{ways}."
         console.print(words, style="yellow", highlight=False, markup=False)
     elif chosen or limit < math.inf:
-        _line(console, f"The plan is{ways or ' as it is without a limit'}.")
+        _line(console, f"The plan is{ways or ' the same as without a limit'}.")
 
 
 def show_scaling(points: "Sequence[Point]", setting: Any) -> None:

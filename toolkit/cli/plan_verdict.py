@@ -43,7 +43,9 @@ def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -
             said = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
             said += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
         else:
-            said = [f"At {bandwidth} {machine.hosts} hosts pay: {over}, {stay:.2f}x with {devices} on one."]
+            said = [
+                f"At {bandwidth}, {machine.hosts} hosts are worth it: {over}, {stay:.2f}x with {devices} on one host."
+            ]
     elif whole < _WORTH:
         said = [f"Train on one device: {setting.replicas} of them come to {whole:.2f}x its speed."]
     else:

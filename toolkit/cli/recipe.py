@@ -50,7 +50,7 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
     values = flags.FLAGS
     if values["resume"].value and not can_resume:
         raise RequestError(
-            asked="--resume", found=f"{recipe} compares trainings from their first step", remedy="Leave --resume out"
+            asked="--resume", found=f"{recipe} can't resume: it compares whole trainings", remedy="Leave --resume out"
         )
     devices.restart(values["visible_devices"].value)
     membership = None

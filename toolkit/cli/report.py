@@ -1,4 +1,4 @@
-"""One HTML page about a run, or several runs compared: curves, where the time went, tasks, plan, staleness, command.
+"""Writes an HTML page about one run, or comparing several: curves, time, tasks, plan, staleness, command.
 
     toolkit report runs/cifar_mirrored-20260719-140512
     toolkit report runs/first runs/second --out=compared.html

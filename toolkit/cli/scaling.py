@@ -1,4 +1,4 @@
-"""Runs a recipe at several sizes in turn, and says how it scales and what bounds it.
+"""Runs a recipe with several numbers of replicas in turn, and shows speed-up and bottleneck.
 
     toolkit scaling --replicas=1,2,4 -m recipes.cifar_mirrored
     toolkit scaling --replicas=1,2 --weak --kind=workers -m recipes.cifar_multi_worker --gradient_dtype=float16
@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     parser.add_argument("--replicas", required=True, metavar="N,N,...", help="the sizes, smallest first")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--strong", action="store_true", help="the same global batch at every size [this one]")
+    how.add_argument("--strong", action="store_true", help="the same global batch at every size [default]")
     how.add_argument("--weak", action="store_true", help="the same batch on each replica")
     parser.add_argument(
         "--kind", default="mirrored", metavar="KIND", help="mirrored (one process) or workers [mirrored]"
     )
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run all sizes so many times in turn [1]")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run all sizes N times in turn [1]")
     parser.add_argument("--out", metavar="DIR", help="for runs, chart and result [runs/scaling-TIME]")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise RequestError(
             asked="`toolkit scaling`",
             found="the recipe is missing",
-            remedy="End with such as -m recipes.cifar_mirrored",
+            remedy="End the command with a recipe, such as -m recipes.cifar_mirrored",
         )
     request = scaling.ScalingRequest(
         replicas=_sizes(arguments.replicas),

@@ -1,8 +1,8 @@
-"""End a job: its tasks are asked to, and have time for a checkpoint.
+"""End a job. Its tasks are asked to end, and get time to write a checkpoint.
 
     toolkit stop [ID]
 
-ID is what `toolkit jobs` lists, or the beginning of it, or the directory of the logs. Without it, it is the newest job.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest job.
 """
 
 import argparse

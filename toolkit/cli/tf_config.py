@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     checks = actions.add_parser("check", help="list everything wrong with a TF_CONFIG, with the cure")
     checks.description = (
-        "List everything wrong with a TF_CONFIG, with place and cure. Exit code 0: nothing; 2: something."
+        "List every problem in a TF_CONFIG, its place and its fix. Exit code 0: no problem; 2: at least one."
     )
     checks.add_argument("file", nargs="?", metavar="FILE", help=f"{_WHERE}; the environment's TF_CONFIG unless given")
     checks.set_defaults(action=_check)
 
     explains = actions.add_parser("explain", help="say who does what in a cluster")
     explains.description = "Say who does what in a cluster, who is chief, and how many replicas are in sync."
-    explains.add_argument("file", nargs="?", metavar="FILE", help=f"{_WHERE}; what this process was given unless given")
+    explains.add_argument("file", nargs="?", metavar="FILE", help=f"{_WHERE} [the cluster of this process]")
     explains.set_defaults(action=_explain)
 
 
@@ -188,7 +188,7 @@ def _words(cluster: Cluster, own: Task | None) -> Iterator[str]:
     else:
         yield f"Replicas in sync: {together:,} with one device each, {2 * together:,} with two."
     if own is None:
-        yield "It names no task: `toolkit tf-config generate` prints each process its own."
+        yield "It names no task; `toolkit tf-config generate` prints a TF_CONFIG for each."
     elif own in cluster:
         yield f"This process is {own}."
     else:

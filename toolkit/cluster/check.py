@@ -11,7 +11,7 @@ from toolkit.cluster.spec import Cluster, Task
 
 __all__ = ["Checked", "check", "parse"]
 
-_TASK = 'Write "task": {"type": "worker", "index": 0}, each process its own'
+_TASK = 'Write "task": {"type": "worker", "index": 0}, with the type and index of this process'
 _START = "line 1, column 1"
 _QUOTES = "Put names and texts in double quotes; in a shell, put single quotes around the whole"
 _SAMPLE = 'Write {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
@@ -59,7 +59,7 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
         return Checked(cluster=None, task=None, problems=tuple(problems))
     value, notes = _with_a_chief(value)
     if (layer := value.get("rpc_layer")) not in (None, "", "grpc"):
-        found, cure = f"there is no {shown(layer)} between tasks here", 'Leave it out, or write "grpc"'
+        found, cure = f"{shown(layer)} isn't supported", 'Leave it out, or write "grpc"'
         problems.append(Problem(place="rpc_layer", found=found, cure=cure))
     cluster, reading = None, None
     if "cluster" in value:
@@ -128,7 +128,7 @@ def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
         return []
     if not indices:
         return []
-    found = f"{task.index} is not among the {len(indices)} of {task.job}"
+    found = f"the cluster has no {task.job}:{task.index}"
     dense = indices[-1] == len(indices) - 1
     choices = (f"0 to {indices[-1]}" if indices[-1] else "0") if dense else ", ".join(map(str, indices[:20]))
     return [Problem(place="task.index", found=found, cure=f"Choose from {choices}, or add its address to the cluster")]
@@ -142,7 +142,7 @@ def _with_a_chief(value: dict) -> tuple[dict, tuple[str, ...]]:
     value = {**value, "cluster": {"chief" if job == "master" else job: tasks for job, tasks in jobs.items()}}
     if isinstance(task, dict) and task.get("type") == "master":
         value["task"] = {**task, "type": "chief"}
-    return value, ("the master of this cluster is taken as its chief, as TensorFlow 2 calls it",)
+    return value, ("the master of this cluster counts as its chief, which is TensorFlow 2's name for it",)
 
 
 class _Object(dict):

@@ -48,9 +48,9 @@ def discover(
         return _membership(found.sound, task, found.task, source="TF_CONFIG")
     if task is not None:
         raise ClusterError(
-            asked=f"task {task!r} is to be this process",
-            found="neither a file nor TF_CONFIG says which cluster that is in",
-            remedy="Name a file with the cluster as well, or leave the task out",
+            asked=f"this process is given the task {task!r}",
+            found="neither a file nor TF_CONFIG describes its cluster",
+            remedy="Also name a file with the cluster, or leave the task out",
         )
     return slurm.membership(environ) or open_mpi.membership(environ) or kubernetes.membership(environ)
 

@@ -28,8 +28,8 @@ def check_proxies(cluster: Cluster, environ: Mapping[str, str]) -> None:
     if proxied:
         name = next(name for name in _PROXIES if environ.get(name))
         raise ClusterError(
-            asked="the tasks of a cluster talk to one another directly",
-            found=f"{name} is set, and TensorFlow would look for {', '.join(proxied[:4])} through that proxy for ever",
+            asked="the tasks of a cluster must connect to one another directly",
+            found=f"{name} is set, and TensorFlow would try to reach {', '.join(proxied[:4])} through it for ever",
             remedy=f"Start every task with no_grpc_proxy={_excepted(environ, proxied)} in its environment",
         )
 
@@ -43,7 +43,7 @@ def without_proxies(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, s
 def is_public(host: str) -> bool:
     """Returns whether a name or an address belongs to the public internet, by every answer of the resolver's.
 
-    A name that can't be resolved here belongs to nobody that this machine knows.
+    A name that can't be resolved here doesn't count as public.
     """
     try:
         answers = {str(answer[4][0]).partition("%")[0] for answer in socket.getaddrinfo(host, None)}

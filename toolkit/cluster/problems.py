@@ -58,9 +58,9 @@ def refusal(source: str, problems: Sequence[Problem]) -> ClusterError:
     lines = [str(problem) for problem in problems[:_LISTED]]
     if len(problems) > _LISTED:
         lines.append(f"And {len(problems) - _LISTED:,} more; `toolkit tf-config check` lists them all.")
-    count = "one thing is" if len(problems) == 1 else f"{len(problems):,} things are"
+    count = "one mistake" if len(problems) == 1 else f"{len(problems):,} mistakes"
     return ClusterError(
         asked=f"{source} should describe a cluster",
-        found=f"{count} wrong with it",
-        remedy="\n  ".join(["To mend:", *lines]).removesuffix("."),
+        found=f"it has {count}",
+        remedy="\n  ".join(["To correct:", *lines]).removesuffix("."),
     )

@@ -190,7 +190,7 @@ class _Rendezvous:
         if duplicate:
             raise ClusterError(
                 asked=f"this process is to be {self.own}",
-                found="another process says the same of itself",
+                found="another process has the same task",
                 remedy="Give each process its own index, and end processes that earlier jobs have left",
             )
 
@@ -200,7 +200,7 @@ class _Rendezvous:
             facts = json.loads(text)
             name, digest = facts["task"], facts["cluster"]
         except _NO_GREETING:
-            return "what answers there is no task of this job"
+            return "another program answers there"
         address = self.cluster.address(task)
         if digest != self.cluster.digest:
             raise ClusterError(
@@ -265,7 +265,7 @@ class _Rendezvous:
         """Returns which tasks are missing, where they should be, and why."""
         words = []
         for task in missing[:_NAMED]:
-            reason = self.reasons.get(task) or ("it hasn't called back" if task in self.reached else "no answer yet")
+            reason = self.reasons.get(task) or ("it hasn't connected back" if task in self.reached else "no answer yet")
             words.append(f"{task} at {self.cluster.address(task)} ({reason})")
         rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         return ", ".join(words) + rest

@@ -168,8 +168,8 @@ def _missing(names: set[str]) -> Iterator[Problem]:
             found = "there are parameter servers, and no chief that coordinates the training"
             yield Problem(place="cluster.chief", found=found, cure='Add "chief": ["HOST:PORT"]')
         if "worker" not in names:
-            found = "nobody trains: beside parameter servers, that is what workers do"
+            found = "no task trains: with parameter servers, only workers do"
             yield Problem(place="cluster.worker", found=found, cure='Add "worker": ["HOST:PORT", ...]')
     elif not names & {"chief", "worker"}:
-        found = "nobody trains: it has an evaluator only"
+        found = "no task trains: the cluster has only an evaluator"
         yield Problem(place="cluster", found=found, cure='Add "worker": ["HOST:PORT", ...]')

@@ -84,8 +84,8 @@ def listen(address: str, own: Task) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 continue
             raise ClusterError(  # IPv4 comes first: nothing else is open yet.
-                asked=f"{own} is to listen on port {port}, as the cluster says",
-                found=f"that port can't be had here ({error.strerror})",
+                asked=f"the cluster says that {own} listens on port {port}",
+                found=f"this process can't open that port ({error.strerror})",
                 remedy=f"End the program that listens on port {port} (ss -ltnp names it), or choose another port",
             ) from error
         listeners.append(listener)

@@ -65,7 +65,7 @@ class Cluster:
     def __init__(self, jobs: Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]) -> None:
         reading = rules.read(jobs)
         if reading.problems:
-            raise refusal("what is given", reading.problems)
+            raise refusal("the argument jobs", reading.problems)
         sound = reading.jobs
         ordered = tuple((job, tuple(sorted(sound[job].items()))) for job in rules.JOBS if job in sound)
         object.__setattr__(self, "jobs", ordered)

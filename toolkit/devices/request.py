@@ -61,4 +61,4 @@ def _whole(name: str, value: object, least: int, meaning: str, remedy: str) -> N
     if isinstance(value, bool) or not isinstance(value, int):
         raise DeviceError(asked=f"{name}={value!r} {meaning}", found="that is no whole number", remedy=remedy)
     if value < least:
-        raise DeviceError(asked=f"{name}={value} {meaning}", found=f"the least is {least}", remedy=remedy)
+        raise DeviceError(asked=f"{name}={value} {meaning}", found=f"it must be at least {least}", remedy=remedy)

@@ -110,8 +110,8 @@ def configure(**arguments: Any) -> Setup:
             return _done[1]
         raise DeviceError(
             asked=f"devices.configure({_differences(_done[0], request)}) changes the devices",
-            found=f"they were configured at {_done[2]} and TensorFlow keeps that for the process's life",
-            remedy="Ask for everything in that one call",
+            found=f"they were configured at {_done[2]}, and TensorFlow can't change them in the same process",
+            remedy="Put all arguments into that first call",
         )
     setup = _apply(request, _inventory.take())
     caller = sys._getframe(1)
@@ -178,7 +178,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
         if card_ids is None:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPUs by nvidia-smi's numbers",
-                found="without CUDA_DEVICE_ORDER=PCI_BUS_ID, as this process was started, CUDA may number otherwise",
+                found="this process started without CUDA_DEVICE_ORDER=PCI_BUS_ID, so CUDA may number them differently",
                 remedy=f"Call toolkit.devices.restart({request.visible_devices!r}) first in the program",
             )
         missing = [identity for identity in wanted if identity not in card_ids[: len(physical)]]
@@ -201,7 +201,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
     if available and request.gpus is not None and request.gpus > len(available) * request.split:
         raise DeviceError(
             asked=f"gpus={request.gpus} asks for {request.gpus} replicas",
-            found=f"there are {len(available)} GPUs to use, each split {request.split} ways; {inventory.describe()}",
+            found=f"{len(available)} GPUs are usable, each as {request.split} logical devices; {inventory.describe()}",
             remedy=f"Ask for at most gpus={len(available) * request.split}, or pass emulate=always for CPU stand-ins",
         )
     return available

@@ -63,7 +63,7 @@ class Usage:
         used = self.memory_used_mib or 0
         # A container doesn't see other containers' processes; their memory it sees.
         if not words and used > _USED * self.gpu.memory_mib and not self.processes:
-            return f"{used:,} MiB by somebody who can't be seen from here"
+            return f"processes that aren't visible here ({used:,} MiB)"
         return "; ".join(words)
 
 

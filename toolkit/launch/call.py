@@ -49,14 +49,14 @@ def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
     except Exception as error:  # Whatever an object's own __reduce__ raises.
         raise LaunchError(
             asked=f"{getattr(function, '__qualname__', function)} is to run in the job's tasks",
-            found=f"it or its arguments can't be sent there ({error})",
-            remedy="Make in the function what can't be sent, such as models and data sets",
+            found=f"it or its arguments can't be pickled ({error})",
+            remedy="Create such objects, for example models and data sets, inside the function",
         ) from error
     if len(work) > _MOST:
         raise LaunchError(
             asked=f"{getattr(function, '__qualname__', function)} is to run in the job's tasks",
-            found=f"it has {len(work) >> 20} MiB with its arguments",
-            remedy="Read data in the function, from files",
+            found=f"it and its arguments take {len(work) >> 20} MiB, and the limit is {_MOST >> 20} MiB",
+            remedy="Read large data from files inside the function",
         )
     logs, job_id = log_directory(made.log_dir), new_job_id()
     record = Record(logs)

@@ -51,7 +51,9 @@ def run_here(spec: JobSpec, *, job_id: str, logs: pathlib.Path | None = None) ->
         except TaskFailed as error:
             if spec.isolate != "fully" or not isolation.wanted_out(str(error)):
                 raise
-            hint = "The tasks had no way out of this machine: launch without --isolate=fully if that is what they miss."
+            hint = (
+                "--isolate=fully blocks the tasks' connections to other machines: launch without it if they need them."
+            )
             raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
 
 

@@ -45,10 +45,10 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
 
 
 def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns what a job would be, without secrets; starts nothing, and calls nobody.
+    """Returns what would be run, with secrets masked. Starts nothing, and connects to no host.
 
-    On this machine a line for a shell for each task, for ssh a line for each host, for Slurm the batch script, for
-    Kubernetes the manifest.
+    The text is a shell command for each task (on this machine), a line for each host (ssh), the batch script (Slurm)
+    or the manifest (Kubernetes).
 
     Raises:
         RequestError: What was asked can't be done.

@@ -67,8 +67,8 @@ def _loaded(path: pathlib.Path) -> Any:
         if "safe_mode" in text or "unsafe" in text:
             raise ModelError(
                 asked=asked,
-                found="it holds Python code, such as a Lambda layer's, which opening it would run",
-                remedy="Give module:function of the code that builds the model instead, if you trust it",
+                found="opening it would run Python code in the file, such as a Lambda layer's",
+                remedy="If you trust the model's code, give the module:function that builds it instead",
             ) from None
         raise ModelError(
             asked=asked,

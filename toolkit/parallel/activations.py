@@ -75,7 +75,7 @@ def counts_of(x: tf.Tensor) -> Counts:
     if wrong is not None or not found:
         raise StrategyError(
             asked="a layer takes an input that is split by features",
-            found=f"a {wrong.type} lies between, which computes from all of an example's features"
+            found=f"a {wrong.type} operation before it needs all features of an example"
             if wrong is not None
             else "no layer before it keeps its output split",
             remedy="Leave keep_split out in the layer before, or have nothing but elementwise layers between the two",

@@ -32,7 +32,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
         names = ("equation", "activation", "bias_axes", "kernel_initializer", "bias_initializer", "kernel_regularizer")
         more = ("bias_regularizer", "kernel_constraint", "bias_constraint")
         if of.activity_regularizer is not None:
-            found = "it has an activity_regularizer, for which each replica would have some heads"
+            found = "its activity_regularizer needs all heads, and each replica would have only some"
             refuse(f"an attention's layer {of.name} is split by heads", found, "Leave the attention replicated")
         settings = {name: getattr(of, name) for name in (*names, *more)}
         super().__init__(output_shape=of.partial_output_shape, name=of.name, dtype=of.dtype_policy, **settings)
@@ -79,7 +79,7 @@ class _ByHeads(Exchanging):
             if count % shards:
                 refuse(
                     asked,
-                    f"they can't share {name}={count} equally",
+                    f"{name}={count} isn't a multiple of {shards}",
                     f"Give a multiple of {shards} heads, another number of shards, or leave it replicated",
                 )
 
@@ -138,7 +138,7 @@ class _ByHeads(Exchanging):
         if rank not in (2, 3, 4):
             refuse(
                 f"layer {self.name} is given an attention_mask of shape {tuple(mask.shape)}",
-                "with heads on several replicas it has no such shape",
+                "with heads split over replicas, a mask must have 2 to 4 dimensions",
                 "Give [examples, queries, keys] or [examples, heads, queries, keys]",
             )
         if rank > 2 and mask.shape[0] != 1:

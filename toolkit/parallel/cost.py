@@ -142,7 +142,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
         weight_bytes=_bytes(layer.variable_dtype),
     )
     if any(size_of(tensor) is None for tensor in (*inputs, *outputs)):
-        return dataclasses.replace(cost, note="the sizes of its activations depend on a length that isn't said")
+        return dataclasses.replace(cost, note="the sizes of its activations depend on a length that isn't given")
     cost = dataclasses.replace(
         cost, inputs=_elements(inputs) // seen.examples, outputs=_elements(outputs) // seen.examples
     )
@@ -217,7 +217,7 @@ def _division(layer: Any, inputs: Sequence) -> dict[str, Any]:
     if getattr(layer, "lora_rank", None) or getattr(layer, "quantization_mode", None):
         return {"note": "it is quantized, or has LoRA weights"}
     if getattr(layer, "groups", 1) > 1:
-        return {"note": "it has groups"}
+        return {"note": "its channels are in groups, which can't be split"}
     divide: Any = {
         keras.layers.Conv2D: lambda: {"splits": {"outputs": layer.filters}},
         keras.layers.Dense: lambda: {

@@ -55,7 +55,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
         raise ModelError(
             asked=f"model {model.name!r} is to be copied with other layers",
             found=f"Keras can't make a layer from its configuration: {str(error).splitlines()[0]}",
-            remedy="Give the layer a get_config() that its constructor takes",
+            remedy="Make the layer's get_config() return what its constructor takes",
         ) from error
     for layer in sublayers(copy):
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:

@@ -80,8 +80,8 @@ def _from_its_configuration(layer: Any) -> Any:
             raise
         pairs = ", ".join(f'"{name}": self.{name}' for name in missing)
         raise ModelError(
-            asked=f"layer {layer.name!r} is to be made again, with others in it sharded",
-            found=f"the configuration of {kind.__name__} lacks {', '.join(missing)}, which its constructor takes",
+            asked=f"layer {layer.name!r} is recreated from its configuration, with sharded layers inside",
+            found=f"{kind.__name__}.get_config() lacks {', '.join(missing)}, which the constructor needs",
             remedy=f"Keep them as attributes and add to the class: def get_config(self): "
             f"return {{**super().get_config(), {pairs}}}",
         ) from error
@@ -110,8 +110,8 @@ def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
     if len(within) != len(likewise) or None in numbers:
         raise ModelError(
             asked=f"layers within {layer.name!r} are to be sharded",
-            found="it doesn't make the same layers again from its configuration",
-            remedy="Have it make its layers in its constructor or its build(), by keras.layers alone",
+            found="recreating it from its get_config() doesn't give the same inner layers",
+            remedy="Create its layers in its constructor or in build(), only from classes of keras.layers",
         )
     with _Making(numbers):
         return _made(layer)

@@ -125,7 +125,7 @@ class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
         if letter is None:
             refuse(
                 f"layer {self.name}, {equation!r}, is split by {self.split}",
-                "its kernel has no axis for that, or its first axis isn't that of the examples",
+                "its kernel has no axis to split that way, or its first axis isn't the batch",
                 "Leave it replicated, or split it the other way",
             )
         self._letter = str(letter)
@@ -242,5 +242,5 @@ def _check_whole(layer: Any, found: int | None, size: int) -> None:
         refuse(
             f"layer {layer.name} is split by outputs",
             f"its input is split already: {found} of {size} features",
-            "Have it split by inputs, or the layer before not keep its output split",
+            "Split it by inputs, or leave keep_split out in the layer before",
         )

@@ -146,7 +146,7 @@ def bandwidth(text: str, *, what: str = "bandwidth") -> float:
         raise StrategyError(
             asked=f"{what} {text!r}",
             found="it has no unit: bits or bytes" if plain else f"that isn't a {what}",
-            remedy="Give such as 1Gbit (a network) or 16GB (bytes, for PCIe those of a second)",
+            remedy="Give a number with a unit: 1Gbit for a network, 16GB for memory, or 16GB for PCIe (per second)",
         )
     prefix = match[2].lower()
     unit = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")

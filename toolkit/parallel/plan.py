@@ -186,11 +186,11 @@ def _received(layer: LayerCost, choice: Choice, setting: Setting) -> float:
 
 def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:
     counted = layer.operations is not None or layer.name in machine.seconds
-    unknown = "" if counted else f"{layer.note}: counted as no time; " if layer.note else ""
+    unknown = "" if counted else f"{layer.note}, so its time counts as 0; " if layer.note else ""
     gradients = size_in_words(_received(layer, REPLICATED, setting))
     if choice.split is not None:
         activations = size_in_words(_received(layer, choice, setting))
-        return f"{unknown}{activations} of activations are exchanged instead of {gradients} of gradients"
+        return f"{unknown}exchanges {activations} of activations instead of {gradients} of gradients"
     if not layer.parameters:
         return unknown.rstrip("; ") or "nothing to exchange"
     if setting.replicas == 1:
@@ -204,13 +204,13 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
         cannot = "outnumber" if setting.group > size else "can't share"
         return f"{unknown}{setting.group:,} replicas {cannot} its {size:,} {what}"
     least = min(_received(layer, other, setting) for other in possible)
-    words = f"{gradients} of gradients are exchanged, sharded it would be {size_in_words(least)} of activations"
+    words = f"exchanges {gradients} of gradients; sharded, it would exchange {size_in_words(least)} of activations"
     slower = all(
         layer_seconds(layer, choice, machine, setting) <= layer_seconds(layer, other, machine, setting)
         for other in possible
     )
     in_rounds = slower and least < _received(layer, REPLICATED, setting)
-    return unknown + words + (", in more rounds" if in_rounds else "")
+    return unknown + words + (" in more rounds" if in_rounds else "")
 
 
 def size_in_words(size: float) -> str:

@@ -40,7 +40,7 @@ class Exchanging:
         exchange_dtype = self.planned.get("exchange_dtype", exchange_dtype)
         if exchange_dtype not in (None, *DTYPES):
             remedy = "Choose " + ", ".join(DTYPES)
-            refuse(f"exchange_dtype={exchange_dtype!r}", "activations can't be exchanged in it", remedy)
+            refuse(f"exchange_dtype={exchange_dtype!r}", "activations can't be exchanged in that dtype", remedy)
         self.exchange_dtype = exchange_dtype
 
     @property
@@ -98,7 +98,7 @@ class Sharded(Exchanging):
         shards = mesh_of().shards
         asked = f"layer {self.name} is split over {shards} replicas"
         if shards > size:
-            refuse(asked, f"it has {size} to split", "Leave it replicated, or use fewer replicas")
+            refuse(asked, f"its split axis has only {size} elements", "Leave it replicated, or use fewer replicas")
         if getattr(self, "lora_rank", None) or getattr(self, "quantization_mode", None):
             refuse(asked, "it is quantized, or has LoRA weights", "Leave it replicated")
         if (groups := getattr(self, "groups", 1)) > 1:

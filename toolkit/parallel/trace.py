@@ -169,9 +169,9 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
         graph, examples = outside(traced)
     except Exception as error:  # Whatever a model of somebody's raises.
         raise ModelError(
-            asked=f"model {model.name!r} is to be planned, for which it is called on symbolic tensors",
-            found=f"that fails: {_first_line(error)}",
-            remedy="Have it take tensors of the shapes that it was built with",
+            asked=f"a plan calls model {model.name!r} on symbolic tensors",
+            found=f"the call fails: {_first_line(error)}",
+            remedy="Make the model accept tensors of the shapes that it was built with",
         ) from error
     return Trace(model, graph, recorder.root, examples=examples, forward=counted[-1])
 

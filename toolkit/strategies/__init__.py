@@ -64,7 +64,7 @@ def batch_mean(values, weights=None):
 
         loss = toolkit.strategies.batch_mean(errors, mask)     # in the place of sum(errors * mask) / sum(mask)
 
-    Divided by a count of its own, each replica's mean would count by its examples, not by its weights.
+    Don't divide by a replica's own sum of weights: `fit` averages replicas by their examples, not by their weights.
 
     Args:
         values: Floating point numbers, such as one loss for each example or for each word; of any shape.

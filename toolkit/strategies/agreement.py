@@ -171,8 +171,8 @@ def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
     own = process_names(strategy)[process_index(strategy)]
     where = f"in {call or 'a call'} at {place or 'an unknown place'}"
     return (
-        f"{own} has waited {_SILENCE:.0f} s for the other workers, {where}. Every worker has to make the same calls of "
-        "fit, evaluate, predict and save: see whether one of them doesn't"
+        f"{own} has waited {_SILENCE:.0f} s for the other workers, {where}. Every worker must make the same calls of "
+        "fit, evaluate, predict and save: check that none of them leaves one out"
     )
 
 

@@ -190,9 +190,9 @@ def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tenso
         if "merge_call" not in str(error):
             raise
         raise StrategyError(
-            asked="replicas of one process exchange something in a step",
-            found="that is within a tf.function, a branch or a loop, in which TensorFlow's replicas can't exchange",
-            remedy="Compute masked or weighted losses outside of it: Keras makes one function of a whole step anyway",
+            asked="the replicas of this process exchange values in a step",
+            found="the step does so in a tf.function, a branch or a loop, where TensorFlow doesn't allow it",
+            remedy="Compute masked or weighted losses outside of it; Keras compiles the whole step anyway",
         ) from error
 
 

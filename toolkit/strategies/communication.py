@@ -48,7 +48,7 @@ def choose(
     host = own.rpartition(":")[0]
     here = sum(address.rpartition(":")[0] == host for address in addresses)
     if asked == "ring":
-        return "ring", "that was asked for"
+        return "ring", "communication='ring' was set"
     if why := _lacking(gpus):
         if asked == "nccl":
             raise StrategyError(
@@ -75,7 +75,7 @@ def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
     """
     options = options or tf.distribute.experimental.CommunicationOptions()
     if options.implementation != tf.distribute.experimental.CommunicationImplementation.AUTO and asked == "auto":
-        return options, "" if kind_of(options) == "nccl" else "that was asked for"
+        return options, "" if kind_of(options) == "nccl" else "CommunicationOptions ask for it"
     jobs = resolver.cluster_spec().as_dict() if resolver is not None else {}
     addresses, own = [], ""
     if jobs and resolver.task_type:

@@ -91,8 +91,8 @@ class FirstBatch:
         if found is not None:
             _LOG.warning(
                 "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
-                "rest to the others, so of data that differ most are never trained on: give all workers the same "
-                "data, or set AutoShardPolicy.OFF where each has its own",
+                "rest to the others, so if their data differ, most examples are never used. Give all workers the same "
+                "data, or set AutoShardPolicy.OFF if each has its own",
                 found.process,
                 found.chief,
             )
@@ -123,13 +123,14 @@ def check_equal_weights(model: keras.Model) -> None:
     facts = {str(number): total for number, total in enumerate(sums)}
     found = difference(model.distribute_strategy, {**facts, "epoch": getattr(model, "_initial_epoch", None) or 0})
     keys = found.keys if found is not None else []
-    names = ["the epoch to begin with" if key == "epoch" else variables[int(key)].path for key in keys]
+    names = ["the initial epoch" if key == "epoch" else variables[int(key)].path for key in keys]
     names += _that_differ_among_groups(model.distribute_strategy, sharded)
     if names:
         raise StrategyError(
             asked="all workers train the same model",
-            found=f"their weights differ ({', '.join(names[:3])}{' and others' if len(names) > 3 else ''})",
-            remedy="Load or set weights on every worker alike, from a file that all of them see",
+            found="they begin with different values of "
+            f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}",
+            remedy="Load the same weights on every worker, from a file that all of them can read",
         )
 
 

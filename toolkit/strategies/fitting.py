@@ -103,7 +103,7 @@ def _check_frequencies(callbacks: Iterable) -> None:
         if isinstance(frequency, int) and frequency != _NEVER:  # As an earlier `fit` has left it here.
             raise StrategyError(
                 asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
-                found="layers are sharded over processes, whose shards come together at the end of an epoch",
+                found="the layers are sharded over processes, and the shards are gathered only at the end of an epoch",
                 remedy='Save with save_freq="epoch", or use toolkit.training.Run with checkpoint_steps',
             )
 

@@ -112,9 +112,9 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
 def _refuse_bfloat16(make: Callable, **kwargs: Any) -> Any:
     if kwargs.get("dtype") is not None and tf.as_dtype(kwargs["dtype"]) == tf.bfloat16:
         raise StrategyError(
-            asked="variables of bfloat16 on several workers",
-            found="TensorFlow has no broadcast of those between processes",
-            remedy='Use keras.config.set_dtype_policy("mixed_bfloat16"), which computes in 16 bits and keeps float32',
+            asked="bfloat16 variables on several workers",
+            found="TensorFlow can't broadcast them between processes",
+            remedy='Use keras.config.set_dtype_policy("mixed_bfloat16"), which keeps float32 variables',
         )
     return make(**kwargs)
 
@@ -125,8 +125,8 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         strategy = toolkit.strategies.enable_fit(tf.distribute.MultiWorkerMirroredStrategy())
 
     Call it right after the strategy is made, on every worker: the workers also agree on random seeds. It takes a
-    MirroredStrategy too: `fit` works under TensorFlow's own, but a `train_step` written for one device, masked losses
-    and batches that can't be shared equally come to other numbers there.
+    MirroredStrategy too: without it, `fit` runs, but gives other results than one device for masked losses, for
+    batches that can't be shared equally, and for a `train_step` written for one device.
 
     Returns:
         The same object.
@@ -142,11 +142,11 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         raise StrategyError(
             asked=f"enable_fit was given a {type(strategy).__name__}",
             found="it takes a MultiWorkerMirroredStrategy or a MirroredStrategy",
-            remedy="Leave it out on one device; beside parameter servers use toolkit.strategies.create",
+            remedy="Don't call it on one device; with parameter servers, use toolkit.strategies.create",
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
-        _ready(strategy, "TensorFlow takes it unless it is asked" * (hooks.communication_of(strategy) != "nccl"))
+        _ready(strategy, "CommunicationOptions don't ask for NCCL" * (hooks.communication_of(strategy) != "nccl"))
     return strategy
 
 
@@ -189,9 +189,9 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
     theirs = tasks(resolver) if resolver is not None else {}
     if theirs != tasks(first.cluster_resolver):
         raise StrategyError(
-            asked="a second strategy of several processes",
+            asked="a second multi_worker strategy in this process",
             found=f"this process trains with another cluster: {', '.join(tasks(first.cluster_resolver).values())}",
-            remedy="Make one for each process, or start others for the second cluster",
+            remedy="Make only one in each process, or start other processes for the second cluster",
         )
 
 

@@ -49,8 +49,8 @@ def _make_in_scope(optimizer: Any) -> None:
         made = type(optimizer).from_config(optimizer.get_config())
     except (TypeError, ValueError, NotImplementedError) as error:
         raise StrategyError(
-            asked=f"a model is compiled with a {type(optimizer).__name__} that was made outside of strategy.scope()",
-            found=f"it can't be made again from its configuration ({str(error).splitlines()[0]})",
+            asked=f"compile was given a {type(optimizer).__name__} that was made outside of strategy.scope()",
+            found=f"its get_config() isn't enough to make it again in the scope ({str(error).splitlines()[0]})",
             remedy="Make the optimizer in `with strategy.scope():`",
         ) from error
     vars(optimizer).clear()  # It stays the object that the user has.

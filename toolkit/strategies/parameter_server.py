@@ -58,8 +58,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if self.num_replicas_in_sync > 1:
             raise StrategyError(
                 asked="each worker trains a replica of the model",
-                found=f"each shows {self.num_replicas_in_sync} GPUs",
-                remedy="Start as many workers as there are GPUs, and show each of them one (CUDA_VISIBLE_DEVICES)",
+                found=f"TensorFlow counts {self.num_replicas_in_sync} GPUs in each",
+                remedy="Start one worker per GPU, and give each of them one with CUDA_VISIBLE_DEVICES",
             )
         self.cluster = cluster
         self.options = options
@@ -214,13 +214,13 @@ def create(
             raise StrategyError(
                 asked="parameter_server trains with a chief, workers and parameter servers",
                 found=f"the cluster has no {job}: {cluster.listed()}",
-                remedy=f"Add it: toolkit launch --chief --workers=2 --ps=2, or {job!r} in the cluster",
+                remedy=f"Start with toolkit launch --chief --workers=2 --ps=2, or add {job!r} to the cluster",
             )
     if task not in cluster or task.job == "evaluator":
         raise StrategyError(
-            asked=f"parameter_server in {task}",
-            found="this task has no part in the training",
-            remedy="An evaluator follows the checkpoints: see recipes.cifar_parameter_server",
+            asked=f"{task} creates the strategy parameter_server",
+            found="this task doesn't train",
+            remedy="To evaluate checkpoints, do what recipes.cifar_parameter_server does in an evaluator",
         )
     if start_timeout is None:
         start_timeout = status.start_timeout()
@@ -245,8 +245,8 @@ def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
     while missing := [task for task in others if not answers(cluster, task)]:
         if time.monotonic() > until:
             raise StrategyError(
-                asked="the workers and ps serve after the rendezvous with the chief",
-                found=f"{', '.join(map(str, missing[:4]))} stopped before",
-                remedy="See what they wrote last",
+                asked="the chief waits for the TensorFlow servers of the workers and ps",
+                found=f"after 120 s there is no answer from {', '.join(map(str, missing[:4]))}",
+                remedy="See the end of their output",
             )
         time.sleep(0.05)

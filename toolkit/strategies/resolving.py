@@ -33,9 +33,9 @@ def resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
         )
     if task not in members.synchronous:
         raise StrategyError(
-            asked=f"multi_worker trains on chief and workers, and this process is {task}",
-            found="it is none of them",
-            remedy="Start this task as chief or worker, or leave it out",
+            asked=f"{task} uses the strategy multi_worker",
+            found="only the chief and the workers of the cluster train",
+            remedy="Start this task as chief or worker, or don't start it",
         )
     together = members.restricted_to(members.synchronous)
     workers = [other.index for other in together.tasks if other.job == "worker"]

@@ -121,7 +121,7 @@ def check_arrays(adapter: Any, replicas: int) -> None:
             found=f"each of the {replicas} replicas needs at least one example of a batch",
             remedy="Give more examples, or use fewer replicas"
             if few
-            else f"Batch sizes are those of all replicas together: give batch_size={replicas} or more",
+            else f"batch_size counts the examples of all replicas together: give {replicas} or more",
         )
 
 

@@ -48,14 +48,15 @@ def create(
             `toolkit.cluster.discover` reads it.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
         parameter_server: How parameter servers are used, where they are.
-        gradients: How replicas exchange them, under mirrored and multi_worker; None for as they are.
+        gradients: How replicas exchange them, under mirrored and multi_worker; None for the
+            defaults of `GradientExchange`.
         communication: What processes exchange tensors by, under multi_worker: "nccl", "ring", or "auto" for NCCL where
             each replica has a GPU of its own, the ring elsewhere.
-        shards: How many replicas hold one copy of a model with sharded layers between them, under mirrored and
-            multi_worker: as many times as there are groups of so many it is trained data parallel. None for all
-            replicas; 1 for sharded layers that are the plain ones.
-        optimizer_state: "replicated", or "sharded" for optimizers that keep, of layers that every replica has, one
-            replica's part of their slots on each (ZeRO stage 1, arXiv 1910.02054), under mirrored and multi_worker.
+        shards: How many replicas together hold one copy of the sharded layers, under mirrored and multi_worker; such
+            groups of replicas train data parallel. None for all replicas in one group; with 1, every replica holds
+            whole layers.
+        optimizer_state: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its
+            part of the optimizer's slots for layers that every replica has (ZeRO stage 1, arXiv 1910.02054).
 
     Returns:
         An ordinary `tf.distribute.Strategy`.

@@ -44,7 +44,7 @@ class JoinedDataset:
 
     def _warn(self) -> None:
         if not self._warned:
-            _LOG.warning("The workers have different numbers of batches: each epoch ends with the shortest")
+            _LOG.warning("The workers have different numbers of batches: an epoch ends when one runs out")
         self._warned = True
 
 

@@ -128,8 +128,8 @@ class _AsBefore(keras.StatelessScope):
         """Takes an assignment for as long as this is entered."""
         if id(update[0]) not in self._own:
             raise ModelError(
-                asked=f"{getattr(self._function, '__qualname__', self._function)} is to run again for its gradients",
-                found=f"it changes {update[0].path}, which its layer doesn't have, and would differ then",
+                asked=f"rematerialization runs {getattr(self._function, '__qualname__', self._function)} twice",
+                found=f"it changes {update[0].path}, which isn't its layer's own, so the second run would differ",
                 remedy="Make it the call of a keras.layers.Layer that has that variable, seed or layer as an attribute",
             )
         super().add_update(update)

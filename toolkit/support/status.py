@@ -111,7 +111,7 @@ def failed() -> bool:
 def report(**facts: Any) -> None:
     """Sends facts such as state="training", step=12 or images_per_second=2400.0.
 
-    A launcher that is too busy to read misses steps; for another state than before it is waited for a moment.
+    If the launcher is too busy to read, steps are dropped; a change of state waits for it a moment.
 
     Args:
         facts: Values that JSON can hold, a few hundred bytes together.

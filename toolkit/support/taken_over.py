@@ -77,7 +77,7 @@ def _check_parameters(row: Taken, function: Any) -> None:
         if len(there) >= len(expected):
             return
     names = ", ".join(parameter.name for parameter in there)
-    _refuse(row, f"it takes ({names}), where ({', '.join(expected)}) is expected")
+    _refuse(row, f"its parameters are ({names}), and not ({', '.join(expected)})")
 
 
 def _optional(parameter: inspect.Parameter) -> bool:

@@ -110,7 +110,7 @@ class DataPosition:
             if facts.get("dataset") != repr(self._data):
                 raise DataError(
                     asked="the run continues with the tf.data iterator that its checkpoint holds",
-                    found=f"that is one of {facts.get('dataset')}, and the data is {self._data!r}",
+                    found=f"that iterator reads {facts.get('dataset')}, and fit was given {self._data!r}",
                     remedy="Resume with the data that the run was started with",
                 )
             return
@@ -143,11 +143,11 @@ class DataPosition:
             return
         if isinstance(self._data, types.GeneratorType) and self._made_to_build:
             _LOG.warning(
-                "Keras reads ahead when it builds a model under a strategy of TensorFlow's, and throws that away: "
-                "a Python generator can't be read again exactly, and weights won't be those of an undisturbed run. "
+                "A Python generator can't be read again exactly: to build a model under a strategy of TensorFlow's, "
+                "Keras reads batches and discards them. Weights will differ from those of an uninterrupted run. "
                 "Give fit a tf.data.Dataset or a keras.utils.PyDataset"
             )
-        _LOG.info("Reading the data again up to where training stands: %d batches are passed over", self._to_pass)
+        _LOG.info("Reading the data again: skipping %d batches that were trained on before", self._to_pass)
         for number in range(self._to_pass):
             try:
                 next(iterator)
@@ -194,7 +194,7 @@ class DataPosition:
         if size > _MOST_BYTES:
             _LOG.warning(
                 "The data's iterator takes %.0f MB, most of it a shuffle buffer: checkpoints leave it out. A resumed "
-                "run reads the data again up to where it stood, which is exact with keras.utils.set_random_seed",
+                "run reads the data again up to its place; call keras.utils.set_random_seed to get the same order",
                 size / 1e6,
             )
             self._can_be_saved = False

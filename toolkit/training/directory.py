@@ -87,7 +87,7 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
         if b"\0" in os.fspath(path).encode():
             raise ValueError("no path holds a NUL")
         if re.match(r"[a-z][a-z0-9+.-]+://", os.fspath(path)):
-            raise ValueError("it is an address, and a run's files are locked and renamed, which only a disk can do")
+            raise ValueError("it is a URL, and a run needs a file system on which files can be locked and renamed")
         return pathlib.Path(path).expanduser()
     except (RuntimeError, ValueError) as error:
         found = "its user's home directory isn't known" if isinstance(error, RuntimeError) else str(error)
@@ -165,7 +165,7 @@ class RunDirectory:
                 asked="resume with " + ", ".join(f"{name}={config[name]}" for name in names),
                 found=f"the run in {self.path} was started with "
                 + ", ".join(f"{name}={self._config.get(name)}" for name in names),
-                remedy="Resume with what the run was started with, or start a new run in another directory",
+                remedy="Resume with the same values, or start a new run in another directory",
             )
 
     def write_model(self, model: "keras.Model") -> None:

@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Run:
-    """Holds a run directory, and trains in it: stopped anywhere, it goes on to the weights of an undisturbed run.
+    """Trains in a run directory: a run that is stopped anywhere resumes to the weights of an uninterrupted run.
 
         with toolkit.training.Run("runs/mine", resume="auto") as run:
             strategy = toolkit.strategies.create("auto")

@@ -255,11 +255,11 @@ def _check_finite(
     if not most:
         return
     first = f" (the first is {model.variables[int(bad[0].split('/')[1])].path})" if bad else ""
-    kept = "there is none yet" if good is None else f"the last good one is that of step {good} in {directory}"
+    kept = "there is no checkpoint yet" if good is None else f"the last good one is step {good} in {directory}"
     raise Diverged(
         f"Training has diverged: after step {step}, {most} of {len(weights)} weights hold NaN or infinity{first}. "
-        f"No checkpoint is written of that; {kept}. "
-        "Train with a lower learning rate, or look for examples that are not finite."
+        f"These weights are not saved; {kept}. "
+        "Train with a lower learning rate, or check the data for NaN and infinity."
     )
 
 

@@ -116,8 +116,8 @@ def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> 
     if found is not None:
         theirs, chiefs = (_words(each, found.keys) for each in (found.theirs, found.chiefs))
         raise StrategyError(
-            asked="all tasks are to train the same",
-            found=f"{found.process} has {theirs}, and {found.chief} {chiefs}",
+            asked="all tasks must train with the same settings",
+            found=f"{found.process} has {theirs}, and {found.chief} has {chiefs}",
             remedy="Start every task with the same flags and data",
         )
 

@@ -23,11 +23,11 @@ def printed(capsys, *flags):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--on=ssh:a,b", "--workers=3"], "the jobs have 3 tasks together, but --on=ssh names room for 2"),
-        (["--on=ssh:a", "--cluster=x"], "--cluster, but it means nothing with --on=ssh"),
-        (["--on=ssh:a", "--nodes=3"], "--nodes, but it means nothing with --on=ssh"),
+        (["--on=ssh:a,b", "--workers=3"], "the job has 3 tasks, but the hosts of --on=ssh have room for 2"),
+        (["--on=ssh:a", "--cluster=x"], "--cluster, but it applies only with --on=local"),
+        (["--on=ssh:a", "--nodes=3"], "--nodes, but it applies only with --on=local or slurm"),
         (["--on=ssh:a,b", "--only=worker:9"], "--only=worker:9 shows that task's lines, but the tasks started here"),
-        (["--min_workers=1", "--workers=2"], "--min_workers, but it means nothing on this machine"),
+        (["--min_workers=1", "--workers=2"], "--min_workers, but it applies only with --on=ssh"),
         (["--on=ssh:8.8.8.8,8.8.4.4"], "that is a public address"),
         (["--on=ssh:localhost,10.0.0.1"], "localhost means another machine there"),
     ],

@@ -178,7 +178,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
         report.write([tmp_path / "nowhere"])
     with pytest.raises(RunDirectoryError, match="it holds no run"):
         report.write([tmp_path])
-    with pytest.raises(RequestError, match="Name a file in a directory that is there"):
+    with pytest.raises(RequestError, match="Use --out to name a file in an existing directory"):
         report.write([made(tmp_path)], tmp_path / "nowhere" / "it.html")
 
 

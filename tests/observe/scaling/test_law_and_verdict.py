@@ -37,7 +37,7 @@ def test_strong_scaling_in_words():
     assert "4 replicas are 2.50 times as fast as one: an efficiency of 62%." in words
     assert "20% of one replica's time can't be parallelised (Amdahl's law)" in words
     assert "no number of replicas is more than 5.0 times as fast" in words
-    assert "communication bounds it (45% of a step). Give each replica more examples" in words
+    assert "communication limits the speed (45% of a step). Give each replica more examples" in words
     assert "each replica has 32 examples" in words
     assert "cores" not in words
 
@@ -46,7 +46,7 @@ def test_weak_scaling_that_makes_nothing_faster_in_words():
     sizes = [size(1, 1000), size(2, 900, batch=256, communication=2.0)]
     words = " ".join(verdict(sizes, weak=True))
     assert "More replicas don't make it faster" in words
-    assert "compute bounds it" in words
+    assert "compute limits the speed" in words
     assert "The global batch grew from 128 to 256" in words
 
 
@@ -56,7 +56,7 @@ def test_of_replicas_that_share_cores_no_speed_is_judged(weak):
     sizes = [size(1, 1000, emulated=True), size(2, 1100, batch=256, emulated=True, communication=40.0)]
     why, batch = verdict(sizes, weak=weak)
     assert "share the same CPU cores" in why
-    assert "with a GPU for each replica, or with a host for each" in why
+    assert "with one GPU for each replica, or with one host for each" in why
     assert "times as fast" not in why + batch
     assert batch.startswith("The global batch")
     assert "times as fast as one" in " ".join(verdict([size(1, 1000), size(2, 1100)], weak=weak))

@@ -99,7 +99,7 @@ def test_a_lost_ps_is_named(dispatcher, monkeypatch):
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
     dispatcher.send(Work(1, fails, print), staleness=None)
-    with pytest.raises(TaskLost, match=r"ps:0 is gone.*--resume"):
+    with pytest.raises(TaskLost, match=r"has lost ps:0 .*--resume"):
         dispatcher.wait_for_all()
 
 

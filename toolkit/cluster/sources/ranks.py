@@ -45,16 +45,16 @@ def _tasks(given: str | None, ranks: int) -> tuple[Task, ...]:
         if job not in JOBS or not (number.isascii() and number.isdigit()) or len(number) > 6:
             raise ClusterError(
                 asked=f"{TASKS}={(given or '')[:60]!r} says what each rank is",
-                found=f"{entry[:60]!r} is no job and a number",
+                found=f"{entry[:60]!r} isn't a job and a number",
                 remedy="Write it as chief:1,worker:2,ps:1",
             )
         counts.append((job, int(number)))
     counted = sum(number for _, number in counts)
     if counted != ranks:
         raise ClusterError(
-            asked=f"{TASKS}={(given or '')[:60]!r} says what {counted} ranks are",
+            asked=f"{TASKS}={(given or '')[:60]!r} describes {counted} ranks",
             found=f"{ranks} were started",
-            remedy="Start as many as it counts",
+            remedy=f"Start {counted}, or change {TASKS}",
         )
     return numbered(counts)
 
@@ -79,7 +79,7 @@ def text(environ: Mapping[str, str], name: str, *, launcher: str) -> str:
     value = environ.get(name, "").strip()
     if not value:
         raise ClusterError(
-            asked=f"{launcher} says who takes part, in {name} among others",
+            asked=f"{launcher} describes the job in variables such as {name}",
             found=f"{name} is not set",
             remedy=f"Pass {launcher}'s variables on to this process, or set TF_CONFIG instead",
         )
@@ -100,7 +100,7 @@ def whole(environ: Mapping[str, str], name: str, *, launcher: str, most: int = s
         fault = f"{int(value):,}, which is more than {most:,}"
     if fault:
         raise ClusterError(
-            asked=f"{launcher} says who takes part, in {name} among others",
+            asked=f"{launcher} describes the job in variables such as {name}",
             found=f"{name} is {fault}",
             remedy="Use the value that the launcher sets, or set TF_CONFIG instead",
         )

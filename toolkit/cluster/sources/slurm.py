@@ -62,8 +62,8 @@ def _layout(distribution: str, counts: tuple[int, ...]) -> list[tuple[int, int]]
     way = distribution.partition(":")[0].partition(",")[0].partition("=")[0].lower()
     if way == "arbitrary" or (way == "plane" and max(counts) > 1):
         raise ClusterError(
-            asked="this Slurm step has tasks to be told apart by their ranks",
-            found=f"--distribution={distribution} doesn't say which rank is on which node",
+            asked="a task of a Slurm step finds the nodes of the others by their ranks",
+            found=f"--distribution={distribution} doesn't tell which rank is on which node",
             remedy="Start it with srun --distribution=block, or set TF_CONFIG instead",
         )
     # Round robin: first the first task of every node, then the second of those that have one.

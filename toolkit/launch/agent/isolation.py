@@ -58,8 +58,10 @@ def enter(spec: JobSpec) -> str:
     _move()
     if way_out is not None and way_out():
         return "in a network of their own, closed to others"
-    why = "neither slirp4netns nor pasta, which make one, is there" if way_out is None else "none could be made"
-    return "in a network of their own without a way out" + (f" ({why})" if spec.isolate == "yes" else "")
+    why = "install slirp4netns to have them" if way_out is None else "setting them up failed"
+    return "in a network of their own without connections to other machines" + (
+        f" ({why})" if spec.isolate == "yes" else ""
+    )
 
 
 def _waits_for_a_device() -> bool:

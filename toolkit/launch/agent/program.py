@@ -96,7 +96,7 @@ def _main() -> int:
         directory = pathlib.Path(prepare["directory"]).expanduser()
         os.chdir(directory if directory.is_absolute() else pathlib.Path.home() / directory)
     except OSError as error:
-        why = f"{prepare['directory']} there: {(error.strerror or '').lower()}"
+        why = f"can't enter the directory {prepare['directory']}: {(error.strerror or '').lower()}"
         channel.send(event("refused", asked="", found=why, remedy=""))
         return RequestError.exit_code
     with signals.recorded() as received:

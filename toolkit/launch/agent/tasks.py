@@ -148,9 +148,9 @@ def _gpus(
         return dealt, ""
     if len(every) < len(training):
         raise LaunchError(
-            asked=f"{len(training)} tasks of this machine are to train",
-            found=f"there are {len(every)} GPUs to deal out",
-            remedy="Start as many tasks as there are GPUs or fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU",
+            asked=f"{len(training)} tasks are to train on this machine",
+            found=f"it has {len(every)} visible GPUs, fewer than one for each task",
+            remedy="Start fewer tasks, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU",
         )
     share = len(every) // len(training)
     for number, task in enumerate(training):

@@ -52,7 +52,7 @@ class SlurmPlace:
         nodes = expand(os.environ["SLURM_JOB_NODELIST"])
         self.hosts = tuple(Host(node, room) for node, room in zip(nodes, rooms(spec), strict=True))
         self.addresses = {host: host.name for host in self.hosts}
-        self.remedy = f"This interpreter with this toolkit must be on {{host}}, too: {sys.executable}"
+        self.remedy = f"Install this interpreter, with this toolkit, on {{host}} as well: {sys.executable}"
 
     def call(self, host: Host) -> AgentLike:
         """Returns a new agent on this node."""
@@ -136,8 +136,8 @@ def _requeue(job: str, record: Record, why: str) -> None:
     record.add("requeue")
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
     if done.returncode:
-        record.add("note", text=f"launch: that isn't possible: {done.stderr.strip()}")
-        record.end(TaskFailed(f"Slurm job {job} couldn't go on: {why}.", code=1))
+        record.add("note", text=f"launch: Slurm can't queue the job again: {done.stderr.strip()}")
+        record.end(TaskFailed(f"Slurm job {job} ended and couldn't be queued again: {why}.", code=1))
     else:
         signal.pause()  # Slurm ends this process.
 

@@ -75,7 +75,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             select.select([channel], [], [], _TICK)
             asked = channel.read()
         if not asked:
-            late = f"it gave no answer for {spec.start_timeout:g} s: not all {spec.nodes} hosts have come"
+            late = f"not all {spec.nodes} hosts came within {spec.start_timeout:g} s, so that launcher didn't answer"
             strange = channel.strange or channel.ended
             raise LaunchError(
                 asked=f"--rendezvous={spec.rendezvous} is where the hosts find one another",
@@ -86,7 +86,9 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             raise LaunchError(**{name: asked[0][name] for name in ("asked", "found", "remedy")})
         if asked[0]["event"] == "over":
             return asked[0]
-        display.say(f"launch: {asked[0]['number']} tasks here, of the job at {spec.rendezvous}, which has the logs")
+        display.say(
+            f"launch: {asked[0]['number']} tasks of the job at {spec.rendezvous} run here; that launcher has the logs"
+        )
         outputs: dict[str, Output] = {}
         agent = Agent()
         try:

@@ -41,7 +41,7 @@ def manifest_text(spec: JobSpec) -> str:
 def notes(spec: JobSpec) -> list[str]:
     """Returns what the user should know of a manifest, sentence by sentence."""
     found = [
-        f"note: {name} can be read by whoever can read the manifest; Kubernetes has Secrets."
+        f"note: anyone who can read the manifest can read {name}; use a Kubernetes Secret instead."
         for name in spec.environment
         if redaction.is_secret(name)
     ]
@@ -60,8 +60,8 @@ def manifest(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _check(spec: JobSpec) -> None:
-    require(bool(spec.counts), "a job on Kubernetes", "nothing says how many tasks there are", "Give --workers=2")
-    require(spec.image is not None, "a job on Kubernetes", "nothing says from which image", "Give --image=IMAGE")
+    require(bool(spec.counts), "a job on Kubernetes", "the number of tasks is missing", "Give --workers=2")
+    require(spec.image is not None, "a job on Kubernetes", "the container image is missing", "Give --image=IMAGE")
     tasks = sum(number for _, number in spec.counts)
     longest = _LONGEST - 1 - len(str(tasks)) - (len("-evaluator-0") if spec.kind != "job" else 0)
     image = spec.image or ""
@@ -281,7 +281,7 @@ def _described(spec: JobSpec) -> str:
     require(
         len(text) <= _LONGEST_VARIABLE,
         f"{sum(number for _, number in spec.counts):,} tasks are to know one another",
-        f"{CLUSTER} would hold {len(text):,} letters, and Linux gives a program at most {_LONGEST_VARIABLE:,}",
+        f"{CLUSTER} would have {len(text):,} characters, and Linux allows at most {_LONGEST_VARIABLE:,}",
         "Ask for fewer tasks, or give the job a shorter name",
     )
     return text

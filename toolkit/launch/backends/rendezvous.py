@@ -182,7 +182,7 @@ class RendezvousPlace:
         for connection, channel, _ in self._arrived():
             host, seat = next(((h, s) for h, s in self._seats if s.free), (None, None))
             if host is None or seat is None:
-                self._refuse(connection, channel, "the job has all its hosts", "End one of them first")
+                self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
                 continue
             self.addresses[host] = connection.getpeername()[0]
             seat.take(connection, channel)
@@ -240,7 +240,7 @@ class RendezvousPlace:
                 continue
             wrong = self._wrong(hello)
             if wrong:
-                self._refused += f"; from {hello.get('host')} came one with {wrong[0]}"
+                self._refused += f"; the launcher on {hello.get('host')} was refused because {wrong[0]}"
                 self._refuse(connection, channel, *wrong)
             else:
                 found.append((connection, channel, hello))
@@ -249,14 +249,17 @@ class RendezvousPlace:
 
     def _wrong(self, hello: Event) -> tuple[str, str] | None:
         if hello.get("version") != __version__:
-            return f"version {hello.get('version')} of this toolkit", f"Install {__version__} on every host"
+            return (
+                f"it has version {hello.get('version')} of this toolkit, not {__version__}",
+                f"Install {__version__} on every host",
+            )
         if hello.get("nodes") != self._spec.nodes:
-            return f"--nodes={hello.get('nodes')} where it has {self._spec.nodes}", "Give every host the same number"
+            return f"it has --nodes={hello.get('nodes')}, not {self._spec.nodes}", "Give every host the same number"
         if hello.get("program") != program_of(self._spec):
-            return "another command, of another job", "Give each job an address of its own"
+            return "it starts another job: command or numbers of tasks differ", "Use a different address for each job"
         return None
 
     def _refuse(self, connection: socket.socket, channel: Channel, found: str, remedy: str) -> None:
-        asked = f"the launcher at --rendezvous={self._spec.rendezvous} was asked to take this one in"
-        channel.send(event("refused", asked=asked, found=f"it came with {found}", remedy=remedy))
+        asked = f"this launcher asked to join the job at --rendezvous={self._spec.rendezvous}"
+        channel.send(event("refused", asked=asked, found=found, remedy=remedy))
         connection.close()

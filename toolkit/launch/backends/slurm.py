@@ -165,7 +165,7 @@ def follow_job(
         raise JobStopped(received[0])
     if follower.end is None:
         raise TaskFailed(
-            f"Slurm job {job} ended as {state[0]}, exit code {state[1]}. Its logs are in {follower.directory}",
+            f"Slurm job {job} ended in state {state[0]}, exit code {state[1]}. Its logs are in {follower.directory}",
             code=state[1] or 1,
         )
     follower.conclude()

@@ -46,8 +46,8 @@ class SshPlace:
         self.hosts = spec.hosts
         self.python = spec.python or sys.executable
         shown = shlex.quote(self.python).replace("{", "{{").replace("}", "}}")
-        self.remedy = f"This must work without a question: ssh {{host}} {shown} -c 'import toolkit'; " + (
-            "and the directory must be there, or --copy_to name one"
+        self.remedy = f"This command must work without a prompt: ssh {{host}} {shown} -c 'import toolkit'; " + (
+            "the directory must exist there, or --copy_to must name one"
         )
         self.directory = spec.copy_to or spec.directory or os.getcwd()
         self.addresses = {host: self._address_of(host) for host in self.hosts}

@@ -110,12 +110,19 @@ def address(name: str, value: str) -> None:
 
 def at_least(name: str, value: int | None, least: int) -> None:
     """Makes sure that a number isn't less than that."""
-    require(value is None or value >= least, f"--{name}={value}", f"that is less than {least}", f"Give {least} or more")
+    require(
+        value is None or value >= least, f"--{name}={value}", f"it must be at least {least}", f"Give {least} or more"
+    )
 
 
 def within(name: str, value: int, least: int, most: int) -> None:
     """Makes sure that a number is between two others."""
-    require(least <= value <= most, f"--{name}={value}", "that is outside of its range", f"Give from {least} to {most}")
+    require(
+        least <= value <= most,
+        f"--{name}={value}",
+        f"that is outside {least} to {most}",
+        f"Give from {least} to {most}",
+    )
 
 
 def duration(name: str, value: float) -> None:
@@ -123,8 +130,8 @@ def duration(name: str, value: float) -> None:
     require(
         value >= 0 and not math.isnan(value),
         f"--{name}={value}",
-        "that is no length of time",
-        "Give seconds, 0 or more",
+        "it must be a number of seconds, 0 or more",
+        "Give, for example, 60",
     )
 
 
@@ -133,7 +140,7 @@ def heartbeat(value: float) -> None:
     require(
         1 <= value <= 3600,
         f"--heartbeat_timeout={value:g}",
-        "workers call one another every second or so",
+        "tasks send a heartbeat about once a second, and an hour is the longest wait",
         "Give from 1 to 3600 seconds",
     )
 
@@ -186,12 +193,12 @@ def tasks(spec: Any) -> None:
     each = spec.tasks_per_node
     few, of_ssh = spec.min_workers, spec.place == "ssh"
     others = any(job != "worker" for job, _ in spec.counts)
-    known = "launch needs to know how many tasks to start"
+    known = "the number of tasks comes either from flags such as --workers or from --cluster"
     lone = f"--task={''.join(spec.task[:1])} starts one task of a cluster"
-    together, spread = f"the jobs have {wanted} tasks together", f"--nodes={spec.nodes} --tasks_per_node={each}"
+    together, spread = f"the job has {wanted} tasks", f"--nodes={spec.nodes} --tasks_per_node={each}"
     fewer = f"--min_workers={few} lets a job go on with fewer workers"
     for holds, asked, found, remedy in (
-        (not (wanted and spec.cluster), known, "both counts and --cluster are given", "Give one of the two"),
+        (not (wanted and spec.cluster), known, "both are given", "Give one of the two"),
         (
             not spec.task or spec.cluster,
             lone,
@@ -201,7 +208,7 @@ def tasks(spec: Any) -> None:
         (
             not of_ssh or wanted in (0, room),
             together,
-            f"--on=ssh names room for {room}",
+            f"the hosts of --on=ssh have room for {room}",
             "Write how many tasks each host gets: --on=ssh:a:2,b",
         ),
         (
@@ -213,15 +220,15 @@ def tasks(spec: Any) -> None:
         (
             spec.isolate == "no" or not (spec.rendezvous or spec.cluster or not is_loopback(spec.host)),
             f"--isolate={spec.isolate} gives the tasks a network of their own",
-            "they are to be reached from other machines",
-            "Leave it out, and close their ports to all but the hosts of the job",
+            "tasks on other machines must reach them",
+            "Leave it out, and let a firewall admit only the hosts of the job",
         ),
         (few <= room, f"--min_workers={few}", f"the hosts have room for {room} tasks", f"Give from 1 to {room}"),
         (
             not few or not others,
             fewer,
-            "this job has other tasks beside them, which it can't do without",
-            "Use it with workers only; beside parameter servers a worker is started again by itself",
+            "this job also has a chief, ps or evaluator, which it can't lose",
+            "Use it in jobs of workers only; with parameter servers, --max_restarts restarts a lost worker alone",
         ),
         (
             not wanted or each is None or wanted == spec.nodes * each,
@@ -238,8 +245,8 @@ def tasks(spec: Any) -> None:
         (
             spec.place != "local" or spec.nodes == 1 or spec.rendezvous,
             f"--nodes={spec.nodes}",
-            "nothing says where the hosts find one another",
-            "Add --rendezvous=HOST:PORT, on every host the same, or --on=slurm",
+            "the hosts need an address at which to meet",
+            "Add the same --rendezvous=HOST:PORT on every host, or --on=slurm",
         ),
     ):
         require(bool(holds), asked, found, remedy)

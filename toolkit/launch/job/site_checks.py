@@ -24,8 +24,8 @@ def cores(text: str, *, whole: bool) -> None:
         whole: Whether it must be a whole number, as Slurm's are; Kubernetes takes 1.5 and 500m.
     """
     fits = text.isdecimal() and int(text) > 0 if whole else bool(_CORES.fullmatch(text))
-    remedy = "Give 1 or more" if whole else "Write such as 4 or 500m"
-    require(fits, f"--cpus_per_task={text[:60]}", "that is no number of cores", remedy)
+    remedy = "Give a whole number from 1" if whole else "Write it like 4 or 500m"
+    require(fits, f"--cpus_per_task={text[:60]}", "that isn't a number of cores", remedy)
 
 
 def slurm_names(**names: str | None) -> None:

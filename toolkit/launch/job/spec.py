@@ -25,7 +25,7 @@ class JobSpec:
     Times are seconds. `command` is ("train.py", "--flag") or ("-m", "recipes.cifar_multi_worker", "--flag").
 
     Raises:
-        LaunchError: A value is none that it can be, or means nothing at the place that `on` names.
+        LaunchError: A value is out of its range, or doesn't apply at the place that `on` names.
     """
 
     command: tuple[str, ...]
@@ -40,7 +40,11 @@ class JobSpec:
     )
     env: tuple[str, ...] = option((), "set this variable for the tasks; may be repeated", "where", "NAME[=VALUE]")
     isolate: str = option(
-        "no", "close the tasks' ports to others; =fully: and leave no way out", "where", "fully", places=("local",)
+        "no",
+        "block others' connections to the tasks; =fully: the tasks' to others too",
+        "where",
+        "fully",
+        places=("local",),
     )
 
     log_dir: str | None = option(
@@ -55,7 +59,7 @@ class JobSpec:
     )
 
     max_restarts: int = option(
-        0, "start a job that failed again, from its checkpoint, up to N times in the window [0]", "how they run", "N"
+        0, "restart a failed job from its checkpoint, at most N times within --restart_window [0]", "how they run", "N"
     )
     restart_window: float = option(
         3600.0, "seconds after which a failure is forgiven [3600]", "more", "S", places=SUPERVISED
@@ -63,24 +67,22 @@ class JobSpec:
     start_timeout: float = option(300.0, "seconds to wait for one another [300]", "more", "S")
     heartbeat_timeout: float = option(
         status.SECONDS_OF_SILENCE,
-        f"seconds of silence after which a worker, or one that is stopped, counts as gone "
+        f"treat a task as lost after this many seconds without a heartbeat, or stopped by a signal "
         f"[{status.SECONDS_OF_SILENCE:g}]",
         "more",
         "S",
     )
     stall_timeout: float = option(
-        1800.0, "seconds without progress that end the job, 0 for any number [1800]", "more", "S", places=SUPERVISED
+        1800.0, "end the job after so many seconds without progress; 0: never [1800]", "more", "S", places=SUPERVISED
     )
     grace: float = option(
-        15.0,
-        "seconds between asking tasks to end and ending them [15], after a failure at most 5",
-        "more",
-        "S",
-        places=SUPERVISED,
+        15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "more", "S", places=SUPERVISED
     )
-    as_is: bool = option(False, "leave TensorFlow's own strategies to scripts that make one", "more", places=SUPERVISED)
+    as_is: bool = option(
+        False, "don't replace TensorFlow's strategies by the toolkit's in a script", "more", places=SUPERVISED
+    )
     open_network: bool = option(
-        False, "public addresses are meant: a firewall guards their ports", "more", places=("local", "ssh")
+        False, "allow public addresses; use it only if a firewall guards the ports", "more", places=("local", "ssh")
     )
     cluster: str | None = option(
         None, "start this machine's tasks of a tf_configs/ file", "more", "FILE", places=("local",), kind=str
@@ -90,14 +92,11 @@ class JobSpec:
     )
     nodes: int = option(1, "hosts of a rendezvous, or nodes of Slurm's [1]", "where", "N", places=("local", "slurm"))
     rendezvous: str | None = option(
-        None,
-        "where the hosts find one another: the same command on each",
-        "where",
-        "HOST:PORT",
-        places=("local",),
-        kind=str,
+        None, "where hosts meet; run the same command on each", "where", "HOST:PORT", places=("local",), kind=str
     )
-    host: str = option("127.0.0.1", "where they reach one another [127.0.0.1]", "more", "ADDRESS", places=("local",))
+    host: str = option(
+        "127.0.0.1", "address at which tasks here reach one another [127.0.0.1]", "more", "ADDRESS", places=("local",)
+    )
 
     directory: str | None = option(
         None, "where tasks run on each host [this directory's path]", "ssh", "DIR", places=("ssh",), kind=str
@@ -107,14 +106,16 @@ class JobSpec:
     )
     python: str | None = option(
         None,
-        "the interpreter on each host or in the image [this one's path; python]",
+        "Python interpreter on each host [this one's path] or in the image [python]",
         "ssh",
         "PATH",
         places=("ssh", "kubernetes"),
         kind=str,
     )
     ssh_config: str | None = option(None, "for ssh -F [the user's own]", "ssh", "FILE", places=("ssh",), kind=str)
-    min_workers: int = option(0, "go on with N or more when hosts are gone [all]", "ssh", "N", places=("ssh",))
+    min_workers: int = option(
+        0, "continue with N or more workers when hosts are lost [all]", "ssh", "N", places=("ssh",)
+    )
 
     tasks_per_node: int | None = option(
         None, "tasks on each [as many as the jobs need]", "slurm", "N", places=("slurm",), kind=int
@@ -125,19 +126,21 @@ class JobSpec:
     )
     time: str | None = option(
         None,
-        "limit, as sbatch has it, such as 60 or 1-12 [the partition's]",
+        "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]",
         "slurm",
         "TIME",
         places=("slurm",),
         kind=str,
     )
     notice: int = option(
-        120, "seconds before it in which tasks write a checkpoint [120]", "slurm", "S", places=("slurm",)
+        120, "seconds before the limit in which tasks write a checkpoint [120]", "slurm", "S", places=("slurm",)
     )
-    partition: str | None = option(None, "[the default one]", "slurm", "NAME", places=("slurm",), kind=str)
-    account: str | None = option(None, "[the user's]", "slurm", "NAME", places=("slurm",), kind=str)
+    partition: str | None = option(
+        None, "partition to submit to [the site's default]", "slurm", "NAME", places=("slurm",), kind=str
+    )
+    account: str | None = option(None, "account to charge [your default]", "slurm", "NAME", places=("slurm",), kind=str)
     sbatch: tuple[str, ...] = option(
-        (), "any other option of sbatch, such as qos=long; may be repeated", "slurm", "NAME[=VALUE]", places=("slurm",)
+        (), "another option for sbatch, such as qos=long; may be repeated", "slurm", "NAME[=VALUE]", places=("slurm",)
     )
     name: str = option("toolkit", "the job's name [toolkit]", "slurm", "NAME", places=("slurm", "kubernetes"))
 
@@ -147,18 +150,24 @@ class JobSpec:
     image: str | None = option(
         None, "container image with this toolkit in it", "kubernetes", "IMAGE", places=("kubernetes",), kind=str
     )
-    namespace: str | None = option(None, "[kubectl's]", "kubernetes", "NAME", places=("kubernetes",), kind=str)
+    namespace: str | None = option(
+        None, "namespace of the objects [kubectl's]", "kubernetes", "NAME", places=("kubernetes",), kind=str
+    )
     memory: str | None = option(
-        None, "of each task, such as 8Gi", "kubernetes", "SIZE", places=("kubernetes",), kind=str
+        None, "memory of each task, such as 8Gi", "kubernetes", "SIZE", places=("kubernetes",), kind=str
     )
     volume: tuple[str, ...] = option(
         (), "mount a volume claim in every task; may be repeated", "kubernetes", "CLAIM:/PATH", places=("kubernetes",)
     )
-    port: int = option(2222, "that tasks reach one another at [2222]", "kubernetes", "PORT", places=("kubernetes",))
-    user: int = option(1000, "that the container runs as, never 0 [1000]", "kubernetes", "UID", places=("kubernetes",))
+    port: int = option(
+        2222, "port at which tasks reach one another [2222]", "kubernetes", "PORT", places=("kubernetes",)
+    )
+    user: int = option(
+        1000, "user id that the container runs as, never 0 [1000]", "kubernetes", "UID", places=("kubernetes",)
+    )
     patch: str | None = option(
         None,
-        "YAML that is merged into the job object, for whatever else the site wants",
+        "YAML to merge into the job, for your site's settings",
         "kubernetes",
         "FILE",
         places=("kubernetes",),
@@ -193,8 +202,11 @@ class JobSpec:
     def _check_meanings(self) -> None:
         for each in options():
             if getattr(self, each.name) != each.default and self.place not in each.places:
-                where = "on this machine" if self.place == "local" else f"with --on={self.place}"
-                raise LaunchError(asked=f"--{each.name}", found=f"it means nothing {where}", remedy="Leave it out")
+                raise LaunchError(
+                    asked=f"--{each.name}",
+                    found=f"it applies only with --on={' or '.join(each.places)}",
+                    remedy="Leave it out",
+                )
 
     def _check_numbers(self) -> None:
         least = {"nodes": 1, "tasks_per_node": 1, "notice": 1, "gpus_per_task": 0, "max_restarts": 0, "min_workers": 0}

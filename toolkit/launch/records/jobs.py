@@ -148,11 +148,15 @@ def find(name: str | None) -> Job:
         matching = same[-1:] or [job for job in known if job.id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
-    asked = "the newest job" if name is None else f"the job {name}"
+    asked = "the newest job was asked for" if name is None else f"job {name!r} was asked for"
     if matching:
         ids = ", ".join(job.id for job in matching[:4])
-        raise LaunchError(asked=asked, found=f"{len(matching)} begin so: {ids}", remedy="Write more of its id")
-    raise LaunchError(asked=asked, found="no such job is known on this machine", remedy="`toolkit jobs` lists them")
+        raise LaunchError(
+            asked=asked, found=f"{len(matching)} ids begin with that: {ids}", remedy="Give more of the id"
+        )
+    raise LaunchError(
+        asked=asked, found="no such job is known on this machine", remedy="`toolkit jobs` lists the known ones"
+    )
 
 
 def command(job: Job) -> str:

@@ -202,7 +202,7 @@ class Agents:
             return LaunchError(asked=refused["asked"], found=refused["found"], remedy=refused["remedy"])
         return LaunchError(
             asked=f"{host.name} is to run {host.tasks} of the tasks",
-            found=f"its answer is: {refused['found'].rstrip('.')}",
+            found=f"no agent started there ({refused['found'].rstrip('.')})",
             remedy=self._place.remedy.format(host=host.name),
         )
 

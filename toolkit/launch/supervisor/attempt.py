@@ -88,7 +88,7 @@ class Attempt:
             if cancelled:
                 raise JobStopped(number)
             raise TaskFailed(
-                f"{host} was told to stop by {signal.Signals(number).name}, and the job with it.", code=128 + number
+                f"{host} received {signal.Signals(number).name}, so the job was stopped.", code=128 + number
             )
         self._look_for_lost_hosts()
         for task in self.tasks:
@@ -105,8 +105,8 @@ class Attempt:
         # With --as_is nobody reports which strategy a script makes.
         if not self.spec.as_is and state.ran_alone(self.tasks):
             self.crew.say(
-                "note: no task made a strategy of several processes, such as toolkit.strategies.create(); "
-                "each ran by itself"
+                "note: no task created a multi-process strategy, for example with toolkit.strategies.create(), "
+                "so each task ran alone"
             )
             # One that is about to say what is wrong, as the chief ends, is heard.
             self.crew.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
@@ -198,6 +198,8 @@ class Attempt:
     def _stop_on_signal(self) -> None:
         number = self._received[0]
         name = signal.Signals(number).name
-        self.crew.say(f"{name}: asking all tasks to end, {self.spec.grace:g} s; once more ends them at once")
+        self.crew.say(
+            f"{name}: asking all tasks to end within {self.spec.grace:g} s; send it again to end them at once"
+        )
         self.crew.end(number)
         raise JobStopped(number)

@@ -169,8 +169,8 @@ class Crew:
         elif self.spec.place == "local" and self.whole:
             close = "--isolate closes these ports"
         self.say(
-            f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}, where "
-            f"TensorFlow's servers obey anyone. {close}"
+            f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}. "
+            f"TensorFlow's servers there accept commands without a password. {close}."
         )
 
     def tasks_of(self, agent: AgentLike) -> list[TaskState]:

@@ -27,8 +27,8 @@ def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
         for task in tasks
         if (task.done_at or (task.ended if task.code == 0 else None) or math.inf) < (first.failed_at or 0)
     ]
-    also = f" {', '.join(gone[:8])} had come to the end of the script before." if gone else ""
-    also += f" Then: {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
+    also = f" Before that, {', '.join(gone[:8])} had finished the script." if gone else ""
+    also += f" After that, {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
     seconds = (first.ended or time.monotonic()) - first.started
     where = f"On {first.host}: " if first.host else ""
     return TaskFailed(
@@ -44,8 +44,8 @@ def _resume(tasks: Iterable[TaskState]) -> str:
     if "checkpoint" not in newest:
         return ""
     return (
-        f"\nThe newest checkpoint, of step {newest['checkpoint']:,}, is in {newest['checkpoints']}. Start the job "
-        'again with Run(resume="auto") in the script, or --resume for a recipe, to continue from it.'
+        f"\nThe newest checkpoint, of step {newest['checkpoint']:,}, is in {newest['checkpoints']}. To continue "
+        'from it, start the job again with Run(resume="auto") in the script, or with --resume for a recipe.'
     )
 
 

@@ -57,5 +57,5 @@ def culprits(locations: Mapping[str, Location | None]) -> str:
         return "All tasks are inside TensorFlow."
     words = "; ".join(f"{t} at {p.words}" if p else f"{t}, which doesn't answer" for t, p in outside.items())
     if len(outside) < len(locations):
-        return f"Not in the collective that the others wait in: {words}."
+        return f"These tasks aren't in the collective that the others wait in: {words}."
     return f"No task is inside TensorFlow: {words}."

@@ -32,9 +32,9 @@ def _main() -> None:
         raise
     if not _leave(path, (True, value)):
         raise RequestError(
-            asked=f"{getattr(function, '__qualname__', function)} returns its result to who called it",
-            found=f"a {type(value).__qualname__} can't be sent",
-            remedy="Return numbers, texts, NumPy arrays and what is made of them, such as model.get_weights()",
+            asked=f"the result of {getattr(function, '__qualname__', function)} is to be sent to the caller",
+            found=f"a {type(value).__qualname__} can't be pickled",
+            remedy="Return numbers, strings, NumPy arrays, or lists and dicts of them, such as model.get_weights()",
         )
 
 

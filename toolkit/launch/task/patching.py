@@ -42,9 +42,9 @@ def guard_fit(keras: Any) -> None:
 
     def refuse(_: Callable, *_args: Any, **_kwargs: Any) -> None:
         raise StrategyError(
-            asked=f"fit, evaluate or predict in {found.task}",
-            found="beside parameter servers the chief trains, and workers and ps serve it",
-            remedy="Call toolkit.strategies.create() first, which serves there, or train in the chief only",
+            asked=f"{found.task} calls fit, evaluate or predict",
+            found="in a job with parameter servers only the chief trains, and workers and ps serve it",
+            remedy="Call toolkit.strategies.create() first: it serves the chief here. Or train in the chief only",
         )
 
     wrap(keras.callbacks.CallbackList, "set_model", refuse)
@@ -59,8 +59,8 @@ def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
                 return super().__call__(*args, **kwargs)
             # A warning, because scripts don't show what is merely informative.
             _LOG.warning(
-                "toolkit: tf.distribute.%s is toolkit's here, so that Keras 3's fit works; "
-                "launch with --as_is for TensorFlow's own",
+                "toolkit: the launcher replaced tf.distribute.%s by a subclass that works with Keras 3's fit; "
+                "launch with --as_is to keep TensorFlow's own",
                 name,
             )
             return make(*args, **kwargs)

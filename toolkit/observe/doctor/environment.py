@@ -26,7 +26,7 @@ def look(situation: Situation) -> Iterator[Finding]:
     wrong = [finding for part in parts for finding in part(situation)]
     yield from wrong
     if not wrong:
-        yield ok("environment", "no variable or file there changes what a script does")
+        yield ok("environment", "no environment variable or configuration file changes what a script does")
 
 
 def _backend(situation: Situation) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def _backend(situation: Situation) -> Iterator[Finding]:
         if named != "tensorflow":
             yield failure(
                 "KERAS_BACKEND",
-                f"KERAS_BACKEND={named}, and TensorFlow's strategies train no other backend than tensorflow",
+                f"KERAS_BACKEND={named}, but TensorFlow's strategies work only with the tensorflow backend",
                 "unset KERAS_BACKEND",
             )
         return
@@ -58,7 +58,7 @@ def _backend(situation: Situation) -> Iterator[Finding]:
     if backend != "tensorflow":
         yield failure(
             "keras.json",
-            f"{file} chooses the backend {backend}, and TensorFlow's strategies train no other than tensorflow",
+            f"{file} sets the backend {backend}, but TensorFlow's strategies work only with tensorflow",
             "export KERAS_BACKEND=tensorflow",
         )
 
@@ -91,18 +91,18 @@ def _variables(situation: Situation) -> Iterator[Finding]:
     if environ.get(_LEGACY, "").lower() in ("1", "true"):
         try:
             metadata.version("tf_keras")
-            wrong[_LEGACY] = " makes tf.keras Keras 2, whose models `import keras` doesn't take"
+            wrong[_LEGACY] = " makes tf.keras Keras 2, and `import keras` can't use its models"
         except metadata.PackageNotFoundError:
             missing = "makes tf.keras the package tf_keras, which isn't installed: every use of tf.keras fails"
             yield failure(_LEGACY, f"{_LEGACY}={environ[_LEGACY]} {missing}", f"unset {_LEGACY}")
     if "TF_FORCE_GPU_ALLOW_GROWTH" in environ:
-        wrong["TF_FORCE_GPU_ALLOW_GROWTH"] = " decides over what --memory and tf.config say"
+        wrong["TF_FORCE_GPU_ALLOW_GROWTH"] = " overrides --memory and tf.config"
     for name in _THREADS:
         value = environ.get(name, "").strip()
         if value and (not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) == 0):
             wrong[name] = " is no number of threads"
         elif value and int(value) < cores:
-            wrong[name] = f", and there are {cores} cores: some will idle"
+            wrong[name] = f" is fewer than the {cores} cores: some stay idle"
     for name, why in wrong.items():
         yield warning(name, f"{name}={environ[name]}{why}", f"unset {name}")
 

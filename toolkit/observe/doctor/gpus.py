@@ -118,8 +118,8 @@ def _driver(build: dict[str, Any]) -> Iterator[Finding]:
     if most // 1000 < wanted:
         yield failure(
             "GPU driver",
-            f"it takes CUDA {most // 1000}.{most % 1000 // 10}; this TensorFlow is built for {build['cuda_version']}",
-            f"Install a driver of NVIDIA's for CUDA {wanted}, or pip install an earlier TensorFlow",
+            f"it supports CUDA {most // 1000}.{most % 1000 // 10}; TensorFlow is built for {build['cuda_version']}",
+            f"Install an NVIDIA driver for CUDA {wanted}, or pip install an earlier TensorFlow",
         )
 
 
@@ -166,7 +166,7 @@ def _seen(situation: Situation) -> Iterator[Finding]:
         )
     except subprocess.TimeoutExpired:
         yield failure(
-            "GPU", f"TensorFlow hasn't listed them after {_IMPORT_SECONDS} s", "nvidia-smi; dmesg | grep -i nvrm"
+            "GPU", f"TensorFlow didn't list the GPUs within {_IMPORT_SECONDS} s", "nvidia-smi; dmesg | grep -i nvrm"
         )
         return
     try:
@@ -178,10 +178,10 @@ def _seen(situation: Situation) -> Iterator[Finding]:
     if found < count:
         yield failure(
             "GPU",
-            f"NVML sees {count}, and TensorFlow {found}",
+            f"NVML sees {count} GPUs, but TensorFlow sees {found}",
             f"TF_CPP_MIN_LOG_LEVEL=0 {sys.executable} -c 'import tensorflow as tf; tf.config.list_physical_devices()'",
         )
     elif found > count:
-        yield warning("GPU", f"TensorFlow sees {found}, and NVML {count}", "nvidia-smi -L")
+        yield warning("GPU", f"TensorFlow sees {found} GPUs, but NVML sees {count}", "nvidia-smi -L")
     else:
         yield ok("GPU", f"TensorFlow sees {found} of {len(situation.inventory.gpus)}")

@@ -41,8 +41,8 @@ def _processor(situation: Situation) -> Iterator[Finding]:
     if flags is not None and "avx" not in flags:
         yield failure(
             "processor",
-            "it has no AVX, which TensorFlow's packages are built for: importing it ends in `Illegal instruction`",
-            "Use another machine, or let the virtual machine show its host's processor (QEMU: -cpu host)",
+            "it has no AVX, which TensorFlow's packages need: `import tensorflow` ends in `Illegal instruction`",
+            "Use another machine, or pass the host's processor through to the virtual machine (QEMU: -cpu host)",
         )
 
 
@@ -102,4 +102,4 @@ def _clock(_: Situation) -> Iterator[Finding]:
     installed = pathlib.Path(toolkit.__file__).stat().st_mtime
     if time.time() < installed - 86400:
         now = datetime.datetime.now().isoformat(sep=" ", timespec="minutes")
-        yield failure("clock", f"it says {now}, and the toolkit was installed later", "timedatectl set-ntp true")
+        yield failure("clock", f"it shows {now}, which is before the toolkit was installed", "timedatectl set-ntp true")

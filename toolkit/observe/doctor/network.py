@@ -28,7 +28,7 @@ def look(situation: Situation) -> Iterator[Finding]:
     if len({split(cluster.address(task))[0] for task in cluster.tasks}) > 1 and not _clock_is_kept():
         yield warning(
             "clock",
-            "nothing keeps it right, so logs and time lines of several hosts won't fit together",
+            "no service synchronizes it, so times in the logs of several hosts may not agree",
             "timedatectl set-ntp true",
         )
     for task in cluster.tasks:

@@ -86,12 +86,12 @@ def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Fi
     loss = max(abs(a - b) for a, b in zip(one["losses"], many["losses"], strict=True))
     pairs = zip(one["weights"], many["weights"], strict=True)
     weight = max(abs(a - b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
-    rate = f"sums of 16 MiB at {many['bytes_per_second'] / 1e9:.2f} GB/s"
+    rate = f"all-reduce of 16 MiB at {many['bytes_per_second'] / 1e9:.2f} GB/s"
     # Also false for a NaN.
     if loss < _LOSS and weight < _WEIGHT:
-        return ok(check, f"the numbers of one device (losses to {loss:.0e}, weights to {weight:.0e}); {rate}")
+        return ok(check, f"same result as one device (losses within {loss:.0e}, weights within {weight:.0e}); {rate}")
     return failure(
         check,
-        f"other numbers than one device: losses differ by {loss:.1e}, weights by {weight:.1e}",
-        "Run it again with no other job on the devices; if it stays, report it with `toolkit doctor --json`",
+        f"result differs from one device: losses by {loss:.1e}, weights by {weight:.1e}",
+        "Run it again with no other job on the devices; if it fails again, report it with `toolkit doctor --json`",
     )

@@ -56,8 +56,8 @@ class Situation:
             here, temporary = pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())
         except FileNotFoundError as error:
             raise RequestError(
-                asked="the current directory is where scripts would be started",
-                found="it, or every directory for temporary files, is gone",
+                asked="the checks look at the current directory and at one for temporary files",
+                found="one of the two can't be used",
                 remedy="Change to a directory that exists, or set TMPDIR",
             ) from error
         return cls(environ=os.environ, inventory=take(), cluster=cluster, here=here, temporary=temporary)

@@ -19,11 +19,11 @@ _EDGES = ("_Arg", "_Retval")  # The function's own arguments and results.
 
 
 def observe(function: Callable | keras.Model, *args: Any, **kwargs: Any) -> Report:
-    """Traces a function anew, runs it once, and returns where TensorFlow placed each operation.
+    """Traces a function again, runs it once, and returns where TensorFlow placed each operation.
 
     Args:
-        function: A Python function, a tf.function (traced anew, without its jit_compile or input_signature), or a Keras
-            model, which is called with training=False, and with a list of its inputs where there are several.
+        function: A Python function, a tf.function (traced again, without its jit_compile or input_signature), or a
+            Keras model, which is called with training=False, and with a list of its inputs where there are several.
         args: What the function is called with. NumPy's arrays become tensors, also within lists and dictionaries.
         kwargs: What the function is called with by name; NumPy's arrays as above.
 
@@ -82,7 +82,7 @@ def _because(node: Any, ran: str, there: set[str]) -> str:
         return f"there is no {short(node.device)} in this process"
     if asked.device_type not in kernels(node.op):
         return f"{node.op} has no kernel for a {asked.device_type}"
-    return "its types have no kernel there, or what it reads lies on the other device"
+    return "no kernel there supports its dtypes, or its input is on the other device"
 
 
 def _is(asked: tf.DeviceSpec, name: str, parts: Iterable[str]) -> bool:

@@ -97,7 +97,7 @@ def _no_run(path: pathlib.Path) -> str:
         there = any((path / name).exists() for name in ("run.json", "summary.json", "history.csv"))
     except OSError as error:
         return f"it can't be read ({(error.strerror or str(error)).lower()})"
-    return "" if there else "it holds no run"
+    return "" if there else "it holds no run.json, summary.json or history.csv"
 
 
 def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:

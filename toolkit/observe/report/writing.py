@@ -53,7 +53,7 @@ def _said(file: pathlib.Path) -> Iterator[None]:
         raise RequestError(
             asked=f"the report is to be written to {file}",
             found=f"that can't be done ({reason})",
-            remedy="Name a file in a directory that is there with --out",
+            remedy="Use --out to name a file in an existing directory",
         ) from error
 
 

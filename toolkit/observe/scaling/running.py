@@ -211,9 +211,9 @@ def _failure(request: ScalingRequest, replicas: int, code: int, log: pathlib.Pat
     if code == RequestError.exit_code and message:
         other = " Or give --kind=workers." if request.kind == "mirrored" and "toolkit launch" in message else ""
         return RequestError(
-            asked=f"{request.module} is to run with {replicas} replicas",
-            found=f"it says: {message.rstrip('.')}",
-            remedy=f"Its output is in {log}.{other}".rstrip("."),
+            asked=f"toolkit scaling runs {request.module} with {replicas} replicas",
+            found=f"the recipe ends with: {message.rstrip('.')}",
+            remedy=f"See its output in {log}.{other}".rstrip("."),
         )
     if lines and "No module named" in lines[-1]:
         raise RequestError(

@@ -96,8 +96,8 @@ def verdict(sizes: Sequence[Size], *, weak: bool) -> list[str]:
     """
     if share_cores(sizes):
         sentences = [
-            "These replicas share the same CPU cores: the figures show that it runs, and nothing of how it would "
-            "scale. Measure it with a GPU for each replica, or with a host for each (--kind=workers)."
+            "These replicas share the same CPU cores: the figures show that the recipe runs, but not how it scales. "
+            "Measure it with one GPU for each replica, or with one host for each (--kind=workers)."
         ]
     else:
         sentences = [*_speed(sizes, weak=weak), *_bound(sizes[-1])]
@@ -123,7 +123,7 @@ def _bound(size: Size) -> Iterator[str]:
     if what is not None and size.step is not None:
         part = size.step.get(what, 0.0) / size.step["milliseconds"]
         name = "Python" if what == "other" else what
-        yield f"At {size.replicas} replicas {name} bounds it ({part:.0%} of a step). {_ADVICE[what]}"
+        yield f"With {size.replicas} replicas, {name} limits the speed ({part:.0%} of a step). {_ADVICE[what]}"
 
 
 def _batch(sizes: Sequence[Size], *, weak: bool) -> str:
@@ -131,11 +131,11 @@ def _batch(sizes: Sequence[Size], *, weak: bool) -> str:
     if weak:
         return (
             f"The global batch grew from {first.global_batch:,} to {last.global_batch:,}: the recipes raise the "
-            "learning rate in proportion and warm it up (Goyal et al., arXiv 1706.02677); look at the accuracy too "
-            "before you keep it."
+            "learning rate in proportion and warm it up (Goyal et al., arXiv 1706.02677). Check the accuracy too "
+            "before you use that batch."
         )
     each = last.global_batch / last.replicas
     return (
-        f"The global batch stayed {last.global_batch:,}, so each replica has {each:g} examples, and the same learning "
-        "rate fits; --weak keeps each replica's batch instead."
+        f"The global batch stayed {last.global_batch:,}, so each replica has {each:g} examples, and the learning rate "
+        "needs no change. Use --weak to keep each replica's batch instead."
     )

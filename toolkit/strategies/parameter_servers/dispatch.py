@@ -172,8 +172,8 @@ class Dispatcher:
         lost = sorted(str(task) for task in gone if task.job == "ps")
         if lost:
             raise TaskLost(
-                f"{', '.join(lost)} is gone, and with it the variables that it held. "
-                "Start the job again from its last checkpoint (--resume), as toolkit launch --max_restarts=1 does."
+                f"The job has lost {', '.join(lost)} and the variables there. "
+                "Start it again from its last checkpoint (--resume), as toolkit launch --max_restarts=1 does."
             )
         progress = self._progress
         self._lost = (progress, gone | self._lost[1] if self._lost[0] == progress else gone)

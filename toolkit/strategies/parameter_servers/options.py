@@ -21,14 +21,14 @@ class ParameterServerOptions:
         shards: The number of shards of each sharded variable; None for one on each ps.
         min_shard_bytes: No shard is smaller; so smaller variables stay whole.
         synchronous: Rounds: the workers share each batch, and their gradients are applied together.
-        max_staleness: The highest staleness: no gradient is applied that was computed from parameters
-            which more than so many updates have changed since; None for any number. One update is a lot for
-            SGD with momentum 0.9, or Adam at a high rate: even one device that applies each gradient a step
-            late learns as badly as two workers without such a limit, and nothing is wrong with the counting.
+        max_staleness: How many updates may be applied between the reading of parameters and the update by the
+            gradient that was computed from them; None for no limit. One is a lot for SGD with momentum 0.9, or Adam
+            at a high rate: even one device that applies each gradient one step late learns as badly as two workers
+            without a limit.
         steps_per_dispatch: How many steps a worker is sent at once; None for what suits their length.
-        min_lazy_bytes: From this size on a table of which a step looks rows up, such as an Embedding's, is updated
-            lazily: optimizers with moving averages, such as Adam, move a row's when it is looked up, and not in every
-            step. Smaller ones are updated as on one device; SGD without momentum and Adagrad update all so.
+        min_lazy_bytes: Tables of this size or more, such as an Embedding's, are updated lazily: optimizers with moving
+            averages, such as Adam, update a row only in steps that look it up. Smaller tables are updated as on one
+            device. SGD without momentum and Adagrad update tables of any size as on one device.
 
     Raises:
         StrategyError: A value is out of its range, or two exclude each other.
@@ -52,7 +52,7 @@ class ParameterServerOptions:
         _check("steps_per_dispatch", self.steps_per_dispatch, least=1)
         if self.shards is not None and self.variables != "sharded":
             raise _wrong(
-                "shards", self.shards, f"variables={self.variables!r} keeps variables whole", "it with sharded"
+                "shards", self.shards, f"variables={self.variables!r} keeps variables whole", "variables='sharded' too"
             )
         if self.synchronous and (self.max_staleness or (self.steps_per_dispatch or 1) > 1):
             raise StrategyError(

@@ -65,7 +65,7 @@ class Rounds:
                 logs = reports(model.train_step(batch))
             if not self._order:
                 raise StrategyError(
-                    asked="a synchronous round applies the gradients of one train_step",
+                    asked="a synchronous round needs a train_step that applies gradients once",
                     found="this model's train_step applies none",
                     remedy="Call the optimizer's apply or apply_gradients in it",
                 )
@@ -198,9 +198,9 @@ class _ShareStep:
     def apply(self, _original: Any, optimizer: Any, grads: list, variables: Any) -> None:
         if self.applied or optimizer is not self.rounds.variables.model.optimizer:
             raise StrategyError(
-                asked="a synchronous round applies the gradients of one train_step",
-                found="this model's train_step applies several",
-                remedy="Train it free-running, or with max_staleness",
+                asked="a synchronous round needs a train_step that applies gradients once",
+                found="this model's train_step does so several times",
+                remedy="Leave synchronous out, or use max_staleness instead",
             )
         self.applied = True
         self.rounds.store(grads, [self.rounds.variables.values[id(v)] for v in variables], self.share)

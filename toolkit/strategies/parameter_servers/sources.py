@@ -22,7 +22,7 @@ _TAG = "_toolkit_source"
 def numbered(
     dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
 ) -> tf.data.Dataset:
-    """Notes on a dataset that its batches are a function of their number, so that workers make them; returns it.
+    """Marks a dataset whose batches are a function of their number, so that workers make them; returns it.
 
     Args:
         dataset: A dataset of global batches.

@@ -192,7 +192,7 @@ def test_what_kubernetes_would_refuse_is_refused_here(changes):
 
 @pytest.mark.parametrize("changes", [{"workers": None}, {"image": None}])
 def test_what_is_missing_is_said(changes):
-    with pytest.raises(LaunchError, match="a job on Kubernetes, but nothing says"):
+    with pytest.raises(LaunchError, match="a job on Kubernetes, but the"):
         kubernetes.manifest(request(**changes))
 
 
