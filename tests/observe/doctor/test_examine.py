@@ -202,7 +202,7 @@ FAULTS = {
     ),
     "no data directory": (variable("TFDS_DATA_DIR", "/no/such"), "data", "mkdir -p /no/such"),
     "a missing library": (missing_library, "CUDA libraries", "pip install 'tensorflow[and-cuda]=="),
-    "an old driver": (lambda plant: plant.cards(recorded.A100, cuda=11080), "GPU driver", "Install a driver"),
+    "an old driver": (lambda plant: plant.cards(recorded.A100, cuda=11080), "GPU driver", "Install an NVIDIA driver"),
     "no driver": (no_driver, "GPU driver", "nvidia-smi"),
     "cards that TensorFlow doesn't see": (unseen, "GPU", "list_physical_devices"),
     "a hidden card": (hidden, "CUDA_VISIBLE_DEVICES", "unset CUDA_VISIBLE_DEVICES"),
