@@ -52,7 +52,7 @@ def test_strong_scaling_keeps_the_batch_and_ends_with_table_chart_and_verdict(tm
         ["1", "64", "1,000", "64.0", "1.00", "100%", "50%", "40%", "5%"],
         ["4", "64", "2,000", "32.0", "2.00", "50%", "50%", "40%", "5%"],
     ]
-    assert "communication bounds it (40% of a step)" in done.stdout
+    assert "communication limits the speed (40% of a step)" in done.stdout
     assert max(map(len, done.stdout.split("4 replicas are")[0].splitlines())) <= 80
     assert (tmp_path / "out/scaling.png").stat().st_size > 5000
     assert "2 runs compared" in (tmp_path / "out/report.html").read_text()
@@ -96,7 +96,10 @@ def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
         (["--replicas=1", "--weak", "--strong", "-m", "fake"], "not allowed with"),
         (["--replicas=1", "-m", "fake", "--gpus=2"], "gives it --gpus itself"),
         (["--replicas=1", "--out=fake.py", "-m", "fake"], "can't be written"),
-        (["--replicas=1,2", "-m", "fake", "--fail=2", "--code=2"], "it says: it can't be done, but nothing. Do this"),
+        (
+            ["--replicas=1,2", "-m", "fake", "--fail=2", "--code=2"],
+            "the recipe ends with: it can't be done, but nothing. Do this",
+        ),
     ],
 )
 def test_mistakes_are_answered(tmp_path, arguments, said):

@@ -47,7 +47,7 @@ def test_what_cannot_be_sent_is_said():
     lock = threading.Lock()
     with pytest.raises(LaunchError, match="it or its arguments can't be pickled"):
         launch.run(ranked, lock, workers=1)
-    with pytest.raises(TaskFailed, match="a lock can't be sent"):
+    with pytest.raises(TaskFailed, match="a lock can't be pickled"):
         launch.run(threading.Lock, workers=1)
     with pytest.raises(LaunchError, match="--workers=.*no number|-1 tasks of job worker"):
         launch.run(ranked, 1, workers=-1)

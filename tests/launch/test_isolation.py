@@ -57,7 +57,7 @@ def test_a_task_that_wanted_out_is_told_how(tmp_path):
     done = launch(tmp_path, "--isolate=fully", script(tmp_path, text))
     assert done.returncode == 1
     assert "Network is unreachable" in done.stderr
-    assert "launch without --isolate=fully if that is what they miss" in done.stderr
+    assert "launch without it if they need them" in done.stderr
 
 
 @pytest.mark.slow

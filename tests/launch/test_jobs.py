@@ -186,7 +186,7 @@ def test_after_a_reboot_it_is_dead_whoever_has_its_number(user, monkeypatch):
 def test_a_job_that_is_none_is_said(user):
     for command in ("logs", "attach", "stop"):
         said, code = user.run(command, "20260101")
-        assert (code, "the job 20260101, but no such job is known on this machine" in said) == (2, True)
+        assert (code, "job '20260101' was asked for, but no such job is known on this machine" in said) == (2, True)
     assert user.run("jobs") == ("No job has been launched here.\n", 0)
 
 

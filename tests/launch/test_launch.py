@@ -436,9 +436,9 @@ def test_two_dashes_may_stand_before_the_script(launcher):
 @pytest.mark.slow
 def test_scripts_that_train_each_by_itself_are_noticed(launcher):
     _, out, _, _ = launcher.run("--workers=2", body="print('alone')")
-    assert "no task made a strategy of several processes" in out
+    assert "no task created a multi-process strategy" in out
     _, out, _, _ = launcher.run("--workers=1", body="print('alone')")
-    assert "no task made" not in out
+    assert "no task created" not in out
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_two_find_one_another_and_each_starts_its_tasks(start, address):
     assert codes == [0, 0]
     assert "launch: 3 tasks on 2 hosts; logs in runs/" in first
     assert sorted(re.findall(r"rank (\d) of 3", first)) == ["0", "1", "2"]
-    assert re.search(rf"launch: 1 tasks here, of the job at {address}, which has the logs", second)
+    assert re.search(rf"launch: 1 tasks of the job at {address} run here; that launcher has the logs", second)
     assert re.findall(r"rank (\d) of 3", second) == ["2"]
     assert "launch: done" in second
 
@@ -99,7 +99,7 @@ def test_a_failure_on_one_is_said_on_both(start, address):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"nodes": 3}, "it came with --nodes=3 where it has 2. Give every host the same number"),
+        ({"nodes": 3}, "it has --nodes=3, not 2. Give every host the same number"),
         ({"command": ("train.py", "wait")}, "it starts another job: command or numbers of tasks differ"),
     ],
 )

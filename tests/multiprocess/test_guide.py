@@ -26,7 +26,7 @@ def test_it_runs_under_the_launcher_as_written(plain_starts, tmp_path):
     first, second = accuracies(processes.by_worker(done.stdout))
     assert first == second > 0.9
     assert (tmp_path / "trained.keras").exists()
-    assert "MultiWorkerMirroredStrategy is toolkit's here" in done.stdout
+    assert "the launcher replaced tf.distribute.MultiWorkerMirroredStrategy" in done.stdout
     assert not list(tmp_path.glob("workertemp*"))
 
 

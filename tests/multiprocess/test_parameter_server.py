@@ -192,7 +192,7 @@ RECIPE = ("-m", "recipes.cifar_parameter_server", "--data=shapes")
         (processes.FEW, ("--max_staleness=-1",), "max_staleness=-1, but it must be a whole number of at least 0"),
         (processes.FEW, ("--max_staleness=1.5",), "--max_staleness"),
         (processes.FEW, ("--synchronous", "--max_staleness=1"), "Leave one of the two out"),
-        (("--chief", "--ps=1"), (), "nobody trains"),
+        (("--chief", "--ps=1"), (), "no task trains"),
         (("--workers=1", "--ps=1"), (), "there is no chief"),
     ],
 )

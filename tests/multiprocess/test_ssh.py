@@ -55,9 +55,12 @@ def test_arguments_variables_and_paths_arrive_as_they_are(hosts, odd):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--on=ssh:a,nobody"], r"nobody is to run 1 of the tasks, but its answer is: .*(No route|timed out)"),
-        (["--python=/no/python"], r"a is to run 1 of the tasks, but its answer is: .*No such file"),
-        (["--directory=/no/such"], r"its answer is: /no/such there: no such file or directory"),
+        (["--on=ssh:a,nobody"], r"nobody is to run 1 of the tasks, but no agent started there .*(No route|timed out)"),
+        (["--python=/no/python"], r"a is to run 1 of the tasks, but no agent started there .*No such file"),
+        (
+            ["--directory=/no/such"],
+            r"no agent started there \(can't enter the directory /no/such: no such file or directory",
+        ),
         (["--ssh_config=/no/such"], r"ssh is to reach a, but it says: Can't open user config file"),
         (["--on=ssh:localhost,a"], r"localhost means another machine there"),
     ],

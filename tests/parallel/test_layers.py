@@ -242,7 +242,7 @@ def fitted(strategy, make):
 @pytest.mark.parametrize("layer", ["Softmax", "UnitNormalization"])
 def test_what_needs_all_features_does_not_stand_between_a_pair(four_devices, layer):
     strategy = strategies.create("mirrored", devices=four_devices[:2])
-    with pytest.raises(StrategyError, match="computes from all of an example's features.*Leave keep_split out"):
+    with pytest.raises(StrategyError, match="needs all features of an example.*Leave keep_split out"):
         fitted(strategy, lambda: between(getattr(keras.layers, layer)()))
 
 

@@ -220,10 +220,10 @@ def test_other_callbacks_than_before_are_said(tmp_path, caplog):
         trained(tmp_path / "run", Counting(), StopAfterEpoch(1), epochs=2)
     counting = Counting()
     trained(tmp_path / "run", StopAfterEpoch(99), counting, epochs=2, resume=True)
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
     assert counting.seen == 2, "they are told by their class, and the order is free"
     trained(tmp_path / "run", Counting(), epochs=3, resume=True)
-    assert "callbacks StopAfterEpoch, Counting and goes on with Counting" in caplog.text
+    assert "callbacks StopAfterEpoch, Counting and resumes with Counting" in caplog.text
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def test_less_data_than_before_is_a_sentence(tmp_path, four_devices):
 def test_another_pipeline_than_the_saved_iterators_is_a_sentence(tmp_path, four_devices):
     with pytest.raises(StoppedBySignal):
         train(tmp_path / "run", four_devices, tensors, extra=[StopAfter(steps=12)])
-    with pytest.raises(DataError, match="that is one of <_PrefetchDataset"):
+    with pytest.raises(DataError, match="that iterator reads <_PrefetchDataset"):
         train(tmp_path / "run", four_devices, lambda folder: tensors(folder).map(lambda x, y: (x, y, y)), resume=True)
 
 

@@ -181,7 +181,7 @@ def test_a_signal_is_no_exception_that_a_sweep_would_swallow():
 
 @pytest.mark.parametrize("place", ["gs://bucket/run", "s3://bucket/run"])
 def test_an_address_is_no_directory(place):
-    with pytest.raises(RunDirectoryError, match="only a disk can do"):
+    with pytest.raises(RunDirectoryError, match="it is a URL"):
         Run(place)
     assert not pathlib.Path(place.partition("//")[0]).exists()
 
