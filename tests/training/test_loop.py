@@ -106,6 +106,83 @@ def test_a_loop_that_can_not_be_saved_is_a_sentence(tmp_path, state, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kept", ["a loss", "a dict", "a metric", "no optimizer"])
+def test_what_a_step_returns_is_the_epochs_row(tmp_path, kept):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer, mean, losses = keras.optimizers.SGD(0.01), keras.metrics.Mean(name="loss"), []
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - 3.0) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if kept == "no optimizer":
+            for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+                variable.assign_sub(0.01 * gradient)
+        else:
+            optimizer.apply(gradients, model.trainable_variables)
+        losses.append(float(loss))
+        mean.reset_state()
+        mean.update_state(loss)
+        return {"a dict": {"loss": loss}, "a metric": {"loss": mean}}.get(kept, loss)
+
+    state = {"model": model} if kept == "no optimizer" else {"model": model, "optimizer": optimizer, "mean": mean}
+    with Run(tmp_path / "run", recipe="test") as run:
+        history = run.loop(step, np.ones((16, 2), "float32"), state=state, batch_size=8, epochs=2)
+    assert len(losses) == 4
+    assert history.history["loss"] == pytest.approx([losses[1], losses[3]])
+    assert run.summary["loss"] == pytest.approx(losses[3])
+
+
+@pytest.mark.slow
+def test_a_loop_evaluates_by_its_own_code(tmp_path):
+    state = parts(tf.distribute.get_strategy())
+    with Run(tmp_path / "run", recipe="test") as run, pytest.raises(RequestError, match="leave validation_data out"):
+        run.loop(print, np.zeros((8, 8)), state=state, validation_data=np.zeros((8, 8)))
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_scaled_when_an_epoch_begins_is_scaled_once(tmp_path):
+    """LearningRateScheduler with (epoch, rate), as Keras documents it, in an epoch that is begun a second time."""
+    x = np.random.default_rng(0).normal(size=(32, 2))
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)) == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def train(folder, *callbacks, resume=False):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        halving = keras.callbacks.LearningRateScheduler(lambda _, rate: rate / 2)
+        with Run(folder, recipe="test", resume=resume) as run:
+            run.fit(model, x, x[:, :1], epochs=3, batch_size=8, callbacks=[halving, *callbacks])
+        return run.summary["weights_sha256"], float(model.optimizer.learning_rate)
+
+    whole = train(tmp_path / "a")
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "b", Stop())
+    assert train(tmp_path / "b", resume=True) == whole
+    assert whole[1] == pytest.approx(0.1 / 8)
+
+
+@pytest.mark.slow
+def test_the_best_of_two_fits_is_the_best_of_both(tmp_path):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    x = np.random.default_rng(0).normal(size=(32, 2))
+    with Run(tmp_path / "run", recipe="test", best="loss") as run:
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        run.fit(model, x, x[:, :1], epochs=4, batch_size=8)
+        weights = model.get_weights()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        run.fit(model, x, x[:, :1] + 9, epochs=1, batch_size=8)
+    best = keras.saving.load_model(tmp_path / "run/best.keras").get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(best, weights, strict=True))
+
+
+@pytest.mark.slow
 def test_a_best_model_that_can_not_be_written_costs_the_file_and_not_the_run(tmp_path, monkeypatch, caplog):
     (tmp_path / "run/best.keras").mkdir(parents=True)  # A name that no file can take.
     (tmp_path / "run/best.keras/full").touch()

@@ -59,7 +59,7 @@ class CallbackState:
                     if _frozen(value) == self._at_first.get((number, name)):
                         continue
                     kept[name] = _packed(value, f"{_PREFIX}{number:04d}/{name}", arrays)
-                elif self._changes(number, name, value) and number not in self._named:
+                elif self._changes(number, name, value) and not _is_keras_own(callback) and number not in self._named:
                     self._named.add(number)
                     _LOG.warning(
                         "%s keeps %s in %s, which can't be saved: a resumed run starts that attribute again",
@@ -104,9 +104,14 @@ class CallbackState:
         return before is not value or (isinstance(value, _CONTAINERS) and bool(value))
 
 
+def _is_keras_own(callback: "keras.callbacks.Callback") -> bool:
+    """Whether it makes again what it can't save, such as CSVLogger's writer."""
+    return type(callback).__module__.startswith("keras.")
+
+
 def _attributes(callback: "keras.callbacks.Callback") -> dict[str, Any]:
     own: Iterable[str] = _KERAS_OWN
-    if type(callback).__module__.startswith("keras."):
+    if _is_keras_own(callback):
         # Arguments, of which EarlyStopping turns one around (min_delta) when it first compares, in each process.
         own = (*own, *inspect.signature(type(callback).__init__).parameters)
     return {name: value for name, value in vars(callback).items() if name not in own}

@@ -23,10 +23,21 @@ class Loop(keras.Model):
         super().__init__(name="loop")
         self.step = step
         self.parts = dict(state)
+        self._logs: dict[str, Any] = {}
         for name, value in state.items():
             setattr(self, f"part_{name}", value)  # Keras and TensorFlow find what they track among attributes.
         self.built = True
         self.compile(optimizer=None)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Those among its parts, without the mean of a loss that `compile` makes."""
+        leaves = keras.tree.flatten(list(self.parts.values()))
+        return [part for part in leaves if isinstance(part, keras.metrics.Metric)]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns what the last step returned, or before it what the metrics hold."""
+        return dict(self._logs) or {metric.name: metric.result() for metric in self.metrics}
 
     @property
     def models(self) -> dict[str, keras.Model]:
@@ -43,19 +54,28 @@ class Loop(keras.Model):
 
         def train(iterator: Any) -> dict[str, Any]:
             found = self.step(next(iterator))
-            return found if isinstance(found, dict) else {} if found is None else {"loss": found}
+            logs = found if isinstance(found, dict) else {} if found is None else {"loss": found}
+            self._logs = {name: _value(value) for name, value in logs.items()}
+            return self._logs
 
         self.train_function = train
         return train
 
 
-def loop_of(step: Callable[[Any], Any], state: Mapping[str, Any], *, best: str | None) -> Loop:
+def _value(value: Any) -> Any:
+    return value.result() if isinstance(value, keras.metrics.Metric) else value
+
+
+def loop_of(
+    step: Callable[[Any], Any], state: Mapping[str, Any], *, best: Any = None, options: Mapping[str, Any] | None = None
+) -> Loop:
     """Returns the model that stands for a loop, under the strategy of its parts.
 
     Args:
         step: The user's function of a step.
         state: What a checkpoint holds, by name.
-        best: The metric by which the best model is to be kept; None for no such model.
+        best: What keeps the best model; None for no such model.
+        options: Those of `fit`.
 
     Raises:
         RequestError: The state can't be saved, or is that of parameter servers.
@@ -74,9 +94,15 @@ def loop_of(step: Callable[[Any], Any], state: Mapping[str, Any], *, best: str |
                 found="it has no variables yet, so no checkpoint could be restored into it",
                 remedy="Call it once, or its build(input_shape), before the loop",
             )
+    if options and options.get("validation_data") is not None:
+        raise RequestError(
+            asked="validation_data is given to a loop",
+            found="only your own code can evaluate its models",
+            remedy="Evaluate in on_epoch_end of a callback, and leave validation_data out",
+        )
     if best is not None and len(models) > 1:
         raise RequestError(
-            asked=f"best={best!r} keeps the best model",
+            asked="best= keeps the best model",
             found=f"the loop has several: {', '.join(models)}",
             remedy="Leave best out, and save them in a callback of your own",
         )

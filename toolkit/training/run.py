@@ -253,7 +253,7 @@ class Run:
             data=data,
             callbacks=callbacks,
             checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
-            best=self._best,
+            best=self._best if self._watching is None else self._watching.best,  # Which knows the best value so far.
             checkpoint=checkpoint,
             resumed=resumed,
             profile=self._profile,
@@ -286,7 +286,7 @@ class Run:
         """
         from toolkit.training.loop import loop_of
 
-        return self.fit(loop_of(step, state, best=self._best), data, **options)
+        return self.fit(loop_of(step, state, best=self._best, options=options), data, **options)
 
     def _begin_part(self) -> None:
         """Gives each call of `fit` its own checkpoints: an earlier one is complete by now."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies import agreement
+from toolkit.strategies.optimizers import optimizers_of
 from toolkit.support import files, status
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
@@ -81,6 +82,7 @@ class Saving(keras.callbacks.Callback):
         self._random_at_epoch: dict | None = None
         self._train: Any = None
         self._failures = 0
+        self._scalars: list[tuple[Any, np.ndarray]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.signals.held = True
@@ -103,6 +105,19 @@ class Saving(keras.callbacks.Callback):
             self.data.use(iterator)
         return self.model.get_metrics_result() if self.tracker.passing_over else self._train(iterator)
 
+    def set_model(self, model: keras.Model) -> None:
+        """Notes rates and counters of the optimizers, as they were restored."""
+        super().set_model(model)
+        if self.tracker.resumed.batch:
+            scalars = (v for each in optimizers_of(model) for v in each.variables if not v.shape)
+            self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
+
+    def _restore_scalars(self) -> None:
+        """Takes back what callbacks have done when they were told of the epoch's begin a second time."""
+        with self.model.distribute_strategy.scope():
+            for variable, value in self._scalars:
+                variable.assign(value)
+
     def _restore_host(self, resumed: Checkpoint) -> None:
         """Sets callbacks' counters, and the random state that data drawn by Python doesn't bring along by itself."""
         self.callbacks.restore(resumed.metadata.get("callbacks", []), resumed.arrays)
@@ -123,6 +138,7 @@ class Saving(keras.callbacks.Callback):
         if self.tracker.passing_over:
             if batch + 1 >= self.tracker.resumed.batch and self.resumed is not None:
                 self._restore_host(self.resumed)  # Now the callbacks have seen all steps that are passed over.
+                self._restore_scalars()
             return
         # A multiple of every_steps lies in this call's steps (there are several with steps_per_execution).
         before = position.step - (batch - self.tracker.batch + 1)

@@ -132,10 +132,10 @@ def _variables(model: "keras.Model") -> dict:
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
-    first, *others = optimizers = _optimizers(model)
-    if model.built and not others and not first.built:
+    optimizers = _optimizers(model)  # None in a loop of the user's own that updates weights by itself.
+    if model.built and len(optimizers) == 1 and not optimizers[0].built:
         with model.distribute_strategy.scope():
-            first.build(model.trainable_variables)
+            optimizers[0].build(model.trainable_variables)
     found = {_uncounted(f"{_MODEL}{number:04d}/{v.name}"): v for number, v in enumerate(model.variables)}
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
@@ -168,7 +168,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
     from toolkit.strategies.optimizers import trained_by
 
     optimizers = _optimizers(model)
-    if len(optimizers) == 1:
+    if len(optimizers) < 2:
         return {}
     numbers = {id(variable): number for number, variable in enumerate(model.variables)}
     return {

@@ -33,7 +33,8 @@ class Watching:
         data: The user's data; None where it begins at the right step by itself.
         callbacks: The user's own: one, several, or None.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only.
-        best: The metric by which the best model is kept; None for no such model.
+        best: The metric by which the best model is kept, or the callback that an earlier `fit` has kept it by; None
+            for no such model.
         checkpoint: What this process goes on from; None for a new run.
         resumed: Where this process goes on.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown is kept;
@@ -43,6 +44,7 @@ class Watching:
 
     Attributes:
         callbacks: For `fit`, in their order.
+        best: The callback that keeps the best model; None for no such model.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Watching:
         data: DataPosition | None,
         callbacks: Any,
         checkpoint_steps: int,
-        best: str | None,
+        best: Best | str | None,
         checkpoint: Checkpoint | None,
         resumed: Position,
         profile: int | bool,
@@ -65,8 +67,9 @@ class Watching:
         progress: bool,
     ) -> None:
         callbacks = keras.tree.flatten(callbacks or [])
-        if best is not None:
-            callbacks.append(Best(directory.best, best))
+        self.best = Best(directory.best, best) if isinstance(best, str) else best
+        if self.best is not None:
+            callbacks.append(self.best)
         self.model = model
         strategy = model.distribute_strategy
         writes = isinstance(directory, RunDirectory)
