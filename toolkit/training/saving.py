@@ -109,7 +109,7 @@ class Saving(keras.callbacks.Callback):
         """Notes rates and counters of the optimizers, as they were restored."""
         super().set_model(model)
         if self.tracker.resumed.batch:
-            scalars = (v for each in optimizers_of(model) for v in each.variables if not v.shape)
+            scalars = (v for each in optimizers_of(model) for v in each.variables if len(v.shape) == 0)
             self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
 
     def _restore_scalars(self) -> None:
