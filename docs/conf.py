@@ -122,8 +122,8 @@ def table(headings, rows):
 def features():
     """docs/features.csv, by groups."""
     rows = rows_of(HERE / "features.csv")
-    columns = ("one_device", "mirrored", "run", "workers", "in_turn", "free")
-    headings = ("", "one device", "mirrored", "mirrored, in a `Run`", "workers", "parameter servers in turn", "free")
+    columns = ("mirrored", "run", "workers", "in_turn", "free")
+    headings = ("", "mirrored", "mirrored, in a `Run`", "workers", "servers in turn", "servers, free")
     parts = []
     for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]
