@@ -94,9 +94,7 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
         if isinstance(error, UnicodeEncodeError):
             found = "it is no UTF-8, and TensorFlow writes no file under such a name"
         raise RunDirectoryError(
-            asked=_ASKED.format(repr(os.fspath(path))),
-            found=found,
-            remedy="Name a directory on a disk of this machine, or one that it mounts",
+            asked=_ASKED.format(repr(os.fspath(path))), found=found, remedy="Name a directory on a disk"
         ) from error
 
 
