@@ -59,7 +59,7 @@ def start(tmp_path):
 def ends(*processes):
     """What each has printed, those that supervise first; and their exit codes."""
     texts = [process.communicate(timeout=60)[0] for process in processes]
-    order = sorted(range(len(texts)), key=lambda number: "which has the logs" in texts[number])
+    order = sorted(range(len(texts)), key=lambda number: "that launcher has the logs" in texts[number])
     return [texts[number] for number in order], [process.returncode for process in processes]
 
 
@@ -184,7 +184,7 @@ def test_a_host_that_is_killed_comes_back(start, address, tmp_path):
     flags = ("--max_restarts=1", "--heartbeat_timeout=5", "--grace=2", "--workers=2")
     both = [start(address, *flags, command=("train.py", "wait")) for _ in range(2)]
     heads = [process.stdout.readline() for process in both]
-    member = both[[("which has the logs" in head) for head in heads].index(True)]
+    member = both[[("that launcher has the logs" in head) for head in heads].index(True)]
     chief = both[1 - both.index(member)]
     assert "rank" in member.stdout.readline()
     member.kill()
