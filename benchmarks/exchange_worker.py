@@ -18,6 +18,7 @@ from benchmarks import networks
 from benchmarks.namespaces import received
 
 ROWS = (
+    "alone float32",
     "ddp float32",
     "ddp float16",
     "tp float32",
@@ -57,17 +58,18 @@ def main() -> None:
 
 
 def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
-    """Keras's own `fit`: under TensorFlow's strategy (with what it lacks), or this toolkit's."""
+    """Keras's own `fit`: without an exchange, under TensorFlow's strategy (with what it lacks), or this toolkit's."""
     addresses = _ADDRESSES.value
-    os.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": _RANK.value}}
-    )
+    if kind != "alone":
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": _RANK.value}}
+        )
     os.environ["TF_NUM_INTRAOP_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     import toolkit
 
     dtype = "float16" if how == "16 bits" else how
-    exchange = toolkit.strategies.GradientExchange(dtype=dtype, bytes_per_pack=4 << 20)
-    strategy = toolkit.strategies.create("multi_worker", gradients=exchange)
+    exchange = toolkit.strategies.GradientExchange(dtype=dtype)
+    strategy = toolkit.strategies.create("one_device" if kind == "alone" else "multi_worker", gradients=exchange)
 
     import keras
     import tensorflow as tf
@@ -79,7 +81,7 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
     keras.utils.set_random_seed(1)
     if kind == "tensorflow":
         _as_keras_has_it()
-    else:
+    elif kind != "alone":
         network = networks.in_keras(NETWORK.value)
         activations = dtype if how == "16 bits" else "float32"
         batch = networks.BATCH[NETWORK.value]

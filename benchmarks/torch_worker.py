@@ -104,8 +104,12 @@ def _network(name: str) -> nn.Sequential:
         table = nn.Embedding(networks.VOCABULARY, networks.WIDTH)
         return nn.Sequential(table, *blocks, _Mean(), nn.Linear(networks.WIDTH, 10))
     parts: list[nn.Module] = []
-    for inputs, filters in ((3, 32), (32, 64)):
+    all_filters = networks.FILTERS[name]
+    for inputs, filters in zip((3, *all_filters), all_filters, strict=False):
         parts += [nn.Conv2d(inputs, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    if name == "conv":
+        parts[-1] = nn.AdaptiveAvgPool2d(1)
+        return nn.Sequential(*parts, nn.Flatten(), nn.Linear(all_filters[-1], 10))
     parts += [nn.Flatten(), nn.Linear(4096, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)]
     return nn.Sequential(*parts)
 

@@ -18,7 +18,8 @@ from benchmarks.namespaces import measured_on, two_hosts
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.", lower_bound=1)
-_ONLY = flags.DEFINE_list("only", list(ROWS), "Rows to measure.")
+_ONLY = flags.DEFINE_list("only", list(ROWS), "Rows to measure: " + ", ".join(ROWS) + ".")
+flags.register_validator(_ONLY, lambda given: set(given) <= set(ROWS), "--only names rows that there are.")
 _JSON = flags.DEFINE_boolean("json", False, "Print the figures as JSON.")
 _LIMIT = 240  # Seconds for one row.
 

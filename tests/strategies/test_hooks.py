@@ -32,6 +32,13 @@ def test_hooks_are_installed_once():
     assert cross_device_utils.CollectiveReplicaLauncher._use_unique_instance_key is before
 
 
+def test_an_operation_can_wait_for_one_that_was_made_later():
+    with tf.Graph().as_default():
+        first, second = tf.constant(1.0).op, tf.constant(2.0).op
+        hooks.runs_after(first, second)
+        assert first.control_inputs == [second], "TensorFlow orders operations differently"
+
+
 SEVERAL_STEPS = """
 import sys
 import toolkit

@@ -133,7 +133,7 @@ def define_gradients(*, between_processes: bool = True) -> None:
             "Library for collectives between processes. auto takes NCCL with GPUs.",
         )
     flags.DEFINE_integer(
-        "bytes_per_pack", 0, "Gradients are exchanged in packs of at most this size. 0 makes one pack."
+        "bytes_per_pack", None, "Gradients are exchanged in packs of at most this size; 0 makes one. Default: 512 KiB."
     )
     flags.DEFINE_boolean("shard_optimizer", False, "Split the optimizer's state over the replicas (ZeRO 1).")
 

@@ -21,6 +21,9 @@ weighting     how much a replica's means count in a step of `fit`
 losses        losses whose weights and masks are those of the whole batch
 state_shards  optimizer state in shards: each replica's part of what all have
 shard_updates  what an optimizer needs for sharded variables
+overlap       gradients that travel while others are computed, between processes
+accumulation  gradients of several steps, added up by each replica for itself and exchanged once
+summing       the sum of gradients over replicas: in packs, rows beside one another, shards over their groups
 gradients     the exchange of gradients, after which each replica does what one device does
 uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own
 reducing      `reduce` as Keras's training loop calls it

@@ -21,19 +21,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import building, collectives, losses, out_of_scope, weighting
+from toolkit.strategies import (
+    accumulation,
+    building,
+    collectives,
+    losses,
+    out_of_scope,
+    overlap,
+    summing,
+    weighting,
+)
 from toolkit.strategies.exchange import exchange_of
-from toolkit.strategies.mesh import Among
 from toolkit.strategies.optimizers import trained_by
 from toolkit.strategies.replica_shards import ReplicaShardedVariable
 from toolkit.strategies.shard_updates import adapt_to_shards, mapped, values_of
 from toolkit.strategies.state_shards import cut_among, part_of_rows, scattered
-from toolkit.support.graphs import SHAPES
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_optimizers", "reduced", "same_everywhere"]
+__all__ = ["adapt_optimizers", "reduced"]
 
-_UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
 _here = threading.local()
 
 
@@ -52,6 +58,9 @@ def adapt_optimizers() -> None:
     adapt_to_shards()
     out_of_scope.adapt_calls()
     building.adapt_building()
+    accumulation.adapt_accumulation(
+        lambda grads: summing.over_replicas(grads, exchange_of(tf.distribute.get_strategy()))
+    )
     weighting.adapt_trainers()
     losses.adapt_losses()
 
@@ -78,10 +87,15 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     if len(grads) == len(variables):  # Else Keras says what is wrong.
         cut = cut_among(optimizer, variables)
+        later = accumulation.later(optimizer, grads, variables)
         share = weighting.current()
-        grads = reduced(grads, variables, cut, weighted=share is not None and id(optimizer) in share.scaled_by)
+        weighted = share is not None and id(optimizer) in share.scaled_by
+        grads = reduced(grads, variables, cut, later, weighted=weighted)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             grads = _finite_alike(grads, variables, cut)
+        with _with_sums(), accumulation.exchanged_later(optimizer, [variables[number] for number in later]):
+            original(optimizer, grads, trainable_variables)
+        return
     with _with_sums():
         original(optimizer, grads, trainable_variables)
 
@@ -122,7 +136,14 @@ def _finite_alike(grads: list, variables: Sequence, cut: frozenset) -> list:
     return grads
 
 
-def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset(), *, weighted: bool = False) -> list:
+def reduced(
+    grads: Sequence,
+    variables: Sequence,
+    cut: frozenset = frozenset(),
+    later: frozenset = frozenset(),
+    *,
+    weighted: bool = False,
+) -> list:
     """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
 
     Args:
@@ -130,15 +151,16 @@ def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset(), 
         variables: A `keras.Variable` for each gradient.
         cut: The numbers of those variables of which each replica updates its part: that part of the gradient is
             returned, flat.
+        later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
         weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
     """
     exchange = exchange_of(tf.distribute.get_strategy())
     share = weighting.current()
-    dtype = tf.as_dtype(exchange.dtype)
+    dtype = summing.sent_as(exchange)
     out = list(grads)
     for number, variable in enumerate(variables):
         if out[number] is not None and isinstance(variable, ReplicaShardedVariable):
-            out[number] = _over_groups(out[number], dtype if dtype.size < 4 else None)
+            out[number] = summing.over_groups(out[number], dtype)
     summed = [
         number
         for number, variable in enumerate(variables)
@@ -158,94 +180,22 @@ def reduced(grads: Sequence, variables: Sequence, cut: frozenset = frozenset(), 
         # A replica without examples has no mean: 0 / 0.
         return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
 
-    def sent(gradient: Any) -> Any:
-        return _cast(counted(gradient), dtype) if dtype.size < 4 else counted(gradient)
-
+    overlap.weights_first([out[number] for number in later])
+    for number in later:
+        out[number] = counted(out[number])
+    summed = [number for number in summed if number not in later]
     dense = [number for number in summed if number in cut and not isinstance(out[number], tf.IndexedSlices)]
     if dense:
-        parts = scattered([counted(out[number]) for number in dense], dtype=dtype if dtype.size < 4 else None)
+        parts = scattered([counted(out[number]) for number in dense], dtype=dtype)
         for number, part in zip(dense, parts, strict=True):
             out[number] = part
     summed = [number for number in summed if number not in dense]
     if not summed:
         return out
-    totals = _summed_over_replicas([sent(out[number]) for number in summed], exchange.bytes_per_pack)
+    totals = summing.over_replicas([counted(out[number]) for number in summed], exchange)
     for number, total in zip(summed, totals, strict=True):
-        out[number] = _cast(total, out[number].dtype)
-        if number in cut:
-            out[number] = part_of_rows(out[number], variables[number])
+        out[number] = part_of_rows(total, variables[number]) if number in cut else total
     return out
-
-
-def _over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
-    """Returns the sum of a shard's gradients: each group has that of its own examples, weighted already."""
-    if collectives.replica_id_and_count(Among.PEERS)[1] == 1:
-        return gradient
-    if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
-        return mapped(gradient, lambda values: collectives.all_reduce(values, among=Among.PEERS, dtype=dtype))
-    # Rows beside one another, as those of one device's lookups are. Groups may have different numbers of them: what is
-    # missing is filled with zeros of the first row.
-    size = tf.shape(gradient.indices)[0]
-    missing = collectives.all_reduce_max(size, among=Among.PEERS) - size
-    values = tf.pad(gradient.values, [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)])
-    values = collectives.all_gather(values, among=Among.PEERS, dtype=dtype)
-    indices = collectives.all_gather(tf.pad(gradient.indices, [[0, missing]]), among=Among.PEERS)
-    values = tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], 0))
-    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), gradient.dense_shape)
-
-
-def _summed_over_replicas(gradients: list, bytes_per_pack: int) -> list:
-    # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
-    # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
-    alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
-    given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
-    if collectives.on_cpus_of_one_process():
-        # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
-        totals = [_added(gradient) for gradient in given]
-    else:
-        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
-        totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, given, options)
-    return [
-        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
-        for total, gradient, same in zip(totals, gradients, alike, strict=True)
-    ]
-
-
-def _added(gradient: Any) -> Any:
-    """Returns the sum over the replicas of one process; of some rows, all replicas' rows beside one another."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return collectives.all_reduce(gradient)
-    values, indices = (collectives.concatenated(each) for each in (gradient.values, gradient.indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def same_everywhere(indices: Any) -> bool:
-    """Says whether indices can be seen to depend on no example: on constants, variables and shapes only."""
-    # Replicas may have different numbers of those whose number isn't known here.
-    if tf.executing_eagerly() or not indices.shape.is_fully_defined():
-        return False
-    waiting, seen = [indices], set()
-    while waiting:
-        tensor = waiting.pop()
-        if not hasattr(tensor, "graph"):  # A constant from outside of the function.
-            continue
-        operation, graph = tensor.op, tensor.graph
-        if operation in seen or operation.type in SHAPES:
-            continue
-        seen.add(operation)
-        if operation.type == "Placeholder":
-            outer = {id(inner): given for given, inner in getattr(graph, "captures", ())}.get(id(tensor))
-            if outer is None:  # An argument of the function.
-                return False
-            waiting.append(outer)
-        elif any(word in operation.type for word in _UNKNOWN):
-            return False
-        waiting += operation.inputs
-    return True
-
-
-def _cast(gradient: Any, dtype: tf.DType) -> Any:
-    return mapped(gradient, lambda values: tf.cast(values, dtype))
 
 
 # What Keras does for all replicas together, done by each for itself: they have the same gradients.

@@ -1,4 +1,4 @@
-"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped, and what is read there.
+"""What only TensorFlow's insides allow, in one place: two private functions of 2.21, wrapped, and what is used there.
 
 `tests/strategies/test_hooks.py` fails when either changes, and says which one is no longer needed.
 """
@@ -17,7 +17,14 @@ from toolkit.strategies.communication import kind_of
 from toolkit.strategies.sharing import untuned
 from toolkit.support.wrapping import wrap
 
-__all__ = ["communication_of", "expect_heartbeats", "input_devices_kept", "install", "ordering_token"]
+__all__ = [
+    "communication_of",
+    "expect_heartbeats",
+    "input_devices_kept",
+    "install",
+    "ordering_token",
+    "runs_after",
+]
 
 
 def install() -> None:
@@ -71,6 +78,14 @@ def input_devices_kept(strategy: tf.distribute.MirroredStrategy) -> Iterator[Non
         yield
     finally:
         strategy.extended._input_workers_devices = before
+
+
+def runs_after(later: tf.Operation, earlier: tf.Operation) -> None:
+    """Has one operation of a graph that is being traced wait for another, which was perhaps made after it.
+
+    `tf.control_dependencies` is public, but for operations that are still to be made.
+    """
+    later._add_control_input(earlier)
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:

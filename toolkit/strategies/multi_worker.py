@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import gradients, hooks, mirrored
+from toolkit.strategies import gradients, hooks, mirrored, overlap
 from toolkit.strategies.agreement import processes
 from toolkit.strategies.communication import options_for
 from toolkit.strategies.consistency import seed_alike
@@ -80,6 +80,7 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
         if resolver is not None:
             wait_for_others(resolver, start_timeout)
             hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARTBEAT_SHARE * status.heartbeat_timeout())
+        overlap.let_exchanges_begin()
         with _ends_in(start_timeout), _keeps_sigterm():
             try:
                 super().__init__(resolver, communication_options)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["SHAPES", "computed_from", "is_elementwise"]
+__all__ = ["computed_from", "is_elementwise", "same_everywhere"]
 
 # Operations whose result says nothing of the values of a batch, only of its shape.
-SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+# Operations of whose results nothing is known from here.
+_UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
 # Operations that compute each element from those at its place.
 _ELEMENTWISE = frozenset(
     """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
@@ -25,7 +27,7 @@ def computed_from(operations: "Iterable[tf.Operation]", until: "Container[tf.Ope
     waiting, seen = list(operations), dict[Any, None]()
     while waiting:
         each = waiting.pop()
-        if each not in seen and each.type not in SHAPES:
+        if each not in seen and each.type not in _SHAPES:
             seen[each] = None
             if each not in until:
                 waiting += [tensor.op for tensor in each.inputs]
@@ -38,3 +40,30 @@ def is_elementwise(operation: "tf.Operation") -> bool:
         before, after = operation.inputs[0].shape, operation.outputs[0].shape
         return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
     return operation.type in _ELEMENTWISE
+
+
+def same_everywhere(indices: Any) -> bool:
+    """Says whether indices can be seen to depend on no example: on constants, variables and shapes only."""
+    # Replicas may have different numbers of those whose number isn't known here.
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or not indices.shape.is_fully_defined():
+        return False
+    waiting, seen = [indices], set()
+    while waiting:
+        tensor = waiting.pop()
+        if not hasattr(tensor, "graph"):  # A constant from outside of the function.
+            continue
+        operation, graph = tensor.op, tensor.graph
+        if operation in seen or operation.type in _SHAPES:
+            continue
+        seen.add(operation)
+        if operation.type == "Placeholder":
+            outer = {id(inner): given for given, inner in getattr(graph, "captures", ())}.get(id(tensor))
+            if outer is None:  # An argument of the function.
+                return False
+            waiting.append(outer)
+        elif any(word in operation.type for word in _UNKNOWN):
+            return False
+        waiting += operation.inputs
+    return True

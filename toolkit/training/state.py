@@ -34,7 +34,10 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
 
     A variable that is mirrored on several devices is read once.
     """
+    from toolkit.strategies import accumulation
+
     _settle(model)
+    accumulation.settle(model)
     return {**_values(_variables(model)), **_trained(model)}
 
 

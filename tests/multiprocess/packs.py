@@ -1,0 +1,57 @@
+"""Trains one model in several ways to pack gradients, in one of two workers.
+
+python packs.py OUT.npz
+"""
+
+import sys
+
+import toolkit
+
+strategy = toolkit.strategies.create("auto")
+
+import keras
+import numpy as np
+
+from toolkit.strategies import overlap
+from toolkit.strategies.exchange import GradientExchange, set_exchange
+
+WAYS = {
+    "one pack": {"bytes_per_pack": 0},
+    "chosen": {},
+    "small packs": {"bytes_per_pack": 256},
+    "small packs, no order": {"bytes_per_pack": 256, "order": False},
+    "several steps": {"bytes_per_pack": 256, "steps_per_execution": 3},
+    "eager": {"bytes_per_pack": 256, "run_eagerly": True},
+    "float16": {"bytes_per_pack": 256, "dtype": "float16"},
+}
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(20, 8)(tokens)
+    x = keras.layers.Reshape((6, 8, 1))(keras.layers.MultiHeadAttention(2, 4)(x, x))
+    x = keras.layers.Conv2D(4, 3, activation="relu", padding="same")(keras.layers.Conv2D(3, 3)(x))
+    x = keras.layers.BatchNormalization()(x)
+    return keras.Model(tokens, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+
+
+def main():
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
+    seen, kept = {}, overlap.weights_first
+    for way, given in WAYS.items():
+        arguments = dict(given)
+        overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
+        how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
+        set_exchange(strategy, GradientExchange(**arguments))
+        with strategy.scope():
+            model = network()
+            model.compile(keras.optimizers.Adam(0.01), "mse", **how)
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        seen[way] = np.concatenate([weight.ravel() for weight in model.get_weights()])
+    np.savez(sys.argv[1], **seen)
+
+
+if __name__ == "__main__":
+    main()
