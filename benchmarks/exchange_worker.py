@@ -5,6 +5,7 @@
 SGD with momentum. Bytes are what the kernel received on the process's own interface while the steps ran.
 """
 
+import inspect
 import json
 import os
 import pathlib
@@ -123,7 +124,7 @@ def _as_keras_has_it() -> None:
     import keras
 
     for name in ("_backend_apply_gradients", "_clip_gradients", "_all_reduce_sum_gradients"):
-        setattr(keras.optimizers.Optimizer, name, getattr(keras.optimizers.Optimizer, name).__wrapped__)
+        setattr(keras.optimizers.Optimizer, name, inspect.unwrap(getattr(keras.optimizers.Optimizer, name)))
 
 
 class _Clock:
