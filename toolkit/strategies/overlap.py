@@ -11,8 +11,9 @@ PyTorch (Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3), in 
 """
 
 import contextlib
+import graphlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,13 +23,6 @@ from toolkit.strategies import collectives, hooks
 __all__ = ["begins_by_itself", "let_exchanges_begin", "packed", "summed", "weights_first"]
 
 BYTES_PER_PACK = 512 << 10  # Where nothing else is asked for: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
-# What the gradient of a layer's weights, and that of its input, are made by.
-_PRODUCTS = frozenset(
-    """MatMul BatchMatMulV2 BatchMatMulV3 Einsum Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2
-    Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput""".split()  # noqa: SIM905 - A list of words.
-)
-# What may stand between such a product and the gradient that an optimizer is given.
-_BETWEEN = frozenset("AddN AddV2 Cast Identity Mul Reshape SelectV2 Squeeze Sum Transpose".split())  # noqa: SIM905
 
 
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
@@ -50,10 +44,12 @@ def let_exchanges_begin() -> None:
 
 
 def weights_first(gradients: Sequence[tf.Tensor]) -> None:
-    """Has each product that makes a weight's gradient go before those that only need the same tensors.
+    """Has what makes a weight's gradient go before everything else that waits for the same tensor.
 
-    Nothing else is changed, so every number is the same. An operation made after everything that a gradient is
-    computed from can't be what it is computed from, so that waiting makes no circle.
+    Nothing else is changed, so every number is the same. What makes a gradient is all that only this gradient needs.
+    Of what that is computed from, one operation is the last, such as the gradient of a layer's output; others that
+    need it wait. They come after it in an order that the graph has already, in which what makes the gradient can stand
+    directly behind that operation, so that waiting makes no circle.
 
     Args:
         gradients: In the graph of a step that is being traced; of any shape and dtype.
@@ -61,29 +57,37 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
     if tf.executing_eagerly() or not gradients:
         return
     graph = tf.compat.v1.get_default_graph()
-    order = {operation: number for number, operation in enumerate(graph.get_operations())}
     # A constant of an outer function is no tensor of this graph.
-    made = [gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph]
-    roots = {root for operation in made for root in _products(operation)}
-    for root in roots:
-        last = max((order[tensor.op] for tensor in root.inputs), default=-1)
-        for other in {other for tensor in root.inputs for other in tensor.consumers()} - roots:
-            if other.type in _PRODUCTS and order[other] > last:
-                hooks.runs_after(other, root)
+    made = dict.fromkeys(gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph)
+    try:
+        sorted_ = graphlib.TopologicalSorter({each: _needed_by(each) for each in graph.get_operations()}).static_order()
+        order = {operation: number for number, operation in enumerate(sorted_)}
+    except graphlib.CycleError:  # A loop of TensorFlow 1.
+        return
+    makers = {operation: _only_for(operation, made) for operation in made}
+    all_makers = set().union(*makers.values())
+    for operation, only in makers.items():
+        needed = {each for maker in only for each in _needed_by(maker)} - only
+        last = max(needed, key=order.__getitem__, default=None)
+        consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
+        for other in consumers - all_makers:
+            hooks.runs_after(other, operation)
 
 
-def _products(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Returns the last products that what an operation makes is made by."""
-    waiting, seen = [operation], set()
+def _needed_by(operation: tf.Operation) -> list[tf.Operation]:
+    return [tensor.op for tensor in operation.inputs] + operation.control_inputs
+
+
+def _only_for(gradient: tf.Operation, others: Container[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that nothing but a gradient needs, itself included."""
+    waiting, found = [gradient], {gradient}
     while waiting:
-        each = waiting.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        if each.type in _PRODUCTS:
-            yield each
-        elif each.type in _BETWEEN:
-            waiting += [tensor.op for tensor in each.inputs]
+        for each in {tensor.op for tensor in waiting.pop().inputs} - found:
+            needed_by = {consumer for tensor in each.outputs for consumer in tensor.consumers()}
+            if each not in others and needed_by <= found:
+                found.add(each)
+                waiting.append(each)
+    return found
 
 
 def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
