@@ -3,6 +3,7 @@
 python packs.py OUT.npz
 """
 
+import inspect
 import sys
 
 import toolkit
@@ -11,6 +12,7 @@ strategy = toolkit.strategies.create("auto")
 
 import keras
 import numpy as np
+from keras.src.backend.tensorflow import nn
 
 from toolkit.strategies import overlap
 from toolkit.strategies.exchange import GradientExchange, set_exchange
@@ -20,6 +22,7 @@ WAYS = {
     "chosen": {},
     "small packs": {"bytes_per_pack": 256},
     "small packs, no order": {"bytes_per_pack": 256, "order": False},
+    "moments as Keras exchanges them": {"moments": False},
     "several steps": {"bytes_per_pack": 256, "steps_per_execution": 3},
     "eager": {"bytes_per_pack": 256, "run_eagerly": True},
     "float16": {"bytes_per_pack": 256, "dtype": "float16"},
@@ -32,17 +35,18 @@ def network():
     x = keras.layers.Embedding(20, 8)(tokens)
     x = keras.layers.Reshape((6, 8, 1))(keras.layers.MultiHeadAttention(2, 4)(x, x))
     x = keras.layers.Conv2D(4, 3, activation="relu", padding="same")(keras.layers.Conv2D(3, 3)(x))
-    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.BatchNormalization(synchronized=True)(x)
     return keras.Model(tokens, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
 
 
 def main():
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
-    seen, kept = {}, overlap.weights_first
+    seen, kept, moments = {}, overlap.weights_first, nn._compute_moments_sync
     for way, given in WAYS.items():
         arguments = dict(given)
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
+        nn._compute_moments_sync = moments if arguments.pop("moments", True) else inspect.unwrap(moments)
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
         set_exchange(strategy, GradientExchange(**arguments))
         with strategy.scope():

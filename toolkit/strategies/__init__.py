@@ -17,11 +17,12 @@ out_of_scope  what users do outside of steps and of a strategy's scope
 building      variables, made before the first step
 early_shares  a worker's share, cut before a batch's examples are decoded
 step_logs     what a step of `fit` reports, over all replicas
+overlap       gradients that travel while others are computed, between processes
 weighting     how much a replica's means count in a step of `fit`
 losses        losses whose weights and masks are those of the whole batch
+moments       sums of a synchronised normalisation, in one exchange each way
 state_shards  optimizer state in shards: each replica's part of what all have
 shard_updates  what an optimizer needs for sharded variables
-overlap       gradients that travel while others are computed, between processes
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once
 summing       the sum of gradients over replicas: in packs, rows beside one another, shards over their groups
 gradients     the exchange of gradients, after which each replica does what one device does

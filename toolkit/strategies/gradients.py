@@ -26,6 +26,7 @@ from toolkit.strategies import (
     building,
     collectives,
     losses,
+    moments,
     out_of_scope,
     overlap,
     summing,
@@ -63,6 +64,7 @@ def adapt_optimizers() -> None:
     )
     weighting.adapt_trainers()
     losses.adapt_losses()
+    moments.adapt_moments()
 
 
 def _summed() -> bool:

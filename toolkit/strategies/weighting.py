@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives, mesh, step_logs
+from toolkit.strategies import collectives, mesh, overlap, step_logs
 from toolkit.strategies.sharing import row_count
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
@@ -122,7 +122,15 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     """Weights the gradients of what layers add over replicas, such as the moments of a synchronised normalisation."""
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
+    if overlap.begins_by_itself(context.strategy) and reduce_op in (tf.distribute.ReduceOp.SUM, "SUM"):
+        return weigh(_summed(unweigh(value)))
     return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+@tf.custom_gradient
+def _summed(value: tf.Tensor) -> tuple:
+    """Returns the sum over processes, which takes two thirds of the time of TensorFlow's where there is little."""
+    return collectives.all_reduce(value), collectives.all_reduce
 
 
 def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
