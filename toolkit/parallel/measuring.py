@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.parallel.cost import costs_seen
+from toolkit.parallel.cost import LayerCost, costs_seen
 from toolkit.parallel.graph import copy_model
 from toolkit.parallel.kinds import plain_layer
 from toolkit.parallel.machine import Link, Machine
@@ -83,13 +83,20 @@ def measure(
             took = clock.seconds(_training(instance, arguments, inputs_too=layer.passes_gradient))
             each[layer.name] = len(calls) * max(took - empty, 0.0)
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
-        link = _link(clock, [layer.parameters for layer in layers if layer.parameters], empty)
+        sizes = [layer.parameters for layer in layers if layer.parameters]
+        link = _link(clock, sizes, empty)
+        overlap = 0.0
+        if mesh.replicas(strategy) > 1 and copy.trainable_variables:
+            arguments = _like(seen.calls(copy)[0], seen.examples, batch)
+            both = clock.seconds(_training(copy, arguments, inputs_too=False, exchanged=True)) - empty
+            overlap = _overlap(both, whole, _seconds_of_sums(link, strategy, sum(sizes)), layers)
     scale = whole / max(sum(each.values()), 1e-12) / batch
     return Machine(
         name="measured here",
         speed=sum(layer.operations or 0 for layer in layers) / (whole / batch),
         memory=memory,
         inside=link,
+        overlap=overlap,
         seconds={name: seconds * scale for name, seconds in each.items()},
         fixed=empty,
     )
@@ -138,8 +145,11 @@ def _like(call: Call, examples: int, batch: int) -> tuple:
     return keras.tree.map_structure(like, call.given)
 
 
-def _training(layer: Any, arguments: tuple, *, inputs_too: bool) -> Callable:
-    """Returns a step: a layer's call, then the gradients of its weights, and with `inputs_too` of its inputs."""
+def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool = False) -> Callable:
+    """Returns a step: a layer's call, then the gradients of its weights, and with `inputs_too` of its inputs.
+
+    With `exchanged` gradients are those of all replicas, as in training.
+    """
 
     def run() -> tf.Tensor:
         given = [tf.identity(each) if isinstance(each, tf.Tensor) else each for each in keras.tree.flatten(arguments)]
@@ -151,6 +161,8 @@ def _training(layer: Any, arguments: tuple, *, inputs_too: bool) -> Callable:
             tape.watch(watched)
             outputs = layer(*args, **{**kwargs, "training": True})
         found = [g for g in tape.gradient(outputs, watched) if g is not None] if watched else []
+        if exchanged:
+            found = gradients.reduced(found, [None] * len(found))
         return _read([*found, *keras.tree.flatten(outputs)])
 
     return run
@@ -232,3 +244,25 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
         reducing=2 * (count - 1) / count * reduced / (many - few),
         smallest=few,
     )
+
+
+def _seconds_of_sums(link: Link, strategy: tf.distribute.Strategy, size: int) -> float:
+    """Returns how long an all-reduce of gradients of so many elements takes by itself."""
+    count = mesh.replicas(strategy)
+    received = 2 * (count - 1) / count * size * tf.as_dtype(exchange_of(strategy).dtype).size
+    return received / (link.reducing or link.bandwidth) + link.smallest
+
+
+def _overlap(both: float, computing: float, exchanging: float, layers: Sequence[LayerCost]) -> float:
+    """Returns the share of a backward pass in which gradients travelled, 0 to 1.
+
+    Args:
+        both: Seconds of a step with its exchange.
+        computing: Seconds of a step without.
+        exchanging: Seconds of the exchange by itself.
+        layers: The model's, which say how much of computing is the backward pass.
+    """
+    counted = [layer for layer in layers if layer.operations]
+    operations = sum(layer.operations or 0 for layer in counted)
+    backward = sum(layer.backward or 0 for layer in counted) / operations if operations else 2 / 3
+    return min(max(0.0, (computing + exchanging - both) / (backward * computing)), 1.0)

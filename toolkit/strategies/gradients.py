@@ -156,10 +156,12 @@ def reduced(
         later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
         weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
     """
-    exchange = exchange_of(tf.distribute.get_strategy())
-    share = weighting.current()
+    strategy = tf.distribute.get_strategy()
+    exchange, share = exchange_of(strategy), weighting.current()
     dtype = summing.sent_as(exchange)
     out = list(grads)
+    if overlap.begins_by_itself(strategy):
+        overlap.weights_first([each for n, each in enumerate(out) if isinstance(each, tf.Tensor) and n not in later])
     for number, variable in enumerate(variables):
         if out[number] is not None and isinstance(variable, ReplicaShardedVariable):
             out[number] = summing.over_groups(out[number], dtype)
@@ -182,7 +184,6 @@ def reduced(
         # A replica without examples has no mean: 0 / 0.
         return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
 
-    overlap.weights_first([out[number] for number in later])
     for number in later:
         out[number] = counted(out[number])
     summed = [number for number in summed if number not in later]

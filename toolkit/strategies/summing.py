@@ -55,7 +55,6 @@ def over_replicas(gradients: list, exchange: GradientExchange) -> list:
 
 def _while_computing(gradients: list, bytes_per_pack: int | None, dtype: tf.DType | None) -> list:
     whole = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
-    overlap.weights_first(whole)
     totals = iter(overlap.summed(whole, bytes_per_pack=bytes_per_pack, dtype=dtype))
     return [
         _rows(gradient, Among.ALL, dtype) if isinstance(gradient, tf.IndexedSlices) else next(totals)
