@@ -4,7 +4,7 @@
 
 Both train the small CNN from arrays by Keras's own `fit`, 128 pictures a step, a thread for each replica; the first
 epoch isn't counted. The ways take turns; the figure is the median of the pairs' ratios of images per second, whole
-epochs, and in brackets that of steps without the begin and the end of their epochs. Target: 0.8.
+epochs, and in brackets that of steps without the begin and the end of their epochs. Target: 0.9.
 """
 
 import json
