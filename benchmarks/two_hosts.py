@@ -42,6 +42,21 @@ def main() -> None:
     for row, measured in seen.items():
         of_ddp = " ".join(f"{ratio(seen, row, base):>7}" for base in ("ddp float32", "ddp float16"))
         print(f"{row:18} {shown(measured)} {of_ddp} {predicted(measured)}  {measured[-1]['losses'][-1]:.4f}")
+    for row, measured in seen.items():
+        if row.startswith("data") and "alone float32" in seen:
+            print(hidden(row, measured, seen["alone float32"]))
+
+
+def hidden(row: str, measured: list[dict], alone: list[dict]) -> str:
+    """How much of the exchange of gradients is hidden: what is measured takes its whole length from the plan."""
+    ours, wholes = [], []
+    for mine, without in zip(measured, alone, strict=True):
+        whole = mine["exchanging"] + mine["hidden"]
+        wholes.append(whole)
+        ours.append((mine["hidden"] / whole, (without["milliseconds"] + whole - mine["milliseconds"]) / whole))
+    predicted, seen = (100 * statistics.median(each) for each in zip(*ours, strict=True))
+    size = statistics.median(wholes)
+    return f"{row}: of {size:.0f} ms of exchange {predicted:.0f} % are hidden as predicted, {seen:.0f} % as measured"
 
 
 def shown(measured: list[dict]) -> str:

@@ -18,6 +18,7 @@ from toolkit.strategies import overlap
 from toolkit.strategies.exchange import GradientExchange, set_exchange
 
 WAYS = {
+    "without overlap": {"bytes_per_pack": 0, "order": False},
     "one pack": {"bytes_per_pack": 0},
     "chosen": {},
     "small packs": {"bytes_per_pack": 256},
@@ -52,7 +53,10 @@ def main():
         with strategy.scope():
             model = network()
             model.compile(keras.optimizers.Adam(0.01), "mse", **how)
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        losses = []
+        batch_end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))  # noqa: B023
+        model.fit(x, y, batch_size=8, epochs=7, shuffle=False, verbose=0, callbacks=[batch_end])
+        seen[f"losses {way}"] = losses
         seen[way] = np.concatenate([weight.ravel() for weight in model.get_weights()])
     np.savez(sys.argv[1], **seen)
 

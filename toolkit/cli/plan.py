@@ -236,7 +236,7 @@ def _measured(
 def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, arguments: argparse.Namespace) -> None:
     import rich
 
-    from toolkit.cli.plan_table import show_memory, show_plan, show_scaling
+    from toolkit.cli.plan_table import show_exchange, show_memory, show_plan, show_scaling
     from toolkit.cli.plan_verdict import verdict
 
     console = rich.get_console()
@@ -250,6 +250,8 @@ def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, argu
     )
     show_plan(plan)
     show_memory(plan, limit)
+    if not plan.unknown:
+        show_exchange(plan)
     if not plan.unknown:
         show_scaling(points, setting)
         for sentence in verdict(plan, layers, bandwidth=arguments.bandwidth):

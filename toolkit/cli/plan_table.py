@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toolkit.parallel import Plan
     from toolkit.parallel.step import Step
 
-__all__ = ["Comparison", "draw", "show_comparisons", "show_plan", "show_scaling"]
+__all__ = ["Comparison", "draw", "show_comparisons", "show_exchange", "show_plan", "show_scaling"]
 
 _WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
 _COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}  # Told apart by the colour-blind too.
@@ -62,6 +62,22 @@ def show_plan(plan: "Plan") -> None:
     for layer in plan.layers:
         if layer.splits or layer.operations is None:
             _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
+
+
+def show_exchange(plan: "Plan") -> None:
+    """Prints what replicas send one another in a step, how long that takes, and how much of it is hidden."""
+    import rich
+
+    from toolkit.parallel.plan import size_in_words
+
+    step = plan.step
+    takes = 1e3 * (step.exchanging + step.hidden)
+    if takes:
+        _line(
+            rich.get_console(),
+            f"\nA replica receives {size_in_words(step.received)} in a step. That takes {takes:,.1f} ms, of which "
+            f"{1e3 * step.hidden:,.1f} are hidden behind the backward pass.",
+        )
 
 
 def show_memory(plan: "Plan", limit: float) -> None:

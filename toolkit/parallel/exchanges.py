@@ -11,7 +11,7 @@ import dataclasses
 from toolkit.parallel.choice import SUMS, Choice, Setting, parameters_of, shard
 from toolkit.parallel.cost import LayerCost
 
-__all__ = ["Exchange", "exchanges"]
+__all__ = ["Exchange", "all_reduce", "exchanges"]
 
 _SHORT = {"float16": 2, "bfloat16": 2}  # Bytes; in float32 activations and gradients keep the dtype that they have.
 
@@ -43,13 +43,13 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
         # Of a table, the rows that were looked up, beside one another, and their numbers.
         found.append(Exchange("gradients", (replicas - 1) * batch * (layer.outputs * size + layer.inputs * 4), 1))
     else:
-        found.append(_all_reduce("gradients", setting.micro_steps * whole * size, replicas))
+        found.append(all_reduce("gradients", setting.micro_steps * whole * size, replicas))
     parts = parameters_of(layer, choice, setting) - whole
     if choice.split is not None:
-        parts_alike = _all_reduce("gradients", setting.micro_steps * parts * size, replicas // group)
+        parts_alike = all_reduce("gradients", setting.micro_steps * parts * size, replicas // group)
         found.append(dataclasses.replace(parts_alike, among="groups"))
     # Elements that are summed forward, and those of their gradients backward.
-    found += [_all_reduce("activations", layer.statistics * layer.activation_bytes, replicas)] * 2
+    found += [all_reduce("activations", layer.statistics * layer.activation_bytes, replicas)] * 2
     if choice.split is not None:
         found += [dataclasses.replace(each, among="group") for each in _within_group(layer, choice, setting)]
     return [each for each in found if each.received]
@@ -77,5 +77,6 @@ def _within_group(layer: LayerCost, choice: Choice, setting: Setting) -> list[Ex
     return found
 
 
-def _all_reduce(kind: str, size: float, replicas: int) -> Exchange:
+def all_reduce(kind: str, size: float, replicas: int) -> Exchange:
+    """Returns an all-reduce of so many bytes."""
     return Exchange(kind, 2 * (replicas - 1) / replicas * size, 2 * (replicas - 1).bit_length())

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.parallel.cost import LayerCost, costs_seen
+from toolkit.parallel.exchanges import all_reduce
 from toolkit.parallel.graph import copy_model
 from toolkit.parallel.kinds import plain_layer
 from toolkit.parallel.machine import Link, Machine
@@ -89,7 +90,10 @@ def measure(
         if mesh.replicas(strategy) > 1 and copy.trainable_variables:
             arguments = _like(seen.calls(copy)[0], seen.examples, batch)
             both = clock.seconds(_training(copy, arguments, inputs_too=False, exchanged=True)) - empty
-            overlap = _overlap(both, whole, _seconds_of_sums(link, strategy, sum(sizes)), layers)
+            count = mesh.replicas(strategy)
+            sums = all_reduce("gradients", sum(sizes) * tf.as_dtype(exchange_of(strategy).dtype).size, count)
+            alone = Machine(speed=1.0, inside=link).all_reduce_seconds(sums.received, sums.rounds, replicas=count)
+            overlap = _overlap(both, whole, alone, layers)
     scale = whole / max(sum(each.values()), 1e-12) / batch
     return Machine(
         name="measured here",
@@ -244,13 +248,6 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
         reducing=2 * (count - 1) / count * reduced / (many - few),
         smallest=few,
     )
-
-
-def _seconds_of_sums(link: Link, strategy: tf.distribute.Strategy, size: int) -> float:
-    """Returns how long an all-reduce of gradients of so many elements takes by itself."""
-    count = mesh.replicas(strategy)
-    received = 2 * (count - 1) / count * size * tf.as_dtype(exchange_of(strategy).dtype).size
-    return received / (link.reducing or link.bandwidth) + link.smallest
 
 
 def _overlap(both: float, computing: float, exchanging: float, layers: Sequence[LayerCost]) -> float:

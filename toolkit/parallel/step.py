@@ -22,6 +22,7 @@ class Step:
         computing: Seconds of layers, forward and backward.
         updating: Seconds of the optimizer.
         exchanging: Seconds in which it waits for what others send.
+        hidden: Seconds of the exchange of gradients beside those, in which it computes.
         fixed: Seconds beside all of that.
         received: Bytes that a replica receives.
         memory: Bytes that a replica holds.
@@ -31,6 +32,7 @@ class Step:
     computing: float
     updating: float
     exchanging: float
+    hidden: float
     fixed: float
     received: float
     memory: float
@@ -78,10 +80,11 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
         for among, each in gradients.items()
     ]
     reducing = sum(_waiting(pack, machine, setting) for pack in packs)
-    exchanging = waiting + max(0.0, reducing - machine.overlap * backward)
+    hidden = min(reducing, machine.overlap * backward)
+    exchanging = waiting + reducing - hidden
     memory = sum(memory_of(layers, choices, setting).values())
     fixed = machine.fixed * setting.micro_steps
-    return Step(computing, updating, exchanging, fixed, received, memory, parameters)
+    return Step(computing, updating, exchanging, hidden, fixed, received, memory, parameters)
 
 
 def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:

@@ -13,7 +13,8 @@ PyTorch (Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3), in 
 import contextlib
 import graphlib
 import os
-from collections.abc import Container, Sequence
+import weakref
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,8 @@ from toolkit.strategies import collectives, hooks
 __all__ = ["begins_by_itself", "let_exchanges_begin", "packed", "summed", "weights_first"]
 
 BYTES_PER_PACK = 512 << 10  # Where nothing else is asked for: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
+
+_with_edges: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
@@ -60,10 +63,10 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
     # A constant of an outer function is no tensor of this graph.
     made = dict.fromkeys(gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph)
     try:
-        sorted_ = graphlib.TopologicalSorter({each: _needed_by(each) for each in graph.get_operations()}).static_order()
-        order = {operation: number for number, operation in enumerate(sorted_)}
+        order = {operation: number for number, operation in enumerate(_in_order(graph))}
     except graphlib.CycleError:  # A loop of TensorFlow 1.
         return
+    _with_edges.add(graph)
     makers = {operation: _only_for(operation, made) for operation in made}
     all_makers = set().union(*makers.values())
     for operation, only in makers.items():
@@ -72,6 +75,16 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
         consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
         for other in consumers - all_makers:
             hooks.runs_after(other, operation)
+
+
+def _in_order(graph: tf.Graph) -> Iterable[tf.Operation]:
+    """Returns a graph's operations so that each comes after what it needs.
+
+    They are made in such an order: sorting them, which took as long as all the rest, is for a graph with edges of ours.
+    """
+    if graph not in _with_edges and tf.compat.v1.control_flow_v2_enabled():
+        return graph.get_operations()
+    return graphlib.TopologicalSorter({each: _needed_by(each) for each in graph.get_operations()}).static_order()
 
 
 def _needed_by(operation: tf.Operation) -> list[tf.Operation]:
