@@ -140,3 +140,13 @@ def test_a_watch_of_no_time_is_refused(capsys, value):
     code, _, err = printed(capsys, f"--watch={value}")
     assert code == 2
     assert "--watch" in err
+
+
+def test_a_card_that_cannot_be_read_hides_no_other(machine, capsys):
+    machine(recorded.A100, {**recorded.FREE, "memory": None}, recorded.FREE)
+    inventory, usage = look()
+    assert [gpu.index for gpu in inventory.gpus] == [0, 2]
+    assert len(usage) == 2
+    assert inventory.unreadable == ("GPU 1 (Not Supported)",)
+    assert "NVML can't read GPU 1 (Not Supported)" in inventory.describe()
+    assert "NVML can't read GPU 1 (Not Supported)." in printed(capsys)[1]

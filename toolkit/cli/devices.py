@@ -88,6 +88,7 @@ def _data() -> dict[str, Any]:
     return {
         "gpus": [{**dataclasses.asdict(each), "tensorflow": names.get(each.gpu.index)} for each in usage],
         "without_gpus": inventory.without_gpus,
+        "unreadable": inventory.unreadable,
         "remark": remark,
         "host": dataclasses.asdict(host()),
     }
@@ -105,6 +106,7 @@ def _shown() -> Any:
             parts += [_processes(usage)]
     else:
         parts += [f"No GPU ({inventory.without_gpus or 'NVML lists none'})."]
+    parts += [f"NVML can't read {each}." for each in inventory.unreadable if usage]
     return Group(*parts, *([remark] if usage and remark else []), _words(host()))
 
 

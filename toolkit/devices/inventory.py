@@ -35,11 +35,13 @@ class Inventory:
     Attributes:
         gpus: In nvidia-smi's order; empty where NVML finds none.
         without_gpus: Why `gpus` is empty, in NVML's own words; "" where it isn't.
+        unreadable: GPUs that NVML can't read and that aren't in `gpus`, such as "GPU 3 (GPU is lost)".
         cores: CPU cores this process may use.
     """
 
     gpus: tuple[Gpu, ...] = ()
     without_gpus: str = ""
+    unreadable: tuple[str, ...] = ()
     cores: int = 1
 
     def describe(self) -> str:
@@ -47,7 +49,8 @@ class Inventory:
         if not self.gpus:
             return f"this machine has no GPU ({self.without_gpus or 'NVML lists none'})"
         count = "1 GPU" if len(self.gpus) == 1 else f"{len(self.gpus)} GPUs"
-        return f"this machine has {count} ({'; '.join(map(str, self.gpus))})"
+        lost = f"; NVML can't read {', '.join(self.unreadable)}" if self.unreadable else ""
+        return f"this machine has {count} ({'; '.join(map(str, self.gpus))}{lost})"
 
 
 def cores() -> int:
@@ -65,13 +68,19 @@ def take() -> Inventory:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return Inventory(without_gpus=f"NVML: {error}", cores=cores())
+    gpus, unreadable = [], []
     try:
-        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                gpus.append(_gpu(pynvml, index))
+            except pynvml.NVMLError as error:  # It fell off the bus, say: the others still work.
+                unreadable.append(f"GPU {index} ({error})")
     except pynvml.NVMLError as error:
         return Inventory(without_gpus=f"NVML: {error}", cores=cores())
     finally:
         pynvml.nvmlShutdown()
-    return Inventory(gpus=gpus, cores=cores())
+    why = f"NVML can't read {', '.join(unreadable)}" if unreadable and not gpus else ""
+    return Inventory(gpus=tuple(gpus), without_gpus=why, unreadable=tuple(unreadable), cores=cores())
 
 
 def _gpu(pynvml, index: int) -> Gpu:

@@ -49,6 +49,14 @@ def look(situation: Situation) -> Iterator[Finding]:
         )
         return
     wrong = [*_driver(build), *_missing(build)]
+    if inventory.unreadable:
+        wrong.append(
+            failure(
+                "GPU",
+                f"NVML can't read {', '.join(inventory.unreadable)}",
+                "See `sudo dmesg | grep -i xid`; a GPU that fell off the bus needs a restart of the machine",
+            )
+        )
     yield from wrong
     if not wrong:
         yield from _seen(situation)
