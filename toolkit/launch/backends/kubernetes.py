@@ -1,8 +1,7 @@
-"""Manifests for Kubernetes: an Indexed Job, a JobSet or a TFJob, with a headless service and a network policy.
+"""A manifest for Kubernetes: an Indexed Job, with a headless service and a network policy.
 
-What failed is started again as its kind has it: an Indexed Job replaces a failed pod, and the others, which fail with
-it, too; a JobSet restarts all jobs together, up to max_restarts; a TFJob starts a pod again for exit codes from 128 on.
-Exit code 2 says that what was asked can't be done: an Indexed Job and a JobSet give up then.
+Kubernetes replaces a pod that failed, and the others, which fail with it, too. Exit code 2 says that what was asked
+can't be done: it gives up then.
 
 Names and quantities follow https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and
 https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
@@ -14,7 +13,7 @@ import re
 from typing import Any
 
 from toolkit.cluster import Cluster, numbered
-from toolkit.cluster.sources.kubernetes import CLUSTER, TASK
+from toolkit.cluster.sources.kubernetes import CLUSTER
 from toolkit.errors import LaunchError, RequestError
 from toolkit.launch.job.checks import require
 from toolkit.launch.job.spec import JobSpec
@@ -22,13 +21,12 @@ from toolkit.support import redaction, status
 
 __all__ = ["GRACE", "manifest", "manifest_text", "notes"]
 
-CONTAINER = "tensorflow"  # The name that Kubeflow's TFJob looks for.
+CONTAINER = "tensorflow"
 GRACE = 120  # Seconds between SIGTERM and SIGKILL: a step, a checkpoint.
 _LONGEST_VARIABLE = (128 << 10) - 100  # Bytes of a variable with its name: Linux's MAX_ARG_STRLEN.
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which services ask for.
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
 _LONGEST = 63
-_TRAINS = ("chief", "worker")
 
 
 def manifest_text(spec: JobSpec) -> str:
@@ -55,15 +53,14 @@ def notes(spec: JobSpec) -> list[str]:
 def manifest(spec: JobSpec) -> list[dict[str, Any]]:
     """Returns the objects to create, in order; raises a LaunchError where a value is none that Kubernetes takes."""
     _check(spec)
-    made = {"job": _indexed_job, "jobset": _jobset, "tfjob": _tfjob}[spec.kind](spec)
-    return [*_service(spec), _policy(spec), _merged(made, _patch(spec))]
+    return [_service(spec), _policy(spec), _merged(_job(spec), _patch(spec))]
 
 
 def _check(spec: JobSpec) -> None:
     require(bool(spec.counts), "a job on Kubernetes", "the number of tasks is missing", "Give --workers=2")
     require(spec.image is not None, "a job on Kubernetes", "the container image is missing", "Give --image=IMAGE")
     tasks = sum(number for _, number in spec.counts)
-    longest = _LONGEST - 1 - len(str(tasks)) - (len("-evaluator-0") if spec.kind != "job" else 0)
+    longest = _LONGEST - 1 - len(str(tasks))
     image = spec.image or ""
     mounts = [path for _, path in _mounts(spec)]
     said = f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it"
@@ -125,18 +122,16 @@ def _merged(made: Any, patch: Any) -> Any:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _labels(spec: JobSpec) -> dict[str, str]:
-    return {"app.kubernetes.io/name": spec.name}
-
-
 def _metadata(spec: JobSpec) -> dict[str, Any]:
     return {"name": spec.name, **({"namespace": spec.namespace} if spec.namespace else {}), "labels": _labels(spec)}
 
 
-def _service(spec: JobSpec) -> list[dict[str, Any]]:
-    """Returns the service that gives pods their names; a JobSet and a TFJob have their own."""
-    if spec.kind != "job":
-        return []
+def _labels(spec: JobSpec) -> dict[str, str]:
+    return {"app.kubernetes.io/name": spec.name}
+
+
+def _service(spec: JobSpec) -> dict[str, Any]:
+    """Returns the service that gives pods their names."""
     made = {
         "clusterIP": "None",
         "selector": _labels(spec),
@@ -144,7 +139,7 @@ def _service(spec: JobSpec) -> list[dict[str, Any]]:
         "publishNotReadyAddresses": True,
         "ports": [{"name": "grpc", "port": spec.port}],
     }
-    return [{"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec), "spec": made}]
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec), "spec": made}
 
 
 def _policy(spec: JobSpec) -> dict[str, Any]:
@@ -154,102 +149,66 @@ def _policy(spec: JobSpec) -> dict[str, Any]:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(spec), "spec": made}
 
 
-def _job_spec(spec: JobSpec, job: str | None, number: int, *, backoff: int) -> dict[str, Any]:
+def _job(spec: JobSpec) -> dict[str, Any]:
+    tasks = sum(number for _, number in spec.counts)
     refused = {"containerName": CONTAINER, "operator": "In", "values": [RequestError.exit_code]}
     # A node that is drained or preempted is no fault of the job's.
     drained = [{"type": "DisruptionTarget", "status": "True"}]
-    return {
+    made = {
         "completionMode": "Indexed",
-        "completions": number,
-        "parallelism": number,
-        "backoffLimit": backoff,
+        "completions": tasks,
+        "parallelism": tasks,
+        # A task that fails takes the others with it: each restart of the job costs as many failures as there are pods.
+        "backoffLimit": spec.max_restarts * tasks,
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onExitCodes": refused}, {"action": "Ignore", "onPodConditions": drained}]
         },
-        "template": _template(spec, job),
+        "template": _template(spec),
     }
-
-
-def _indexed_job(spec: JobSpec) -> dict[str, Any]:
-    tasks = sum(number for _, number in spec.counts)
-    # A task that fails takes the others with it: each restart of the job costs as many failures as there are pods.
-    made = _job_spec(spec, None, tasks, backoff=spec.max_restarts * tasks)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(spec), "spec": made}
 
 
-def _jobset(spec: JobSpec) -> dict[str, Any]:
-    jobs = [
-        {"name": job, "replicas": 1, "template": {"spec": _job_spec(spec, job, number, backoff=0)}}
-        for job, number in spec.counts
-    ]
-    leads = "chief" if any(job == "chief" for job, _ in spec.counts) else "worker"
-    made = {
-        "network": {"enableDNSHostnames": True, "subdomain": spec.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {
-            "maxRestarts": spec.max_restarts,
-            # What the pods' own policy has given up for good, exit code 2, isn't restarted.
-            "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-        },
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": [leads]},
-        "replicatedJobs": jobs,
+def _template(spec: JobSpec) -> dict[str, Any]:
+    mounts = list(enumerate(_mounts(spec)))
+    volumes = [{"name": f"volume-{n}", "persistentVolumeClaim": {"claimName": claim}} for n, (claim, _) in mounts]
+    resources: dict[str, dict[str, Any]] = {
+        "limits": {"memory": spec.memory, "nvidia.com/gpu": spec.gpus_per_task},
+        "requests": {"cpu": spec.cpus_per_task, "memory": spec.memory},
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(spec), "spec": made}
-
-
-def _tfjob(spec: JobSpec) -> dict[str, Any]:
-    names = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
-    replicas = {
-        names[job]: {"replicas": number, "restartPolicy": "ExitCode", "template": _template(spec, job)}
-        for job, number in spec.counts
-    }
-    policy = {"backoffLimit": spec.max_restarts, "cleanPodPolicy": "Running"}
-    made = {"runPolicy": policy, "tfReplicaSpecs": replicas}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(spec), "spec": made}
-
-
-def _template(spec: JobSpec, job: str | None) -> dict[str, Any]:
-    """Returns a pod template.
-
-    Args:
-        spec: The job.
-        job: The job whose tasks these pods are; None where pods of all jobs are numbered through.
-    """
-    names = {"app.kubernetes.io/name": spec.name, "app.kubernetes.io/managed-by": "toolkit"}
-    claims = [
-        {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        for number, (claim, _) in enumerate(_mounts(spec))
-    ]
-    temporary: dict[str, Any] = {"name": "temporary", "emptyDir": {}}
-    rights = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    made: dict[str, Any] = {
-        "restartPolicy": "Never" if spec.kind != "tfjob" else None,
-        "subdomain": spec.name if spec.kind == "job" else None,
-        "terminationGracePeriodSeconds": GRACE,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # Or each service of the namespace becomes variables of ours.
-        "securityContext": {**rights, **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), spec.user)},
-        "containers": [_container(spec, job)],
-        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, temporary, *claims],
-    }
-    return {"metadata": {"labels": names}, "spec": {key: value for key, value in made.items() if value is not None}}
-
-
-def _container(spec: JobSpec, job: str | None) -> dict[str, Any]:
-    container: dict[str, Any] = {
+    given = {name: {key: value for key, value in each.items() if value} for name, each in resources.items()}
+    container = {
         "name": CONTAINER,
         "image": spec.image,
         "command": [_literal(argument) for argument in (spec.python or "python", *spec.command)],
-        "env": [{"name": name, "value": _literal(value)} for name, value in _environment(spec, job).items()],
-        "ports": [{"name": "tfjob-port", "containerPort": spec.port}],
+        "env": [{"name": name, "value": _literal(value)} for name, value in _environment(spec).items()],
+        "ports": [{"name": "grpc", "containerPort": spec.port}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "temporary", "mountPath": "/tmp"},
-            *({"name": f"volume-{number}", "mountPath": path} for number, (_, path) in enumerate(_mounts(spec))),
+            *({"name": f"volume-{n}", "mountPath": path} for n, (_, path) in mounts),
+        ],
+        **({"resources": {name: each for name, each in given.items() if each}} if any(given.values()) else {}),
+    }
+    made = {
+        "restartPolicy": "Never",
+        "subdomain": spec.name,
+        "terminationGracePeriodSeconds": GRACE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # Or each service of the namespace becomes variables of ours.
+        "securityContext": {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), spec.user),
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            {"name": "temporary", "emptyDir": {}},
+            *volumes,
         ],
     }
-    resources = _resources(spec, job)
-    return {**container, "resources": resources} if resources else container
+    return {"metadata": {"labels": {**_labels(spec), "app.kubernetes.io/managed-by": "toolkit"}}, "spec": made}
 
 
 def _literal(text: str) -> str:
@@ -257,25 +216,22 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _environment(spec: JobSpec, job: str | None) -> dict[str, str]:
-    times = {status.START_TIMEOUT: spec.start_timeout, status.HEARTBEAT_TIMEOUT: spec.heartbeat_timeout}
-    found = {name: f"{seconds:g}" for name, seconds in times.items()}
-    found |= {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", status.RESUME: "1"}
-    if spec.kind != "tfjob":  # Its operator sets TF_CONFIG.
-        found[CLUSTER] = _described(spec)
-        if job is not None:
-            found[TASK] = job
-    return {**found, **spec.environment}
+def _environment(spec: JobSpec) -> dict[str, str]:
+    return {
+        status.START_TIMEOUT: f"{spec.start_timeout:g}",
+        status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        status.RESUME: "1",
+        CLUSTER: _described(spec),
+        **spec.environment,
+    }
 
 
 def _described(spec: JobSpec) -> str:
-    """Returns who takes part, at the names that pods have behind the headless service of the job's name.
-
-    An Indexed Job calls its pods NAME-INDEX; a JobSet NAME-JOB-0-INDEX, with a replicated job for each of ours.
-    """
+    """Returns who takes part, at the names NAME-INDEX that pods have behind the headless service of the job's name."""
     tasks = numbered(spec.counts)
-    pods = [str(i) if spec.kind == "job" else f"{task.job}-0-{task.index}" for i, task in enumerate(tasks)]
-    addresses = [f"{spec.name}-{pod}.{spec.name}:{spec.port}" for pod in pods]
+    addresses = [f"{spec.name}-{index}.{spec.name}:{spec.port}" for index in range(len(tasks))]
     cluster = Cluster.at(dict(zip(tasks, addresses, strict=True)))
     text = json.dumps(cluster.as_dict(), separators=(",", ":"))
     require(
@@ -285,14 +241,3 @@ def _described(spec: JobSpec) -> str:
         "Ask for fewer tasks, or give the job a shorter name",
     )
     return text
-
-
-def _resources(spec: JobSpec, job: str | None) -> dict[str, Any]:
-    gpus = spec.gpus_per_task if job is None or job in _TRAINS else 0
-    limits = {"memory": spec.memory, "nvidia.com/gpu": gpus}
-    found: dict[str, dict[str, Any]] = {
-        "limits": limits,
-        "requests": {"cpu": spec.cpus_per_task, "memory": spec.memory},
-    }
-    given = {name: {key: value for key, value in each.items() if value} for name, each in found.items()}
-    return {name: each for name, each in given.items() if each}

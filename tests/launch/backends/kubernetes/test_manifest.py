@@ -4,9 +4,7 @@ import json
 import re
 import string
 
-import jsonschema
 import kubernetes_validate
-import own_fields
 import pytest
 import yaml
 from hypothesis import given
@@ -21,7 +19,6 @@ from toolkit.launch.backends import kubernetes
 VERSIONS = ("1.31", "1.35")
 RECIPE = ("-m", "recipes.cifar_parameter_server", "--run_dir=/runs/it's $(x)")
 EVERY = {"chief": True, "workers": 3, "ps": 2, "evaluator": True}
-KINDS = ("job", "jobset", "tfjob")
 
 
 def request(**changes):
@@ -33,15 +30,8 @@ def objects(**changes):
     return {each["kind"]: each for each in kubernetes.manifest(request(**changes))}
 
 
-def pods(made):
-    """(job's name in its object, pod template, how many) of every kind of object."""
-    (job,) = [each for each in made.values() if each["kind"] in ("Job", "JobSet", "TFJob")]
-    if job["kind"] == "Job":
-        return [("", job["spec"]["template"], job["spec"]["completions"])]
-    if job["kind"] == "JobSet":
-        jobs = [(each["name"], each["template"]["spec"]) for each in job["spec"]["replicatedJobs"]]
-        return [(name, spec["template"], spec["completions"]) for name, spec in jobs]
-    return [(n.lower(), each["template"], each["replicas"]) for n, each in job["spec"]["tfReplicaSpecs"].items()]
+def template(made):
+    return made["Job"]["spec"]["template"]
 
 
 def expanded(text):
@@ -50,77 +40,46 @@ def expanded(text):
     return "".join("$" if part == "$$" else "EXPANDED" if part.startswith("$(") else part for part in parts)
 
 
-def as_job(name, spec):
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
-
-
 def check(each):
     for version in VERSIONS:
         kubernetes_validate.validate(each, version, strict=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("jobs", [{}, EVERY], ids=["workers", "every job"])
-def test_what_is_written_is_valid_by_the_published_schemas(kind, jobs):
+def test_what_is_written_is_valid_by_the_published_schemas(jobs):
     volumes = ("runs:/runs", "data:/data")
     resources = {"gpus_per_task": 1, "cpus_per_task": "500m", "memory": "8Gi"}
-    made = objects(kind=kind, volume=volumes, namespace="team", **resources, **jobs)
-    assert set(made) == {"job": {"Service", "NetworkPolicy", "Job"}}.get(
-        kind, {"NetworkPolicy", {"jobset": "JobSet", "tfjob": "TFJob"}.get(kind)}
-    )
+    made = objects(volume=volumes, namespace="team", **resources, **jobs)
+    assert set(made) == {"Service", "NetworkPolicy", "Job"}
     for each in made.values():
         assert each["metadata"]["namespace"] == "team"
-        if each["kind"] in own_fields.SCHEMAS:  # What they hold is Kubernetes's, see below.
-            jsonschema.validate(each, own_fields.SCHEMAS[each["kind"]])
-        else:
-            check(each)
-    if kind == "jobset":
-        for job in made["JobSet"]["spec"]["replicatedJobs"]:
-            check(as_job(job["name"], job["template"]["spec"]))
-    if kind == "tfjob":
-        for _, template, _ in pods(made):
-            check(as_job("x", {"template": {**template, "spec": {"restartPolicy": "Never", **template["spec"]}}}))
+        check(each)
 
 
-@pytest.mark.parametrize("kind", own_fields.SCHEMAS)
-def test_a_misspelt_field_of_their_own_would_be_noticed(kind):
-    made = objects(kind=kind.lower())[kind]
-    made["spec"]["tlsSecondsAfterFinished"] = 1
-    with pytest.raises(jsonschema.ValidationError, match="tlsSecondsAfterFinished"):
-        jsonschema.validate(made, own_fields.SCHEMAS[kind])
-
-
-@pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_each_pod_finds_its_task_and_all_have_the_same_cluster(kind):
+def test_each_pod_finds_its_task_and_all_have_the_same_cluster():
+    made = objects(**EVERY)
+    (container,) = template(made)["spec"]["containers"]
+    environ = {each["name"]: each["value"] for each in container["env"]}
     seen = {}
-    for job, template, number in pods(objects(kind=kind, **EVERY)):
-        (container,) = template["spec"]["containers"]
-        environ = {each["name"]: each["value"] for each in container["env"]}
-        for index in range(number):
-            found = discover({**environ, "JOB_COMPLETION_INDEX": str(index)})
-            host = f"cifar-{index}" if kind == "job" else f"cifar-{job}-0-{index}"
-            assert found.cluster.address(found.task) == f"{host}.cifar:2222"
-            seen[str(found.task)] = found.cluster
+    for index in range(made["Job"]["spec"]["completions"]):
+        found = discover({**environ, "JOB_COMPLETION_INDEX": str(index)})
+        assert found.cluster.address(found.task) == f"cifar-{index}.cifar:2222"
+        seen[str(found.task)] = found.cluster
     assert sorted(seen) == ["chief:0", "evaluator:0", "ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
     assert len({json.dumps(cluster.as_dict()) for cluster in seen.values()}) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_containers_may_do_little_and_only_their_own_reach_them(kind):
-    made = objects(kind=kind, gpus_per_task=2, **EVERY)
-    for job, template, _ in pods(made):
-        spec = template["spec"]
-        (container,) = spec["containers"]
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["runAsUser"] > 0
-        assert spec["automountServiceAccountToken"] is False
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        assert container["name"] == "tensorflow", "the name that TFJob looks for"
-        gpus = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
-        assert gpus == (2 if job in ("", "chief", "worker") else None)
-        labels = template["metadata"]["labels"]
-        wanted = made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
-        assert wanted.items() <= labels.items()
+def test_containers_may_do_little_and_only_their_own_reach_them():
+    made = objects(gpus_per_task=2, **EVERY)
+    spec = template(made)["spec"]
+    (container,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    wanted = made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    assert wanted.items() <= template(made)["metadata"]["labels"].items()
     (rule,) = made["NetworkPolicy"]["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": {"matchLabels": wanted}}]}
 
@@ -130,11 +89,6 @@ def test_what_cannot_be_done_is_not_tried_again():
     assert (give_up["action"], give_up["onExitCodes"]["values"]) == ("FailJob", [2])
     assert drained["action"] == "Ignore"
     assert objects(max_restarts=2)["Job"]["spec"]["backoffLimit"] == 4
-    assert objects(kind="jobset", max_restarts=2)["JobSet"]["spec"]["failurePolicy"] == {
-        "maxRestarts": 2,
-        "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-    }
-    assert objects(kind="tfjob")["TFJob"]["spec"]["tfReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
 
 
 def test_the_command_prints_yaml_that_kubectl_takes(capsys):
