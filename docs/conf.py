@@ -28,7 +28,10 @@ autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 GENERATED = HERE / "reference" / "generated"
-COMMANDS = ("devices", "doctor", "launch", "jobs", "logs", "attach", "stop", "plan", "report", "scaling", "tf-config")
+COMMANDS = (
+    *("devices", "doctor", "launch", "jobs", "logs", "attach", "stop", "stacks"),
+    *("plan", "report", "scaling", "tf-config"),
+)
 WINGS = ("strategies", "training", "launch", "devices", "parallel", "data", "models", "observe", "cluster", "errors")
 
 

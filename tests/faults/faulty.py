@@ -74,7 +74,8 @@ class Faulty(processes.Job):
     def events(self, kind, *, since=0.0):
         """Lines of the launcher's record."""
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.folder / "logs" / "events.jsonl").read_text().splitlines()
+            (file,) = (self.folder / "logs").glob("*/events.jsonl")
+            lines = file.read_text().splitlines()
             return [e for e in map(json.loads, lines) if e["event"] == kind and e["at"] > since]
         return []
 

@@ -17,7 +17,7 @@ PARAMS = [pytest.param(task, id=task, marks=[pytest.mark.first] if task == "work
 def killed(request, tmp_path_factory):
     """One job, whose task is killed at every moment: its name, what came of each, and the weights at the end."""
     folder = tmp_path_factory.mktemp("killed")
-    with faulty.faulty(folder, KILLED[request.param], "--max_restarts=4", "--restart_window=5") as job:
+    with faulty.faulty(folder, KILLED[request.param], "--max_restarts=16") as job:
         outcomes = job.disturb(request.param, faulty.MOMENTS)
         return request.param, outcomes, job.finish()
 

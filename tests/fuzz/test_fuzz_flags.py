@@ -114,7 +114,7 @@ def test_any_flags_of_a_recipe(recipe, arguments):
 LAUNCH = (
     "on", "env", "isolate", "native_logs", "help",
     "workers", "ps", "chief", "evaluator", "host", "cluster", "task", "log_dir", "tee", "no-tee", "only", "as_is",
-    "start_timeout", "heartbeat_timeout", "stall_timeout", "grace", "max_restarts", "restart_window",
+    "start_timeout", "heartbeat_timeout", "stall_timeout", "grace", "max_restarts",
 )  # fmt: skip
 SLURM = (
     "nodes",
@@ -187,15 +187,12 @@ def test_any_command_line_of_launch_for_slurm(given_, what):
 
 
 KUBERNETES = (
-    "name", "kind", "workers", "chief", "ps", "evaluator", "image", "namespace",
+    "name", "workers", "chief", "ps", "evaluator", "image", "namespace",
     "gpus_per_task", "cpus_per_task", "memory", "patch",
     "volume", "env",
     "port", "max_restarts", "user", "python",
 )  # fmt: skip
 ITS = (
-    "job",
-    "jobset",
-    "tfjob",
     "500m",
     "8Gi",
     "runs:/runs",
@@ -217,7 +214,7 @@ ITS = (
     named=st.sampled_from([["--name=a", "--image=i", "--workers=2"], ["--name=a", "--image=i"], []]),
 )
 @example(given_=["--workers=999999999"], what=["-m", "x"], named=["--name=a", "--image=i"])
-@example(given_=["--kind=tfjob", "--workers=" + "9" * 30], what=["-m", "x"], named=["--name=a", "--image=i"])
+@example(given_=["--workers=" + "9" * 30], what=["-m", "x"], named=["--name=a", "--image=i"])
 def test_any_command_line_of_launch_for_kubernetes(given_, what, named):
     with answered():
         run("launch", "--on=kubernetes", *named, *given_, *what)

@@ -155,10 +155,11 @@ def test_a_slurm_job_is_read_back_as_it_was_asked_for(tmp_path, monkeypatch):
     logs = tmp_path / "logs of it's $(x) %t\n#SBATCH --exclusive"
     spec = JobSpec(command=("-m", "x", *TO_PROGRAMS), on="slurm", log_dir=str(logs), env=(f"A={TO_PROGRAMS[0]}",))
     with pytest.raises(RequestError, match="sbatch refused it: no"):
-        slurm.submit(spec, "id", follow=True)
-    assert Record(logs).job()["spec"] == spec
-    assert stat.S_IMODE((logs / "job.json").stat().st_mode) == 0o600
-    text = (logs / "job.sh").read_text(errors="surrogateescape")
+        slurm.submit(spec, job_id="id", follow=True)
+    (record,) = logs.glob("*/job.json")
+    assert Record(record.parent).job()["spec"] == spec
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    text = (record.parent / "job.sh").read_text(errors="surrogateescape")
     head, _, _ = text.partition("exec ")
     assert all(line.startswith("#") for line in head.split("\n")[:-1])
     directives = [line for line in head.split("\n") if line.startswith("#SBATCH")]
@@ -168,7 +169,7 @@ def test_a_slurm_job_is_read_back_as_it_was_asked_for(tmp_path, monkeypatch):
 def test_the_script_of_a_slurm_job_names_its_directory_whatever_it_is_called(stub, tmp_path):
     logs = tmp_path / "logs of it's $(x) %t\n#SBATCH --exclusive"
     text = printed("launch", "--on=slurm", "--dry_run", f"--log_dir={logs}", "--workers=2", "-m", "x", *TO_PROGRAMS)
-    assert by_shell(text)[-1] == str(logs)
+    assert by_shell(text)[-1] == str(logs / "ID")
 
 
 @every
@@ -179,7 +180,7 @@ def test_a_slurm_job_takes_names_or_refuses_them(stub, flag, value):
         text = printed("launch", "--on=slurm", "--dry_run", f"{flag}={value}", "--", "train.py")
         directives = [line for line in text.partition("exec ")[0].splitlines() if line.startswith("#SBATCH")]
         if flag == "--log_dir":
-            assert by_shell(text)[-1] == str(pathlib.Path(value or "LOGS").absolute())
+            assert by_shell(text)[-1] == str(pathlib.Path(value or "LOGS", "ID").absolute())
         elif flag != "--sbatch":
             name = flag[2:].replace("_", "-").replace("name", "job-name") if flag == "--name" else flag[2:]
             assert f"#SBATCH --{name}={value}" in directives
@@ -195,7 +196,6 @@ def expanded(text):
 
 FLAGS = (
     "name",
-    "kind",
     "namespace",
     "image",
     "cpus_per_task",
@@ -234,7 +234,7 @@ def test_a_manifest_holds_what_was_given_or_it_is_refused(flag, value):
         assert container["volumeMounts"][-1]["mountPath"] == given["volume"].partition(":")[2]
         assert documents[0]["metadata"].get("namespace") == given.get("namespace")
         taken = value
-    if flag in ("name", "namespace", "cpus_per_task", "memory", "claim", "variable", "kind"):
+    if flag in ("name", "namespace", "cpus_per_task", "memory", "claim", "variable"):
         assert "taken" not in locals() or re.fullmatch(r"[A-Za-z0-9_]*|no|1e3", taken), taken
 
 

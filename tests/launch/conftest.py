@@ -77,6 +77,11 @@ class Launcher:
         (folder,) = (self.folder / "runs").glob("launch-*")
         return folder
 
+    def record(self):
+        """The job's own directory, among its logs."""
+        (file,) = self.logs().glob("*/job.json")
+        return file.parent
+
 
 @pytest.fixture
 def launcher(tmp_path):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,6 +14,8 @@ import pytest
 
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch.records import jobs
+from toolkit.launch.records.record import Record
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +102,86 @@ def test_a_notebooks_own_functions_train(tmp_path):
     assert "SAME True (2, 3)" in text[1]
     assert "launch: done in" in text[1], "the launcher's lines are the cell's output"
     assert "STOPPED Stopped by SIGINT; all tasks have ended." in text[2]
+
+
+def test_what_python_gives_is_taken_or_named(tmp_path):
+    spec = launch.JobSpec(command=("x",), env={"A": 1}, log_dir=tmp_path, only=["worker:0"])
+    assert (spec.env, spec.log_dir, spec.only) == (("A=1",), str(tmp_path), ("worker:0",))
+    for wrong, said in (
+        ({"workers": "2"}, "workers='2', but that is a str. Give a whole number"),
+        ({"workers": True}, "workers=True, but that is a bool. Give a whole number"),
+        ({"workers": 0}, "--workers=0, but there is no chief either"),
+        ({"chief": 1}, "chief=1, but that is a int. Give True or False"),
+        ({"env": "A=1"}, "env='A=1', but that is a str. Give a list of texts, or a dict"),
+        ({"on": "kubernetes"}, "prints a manifest for a script, and starts nothing itself"),
+    ):
+        with pytest.raises(LaunchError) as error:
+            launch.Launcher(**wrong)
+        assert said in str(error.value)
+
+
+@pytest.mark.slow
+def test_arguments_by_name_are_the_functions_and_what_was_printed_comes_first():
+    code = (
+        "import numpy as np, toolkit\nprint('before')\n"
+        "def train(*, workers, big): return workers, np.zeros(big, 'u1')\n"
+        "(first, _), (second, large) = toolkit.launch.Launcher(workers=2).run(train, workers=7, big=3 << 20)\n"
+        "print(first, second, large.size)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("before\nlaunch: 2 tasks here")
+    assert done.stdout.endswith(f"7 7 {3 << 20}\n")
+
+
+@pytest.mark.slow
+def test_a_job_is_followed_stopped_and_read(tmp_path):
+    def train(rate):
+        sys.stdout.write(f"rate {rate}\n")
+        sys.stdout.flush()
+        while not os.path.exists("finish"):
+            time.sleep(0.05)
+        return rate * int(os.environ["RANK"])
+
+    job = launch.submit(train, 3, workers=2)
+    assert (job.state, job.done()) == ("running", False)
+    with pytest.raises(TimeoutError, match=f"Job {job.id} hasn't ended within 0.2 s; it goes on"):
+        job.wait(0.2)
+    deadline = time.monotonic() + 20
+    while "rate 3" not in job.logs("worker:1"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "in train" in job.stacks()["worker:0"]
+    assert [each.id for each in jobs.every()] == [job.id]
+    again = launch.Job(job.id[:17])
+    (tmp_path / "finish").touch()
+    assert again.results(timeout=30) == [0, 3]
+    assert repr(job) == f"<Job {job.id}: done>"
+    (tmp_path / "finish").unlink()
+    stopped = launch.submit(train, 1, workers=1, grace=1.0)
+    assert stopped.stop() == "stopped"
+    with pytest.raises(JobStopped):
+        stopped.results()
+    with pytest.raises(LaunchError, match="--task=worker:7, but the tasks are worker:0"):
+        stopped.logs("worker:7")
+
+
+@pytest.mark.slow
+def test_a_submitted_job_that_fails_raises_what_the_function_raised(tmp_path):
+    job = launch.submit(ranked, 9, workers=2)
+    with pytest.raises(TaskFailed, match="worker:1 failed first") as failed:
+        job.results(timeout=60)
+    assert isinstance(failed.value.__cause__, ValueError)
+    (tmp_path / "train.py").write_text("import sys; print('script', sys.argv[1:])")
+    script = launch.Launcher(workers=1, log_dir=tmp_path / "logs").submit(tmp_path / "train.py", "--epochs", 5)
+    assert script.results(timeout=60) == [None]
+    assert script.logs() == "script ['--epochs', '5']\n"
+    assert script.directory == tmp_path / "logs"
+
+
+def test_a_job_that_python_waits_for_is_listed_and_stopped_without_its_python(tmp_path):
+    record = Record(tmp_path / "20260101-000000-abcd")
+    record.directory.mkdir()
+    entry = jobs.add(record, pid=os.getpid())
+    assert entry.alive
+    record.end(None)
+    assert (entry.state(), entry.alive) == ("done", False), "this process lives on"

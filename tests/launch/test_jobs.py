@@ -12,7 +12,12 @@ import time
 import psutil
 import pytest
 
+from toolkit.cli.main import main
+from toolkit.errors import JobStopped, TaskFailed
+from toolkit.launch import watch
+from toolkit.launch.backends import slurm
 from toolkit.launch.records import jobs
+from toolkit.launch.records.record import Record
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -173,7 +178,7 @@ def test_after_a_reboot_it_is_dead_whoever_has_its_number(user, monkeypatch):
     job = user.detach()
     monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
     assert jobs.find(job).state() == "running"
-    monkeypatch.setattr(jobs, "_boot", lambda: "another")
+    monkeypatch.setattr(jobs, "_BOOT", user.folder / "another boot")
     assert jobs.find(job).state() == "dead"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
@@ -195,13 +200,92 @@ def test_of_the_jobs_that_are_over_the_newest_fifty_are_kept(tmp_path, monkeypat
     ended, running, elsewhere = (tmp_path / name for name in ("ended", "running", "elsewhere"))
     for logs in (ended, running):
         logs.mkdir()
-    jobs.add("runs", running, pid=os.getpid())
-    jobs.add("of-another-host", elsewhere)
+    jobs.add(Record(running / "runs"), pid=os.getpid())
+    jobs.add(Record(elsewhere / "of-another-host"))
     file = tmp_path / "state" / "toolkit" / "jobs" / "of-another-host.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another"}))
-    (ended / "events.jsonl").write_text(
-        '{"at": 1, "event": "job", "id": "x"}\n{"at": 2, "event": "end", "code": 0, "text": "", "stopped": false}\n'
-    )
     for number in range(53):
-        jobs.add(f"over-{number:02}", ended)
+        record = Record(ended / f"over-{number:02}")
+        record.directory.mkdir()
+        record.end(None)
+        jobs.add(record)
     assert [job.id for job in jobs.every()] == ["runs", "of-another-host", *(f"over-{n:02}" for n in range(2, 53))]
+
+
+@pytest.mark.slow
+def test_jobs_that_share_a_directory_for_logs_are_told_apart(user):
+    ids = []
+    for more in (["raise"], []):
+        (user.folder / "finish").touch()
+        said, code = user.run("launch", "--log_dir=../same/../logs", "--workers=1", "train.py", *more)
+        assert code == (1 if more else 0), said
+        ids.append(sorted(user.folder.glob("state/toolkit/jobs/*.json"), key=os.path.getmtime)[-1].stem)
+    listed = user.run("jobs")[0]
+    assert re.search(rf"{ids[0]} +exit code 1 ", listed), listed
+    assert re.search(rf"{ids[1]} +done ", listed), listed
+    assert [user.run("attach", job)[1] for job in ids] == [1, 0]
+    assert "begun 0" in user.run("logs", "../logs")[0], "the directory as it was named"
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
+    record = Record(user.folder / "logs" / "20260101-000000-abcd")
+    record.directory.mkdir(parents=True)
+    jobs.add(record, slurm="4711")
+    user.environ["PATH"] = str(user.folder)
+    said, code = user.run("jobs")
+    assert (code, "on Slurm, Slurm 4711" in said) == (0, True), said
+    for command in ("stop", "attach", "stacks"):
+        said, code = user.run(command)
+        assert (code, "there is no scontrol on this machine" in said) == (2, True), said
+
+
+def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(watch.controller, "reachable", lambda: True)
+    monkeypatch.setattr(slurm.controller, "job_state", lambda _: ("CANCELLED", 0))
+    record = Record(tmp_path / "20260101-000000-abcd")
+    record.directory.mkdir()
+    entry = jobs.add(record, slurm="4711")
+    record.end(JobStopped(15))
+    with pytest.raises(JobStopped, match="Stopped by SIGTERM; all tasks have ended"):
+        watch.watch(entry, lines=10)
+
+
+def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
+    monkeypatch.setattr(jobs.controller, "job_state", lambda _: ("FAILED", 127))
+    record = Record(tmp_path / "20260101-000000-abcd")
+    record.directory.mkdir()
+    (record.directory / "job.log").write_text("/opt/python: No such file or directory\n")
+    jobs.add(record, slurm="4711")
+    with pytest.raises(SystemExit) as ended:
+        main(["logs"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, "/opt/python: No such file or directory\n")
+    with pytest.raises(TaskFailed, match="exit code 127.*\n.*wrote last:\n  /opt/python: No such file"):
+        watch.watch(jobs.find(None), lines=10)
+
+
+def test_another_machine_of_the_same_name_has_jobs_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    entry = jobs.add(Record(tmp_path / "a"), pid=os.getpid())
+    assert entry.state() == "running"
+    monkeypatch.setattr(jobs, "_MACHINE", tmp_path / "another machine-id")
+    (tmp_path / "another machine-id").write_text("0123")
+    assert (entry.state(), entry.over) == (f"on {entry.host}", False)
+
+
+@pytest.mark.slow
+def test_where_the_tasks_of_a_running_job_are(user):
+    job = user.detach()
+    user.until("logs", job, shows="begun 1")
+    said, code = user.run("stacks", job)
+    assert code == 0, said
+    assert re.search(r"--- worker:1 ---\n.*train.py\", line \d+", said, re.DOTALL), said
+    assert "No task is inside TensorFlow: worker:0 at train.py, line" in said
+    assert re.search(rf"{job} +running ", user.run("jobs")[0])
+    assert user.run("stop", job)[1] == 0
+    said, code = user.run("stacks", job)
+    assert (code, f"the stacks of job {job}, but it is stopped" in said) == (2, True), said

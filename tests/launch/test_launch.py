@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import py_compile
 import re
 import shlex
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 
 import processes
 import pytest
@@ -383,7 +385,7 @@ def test_a_cluster_file_starts_this_machines_tasks(launcher):
     flag = launcher.cluster_file([f"127.0.0.1:{free_port()}", "192.0.2.7:2222"])
     code, out, err, _ = launcher.run(flag, body="print('task', me)")
     assert code == 0, err
-    assert "1 tasks here, 1 elsewhere" in out
+    assert "1 task here, 1 elsewhere" in out
     assert "worker:0 | task 0" in out
     code, out, _, _ = launcher.run(flag, "--task=worker:1", body="print('task', me)")
     assert code == 0
@@ -464,3 +466,76 @@ def wait_for(process, word, *, times=1):
         seen += process.stdout.read() or b""
         time.sleep(0.02)
     os.set_blocking(process.stdout.fileno(), True)
+
+
+@pytest.mark.slow
+def test_a_script_is_main_until_its_very_end_as_python_has_it(launcher):
+    body = """
+import atexit, pickle, threading
+class Mine: pass
+def at_the_end():
+    again = pickle.loads(pickle.dumps(Mine()))
+    print("pickled", again.__class__.__module__, __name__, __file__ == sys.modules["__main__"].__file__)
+atexit.register(at_the_end)
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread", len(pickle.dumps(Mine)) > 0))).start()
+os.chdir("/")
+print("file", os.path.exists(__file__), os.path.isabs(__file__), sys.argv[0] == given, __spec__, __package__)
+"""
+    script = launcher.write(f"given = {str(launcher.script.name)!r}\n" + body)
+    code, out, err, _ = launcher.run("--workers=1", command=[script.name])
+    assert code == 0, err
+    assert "file True True True None None" in out
+    assert "thread True" in out
+    assert "pickled __main__ __main__ True" in out
+    (launcher.folder / "module.py").write_text("given = 'no'\n" + "import os, sys, time\n" + body)
+    code, out, err, _ = launcher.run("--workers=1", command=["-m", "module"])
+    assert code == 0, err
+    assert "pickled __main__ __main__ True" in out
+
+
+@pytest.mark.slow
+def test_a_zipped_program_and_a_compiled_one_run(launcher):
+    with zipfile.ZipFile(launcher.folder / "app.pyz", "w") as file:
+        file.writestr("__main__.py", "import helper; print(helper.WORD, __name__)")
+        file.writestr("helper.py", "WORD = 'zipped'")
+    assert "zipped __main__" in launcher.run("--workers=1", command=["app.pyz"])[1]
+    (launcher.folder / "plain.py").write_text("print('compiled', __name__)")
+    py_compile.compile(str(launcher.folder / "plain.py"), cfile=str(launcher.folder / "plain.pyc"))
+    assert "compiled __main__" in launcher.run("--workers=1", command=["plain.pyc"])[1]
+
+
+@pytest.mark.slow
+def test_what_a_script_prints_is_not_touched(launcher):
+    body = "print('phase: training started')\nprint()\nprint('after a blank line')\nsys.exit(3)"
+    code, out, err, _ = launcher.run("--workers=1", body=body, SOME_SECRET_NAME="training")
+    assert code == 3
+    assert "worker:0 | phase: training started\nworker:0 | \nworker:0 | after a blank line\n" in out
+    assert "phase: training started" in err
+    assert (launcher.logs() / "worker-0.log").read_text() == "phase: training started\n\nafter a blank line\n"
+
+
+@pytest.mark.slow
+def test_a_quiet_job_is_warned_of_before_it_is_ended_and_says_where_it_hung(launcher):
+    code, out, err, _ = launcher.run("--workers=2", "--stall_timeout=6", "--grace=1", body="time.sleep(100)")
+    assert code == 1
+    assert re.search(r"note: no task has written .* the job is ended after 6 s of that \(--stall_timeout\)", out)
+    assert "No task made progress for 6 s" in err
+    failure = json.loads((launcher.record() / "failure.json").read_text())
+    assert failure["task"] == "worker:0"
+    assert "No task made progress for 6 s" in failure["words"]
+
+
+@pytest.mark.slow
+def test_a_module_that_is_misspelt_is_said_as_python_says_it(launcher):
+    code, _, err, _ = launcher.run("--workers=1", command=["-m", "no_such_module"])
+    assert code == 1
+    assert "No module named no_such_module" in err
+
+
+@pytest.mark.slow
+def test_what_is_piped_in_is_said_to_be_lost(launcher):
+    command = [sys.executable, "-m", "toolkit", "launch", "--workers=1", str(launcher.write("print(sys.stdin.read())"))]
+    how = {"cwd": launcher.folder, "env": {**os.environ, "PYTHONPATH": str(processes.ROOT)}, "timeout": 60}
+    done = subprocess.run(command, input="data", capture_output=True, text=True, check=False, **how)
+    assert "note: tasks read nothing from standard input" in done.stderr
+    assert "data" not in done.stdout

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from toolkit.launch import events
 from toolkit.launch.display.lines import Merger
 
 
@@ -73,7 +74,7 @@ def test_a_terminal_that_is_paused_stops_neither_tasks_nor_launcher(launcher):
     record = None
     while record is None or record.read_text().count('"event": "ended"') < 2:
         assert time.monotonic() < deadline
-        record = record or next(launcher.folder.glob("runs/*/events.jsonl"), None)
+        record = record or next(launcher.folder.glob("runs/*/*/events.jsonl"), None)
         time.sleep(0.1)
     assert {path.name for path in launcher.folder.glob("done*")} == {"done0", "done1"}
     assert process.poll() is None, "it still has lines to show"
@@ -114,7 +115,7 @@ def test_notes_of_tensorflows_are_in_the_log_only_and_its_errors_are_shown(launc
     _, out, _, _ = launcher.run("--workers=1", body=NATIVE)
     shown = [line.removeprefix("worker:0 | ") for line in out.splitlines()[1:-1]]
     error = "E0000 00:00:1795370331.375137   17060 collective_ops.cc:52] connection reset"
-    assert shown == ["loss: 0.5 {", error]
+    assert shown == ["", "loss: 0.5 {", error]
     assert all(word in (launcher.logs() / "worker-0.log").read_text() for word in ("oneDNN", "device_count", "task:0"))
     _, out, _, _ = launcher.run("--workers=1", "--native_logs", "--log_dir=again", body=NATIVE)
     assert "oneDNN" in out
@@ -144,3 +145,29 @@ def test_keras_lines_of_an_epoch_are_alike_whatever_their_seconds():
     assert [task for task, _ in merger.flush()] == ["worker:0", "worker:1"], "other losses"
     merger.take("worker:0", [b"slept 16ms"])
     assert merger.take("worker:1", [b"slept 9ms"]) == [], "other seconds of the user's own"
+
+
+def test_lines_that_differ_in_a_rate_alone_are_one():
+    merger = Merger(["worker:0", "worker:1"])
+    for rates in ((b"1,523 images/s", b"980.5 images/s"), (b"12 steps per second", b"9 steps per second")):
+        assert merger.take("worker:0", [b"epoch 1: " + rates[0]]) == []
+        assert merger.take("worker:1", [b"epoch 1: " + rates[1]]) == [("all", b"epoch 1: " + rates[0])]
+    merger.take("worker:0", [b"rank 0 of 2, loss 0.5"])
+    assert merger.take("worker:1", [b"rank 1 of 2, loss 0.5"]) == []
+
+
+@pytest.mark.slow
+def test_all_lines_are_shown_where_that_is_asked_for(launcher):
+    code, out, _, _ = launcher.run("--workers=2", "--show=all", body="print('alike')")
+    assert code == 0
+    assert "all      | alike" not in out
+    assert sorted(line for line in out.splitlines() if "alike" in line) == ["worker:0 | alike", "worker:1 | alike"]
+
+
+def test_a_long_line_is_put_together_from_its_pieces():
+    reader = events.Reader()
+    text = events.line(events.event("result", data="x" * 1_000_000))
+    found = [each for start in range(0, len(text), 7777) for each in reader.events(text[start : start + 7777])]
+    assert [len(each["data"]) for each in found] == [1_000_000]
+    assert reader.events(b"{}\n" + text + text[:5]) == found
+    assert reader.events(text[5:]) == found

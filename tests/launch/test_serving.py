@@ -1,7 +1,6 @@
 """Workers that serve a chief, and die."""
 
 import signal
-import time
 
 import processes
 import pytest
@@ -36,22 +35,6 @@ def launched(tmp_path):
 
 def serving(job):
     return job.text.count("worker serves")
-
-
-@pytest.mark.fault
-@pytest.mark.slow
-def test_one_that_was_done_without_starts_again_with_the_next(launched, tmp_path):
-    """TensorFlow takes lost workers back only when all of them are there."""
-    job = launched("--max_restarts=1", "--restart_window=12")
-    first = job.kill("worker:0")
-    job.until(lambda: serving(job) == 3)
-    job.kill("worker:1")
-    job.until("worker:1 was ended by SIGKILL; the job goes on without it")
-    time.sleep(max(0, first + 13 - time.monotonic()))
-    job.kill("worker:0")
-    job.until(lambda: serving(job) == 5)
-    (tmp_path / "end").touch()
-    assert job.wait(limit=30) == 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import pytest
 from toolkit import devices
 from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
+from toolkit.launch import JobSpec
 from toolkit.launch.agent import tasks
+from toolkit.launch.backends.local import LocalPlace
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"], "evaluator": ["h:5"]})
 
@@ -106,3 +108,24 @@ def test_what_torchrun_sets_is_there_too(monkeypatch):
     served = environments(monkeypatch, gpus=0)
     assert [served["worker:1"][name] for name in ("RANK", "WORLD_SIZE")] == ["1", "2"]
     assert "RANK" not in served["chief:0"]
+
+
+def test_under_slurm_each_task_has_the_numbers_of_one_srun(monkeypatch):
+    monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(cores=8))
+    cluster = Cluster({"worker": ["a:1", "a:2", "b:1", "b:2"]})
+    given = {"command": ("x",), "settings": {}, "as_is": False, "partial": False, "tag": "t", "socket_path": "/s"}
+    made, _ = tasks.task_specs(cluster, cluster.tasks[2:], environ={"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, **given)
+    names = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "NNODES")
+    assert [[one.environment[f"SLURM_{name}"] for name in names] for one in made] == [
+        ["2", "0", "1", "4", "4", "2"],
+        ["3", "1", "1", "4", "4", "2"],
+    ]
+    made, _ = tasks.task_specs(cluster, cluster.tasks, environ={}, **given)
+    assert not any(name.startswith("SLURM_") for one in made for name in one.environment)
+
+
+def test_gpus_that_the_tasks_environment_hides_are_not_counted(monkeypatch):
+    monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(4)))
+    for env, number in (((), 4), (("CUDA_VISIBLE_DEVICES=0",), 1), (("CUDA_VISIBLE_DEVICES=1,3",), 2)):
+        cluster, _ = LocalPlace(JobSpec(command=("x",), env=env)).planned()
+        assert len(cluster.tasks) == number

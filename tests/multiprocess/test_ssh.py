@@ -116,13 +116,15 @@ def test_a_killed_worker_ends_the_job_which_starts_again(hosts, tmp_path):
         job.until(lambda: job.text.count("start 1 of 2 workers") == 2)
         job.tasks()["worker:1"].kill()
         job.until(r"On b: worker:1 failed first: it was ended by SIGKILL")
-        failure = json.loads((tmp_path / "logs" / "failure.json").read_text())
+        (file,) = (tmp_path / "logs").glob("*/failure.json")
+        failure = json.loads(file.read_text())
         assert (failure["task"], failure["signal"], failure["host"]) == ("worker:1", 9, "b")
         assert f"Its last lines, from {tmp_path / 'logs' / 'worker-1.log'}" in job.text
         job.until(lambda: job.text.count("start 2 of 2 workers") == 2)
         (tmp_path / "finish").touch()
         assert job.wait(limit=60) == 0, job.text[-3000:]
-    events = [json.loads(line) for line in (tmp_path / "logs" / "events.jsonl").read_text().splitlines()]
+    (file,) = (tmp_path / "logs").glob("*/events.jsonl")
+    events = [json.loads(line) for line in file.read_text().splitlines()]
     assert [e["code"] for e in events if e["event"] == "ended" and e["host"] == "b"] == [-9, 0]
 
 

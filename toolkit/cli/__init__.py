@@ -19,6 +19,7 @@ jobs       `toolkit jobs`
 logs       `toolkit logs`
 attach     `toolkit attach`
 stop       `toolkit stop`
+stacks     `toolkit stacks`
 report     `toolkit report`
 scaling    `toolkit scaling`
 plan       `toolkit plan`: its command line

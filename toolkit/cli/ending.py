@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from toolkit.errors import JobStopped, StoppedBySignal, ToolkitError
+from toolkit.errors import JobStopped, StoppedBySignal, TaskFailed, ToolkitError
 from toolkit.support import redaction, status
 
 __all__ = ["exit_code"]
@@ -31,7 +31,9 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
         if not stopped:
             # Said at once: leaving TensorFlow can take seconds, in which others fail because of this.
             status.report(state="failed", at=time.monotonic())
-        _complain(str(error), stopped=stopped)
+        # A failure's message has the script's own lines, which are left as they are.
+        failed = isinstance(error, TaskFailed)
+        _complain(str(error) if failed else redaction.masked(str(error), os.environ), stopped=stopped)
         return error.exit_code
     except KeyboardInterrupt:
         _complain(interrupted, stopped=True)
@@ -52,7 +54,7 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
 def _complain(text: str, *, stopped: bool) -> None:
     try:
         sys.stdout.flush()
-        print(redaction.masked(text if stopped else f"error: {text}", os.environ), file=sys.stderr, flush=True)
+        print(text if stopped else f"error: {text}", file=sys.stderr, flush=True)
     except OSError:  # The terminal is closed. Python would try to write the rest once more at exit.
         null = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):

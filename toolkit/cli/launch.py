@@ -12,8 +12,12 @@ launch come before the script.
 """
 
 import argparse
+import array
+import fcntl
 import os
+import stat
 import sys
+import termios
 import textwrap
 from typing import Any
 
@@ -72,8 +76,19 @@ def run(given: argparse.Namespace) -> None:
             print("\n".join(kubernetes.notes(spec)), file=sys.stderr)
         return
     log.show()
+    if _input_waits():
+        print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
     if said := start(spec, detach=given.detach):
         print(said)
+
+
+def _input_waits() -> bool:
+    """Returns whether something was piped into this program."""
+    waiting = array.array("i", [0])
+    try:
+        return stat.S_ISFIFO(os.fstat(0).st_mode) and not fcntl.ioctl(0, termios.FIONREAD, waiting) and waiting[0] > 0
+    except OSError:
+        return False
 
 
 def _spec(given: argparse.Namespace) -> JobSpec:

@@ -9,7 +9,6 @@ ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of 
 import argparse
 
 from toolkit.cli.jobs import add_job
-from toolkit.errors import LaunchError
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,21 +32,15 @@ def run(given: argparse.Namespace) -> None:
     """
     from toolkit.launch.display.display import Display
     from toolkit.launch.records import jobs
-    from toolkit.launch.watch import show, watch
+    from toolkit.launch.watch import attempts, chosen, show, watch
 
     job = jobs.find(given.job)
-    starts = {e["number"]: e["tasks"] for e in job.record.so_far() if e["event"] == "attempt"}
-    number = max(starts, default=0) if given.attempt is None else given.attempt
-    if number not in starts:
-        found = f"its last attempt is {max(starts)}" if starts else "the job hasn't started any"
-        asked = f"attempt {number} of job {job.id} was asked for"
-        raise LaunchError(asked=asked, found=found, remedy="See `toolkit jobs`")
-    for task in given.task:
-        if task not in starts[number]:
-            asked, found = f"--task={task}", f"the tasks are {', '.join(starts[number][:12])}"
-            raise LaunchError(asked=asked, found=found, remedy="Name one of them")
+    if not attempts(job) and not job.alive and (written := job.record.beginnings()):
+        print(written)
+        return
+    number, tasks = chosen(job, given.attempt, given.task)
     if given.follow:
         watch(job, only=given.task, native_logs=given.native_logs, lines=None)
         return
     with Display(only=given.task, native_logs=given.native_logs) as display:
-        show(job.record, display, starts[number], number)
+        show(job.record, display, tasks, number)

@@ -26,6 +26,7 @@ _COMMANDS = {
     "logs": "show what the tasks of a job have written",
     "attach": "watch a job that runs",
     "stop": "end a job, with a checkpoint",
+    "stacks": "show where the tasks of a running job are, and which waits for which",
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
     "scaling": "run a recipe at several sizes; show the speed-up and the bottleneck",

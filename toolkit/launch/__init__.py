@@ -15,12 +15,12 @@ here        supervising a job in this process
 watch       watching a job that something else supervises, and stopping it
 detached    a job in a session of its own
 start       from a spec to a job at its place, or to what would be done there
-call        a function in the place of a script, its results brought back
+launcher    jobs from Python: functions in the place of scripts, and a job as an object
 """
 
-from toolkit.launch.call import run
 from toolkit.launch.job.options import PLACES
 from toolkit.launch.job.spec import JobSpec, options
+from toolkit.launch.launcher import Job, Launcher, run, submit
 from toolkit.launch.start import dry_run, start
 
-__all__ = ["PLACES", "JobSpec", "dry_run", "options", "run", "start"]
+__all__ = ["PLACES", "Job", "JobSpec", "Launcher", "dry_run", "options", "run", "start", "submit"]

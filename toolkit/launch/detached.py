@@ -1,48 +1,70 @@
 """A job that outlives its terminal: the same supervisor, in a session of its own.
 
-    python -m toolkit.launch.detached LOGS
+    python -m toolkit.launch.detached DIRECTORY
 
-is what supervises it: LOGS/job.json says what was asked.
+is what supervises it: job.json in the job's own directory says what was asked.
 """
 
 import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
-from toolkit.errors import LaunchError, TaskFailed, ToolkitError
+from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
 from toolkit.launch.here import new_job_id, run_here
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record, log_directory
+from toolkit.launch.records.jobs import Entry
+from toolkit.launch.records.record import LAUNCHER_LOG, Record, log_directory
+from toolkit.support import signals
 
 __all__ = ["start"]
 
 _TICK = 0.05
 
 
-def start(spec: JobSpec) -> tuple[str, pathlib.Path]:
-    """Starts a job in a session of its own; returns its id and the directory of its logs when its tasks are started.
+def start(spec: JobSpec, record: Record | None = None) -> Entry:
+    """Starts a job in a session of its own, and returns when its tasks are started.
+
+    Args:
+        spec: What is asked.
+        record: What has been begun of it; None for a new one.
 
     Raises:
         LaunchError: What was asked can't be done.
         TaskFailed: Its supervisor ended at once.
+        JobStopped: This process received a signal before; the job is ended.
     """
-    logs, job_id = log_directory(spec.log_dir), new_job_id()
-    record = Record(logs)
-    record.new()
-    record.start_job(spec, job_id)
-    with open(logs / "launcher.log", "ab") as log:
+    if record is None:
+        record = Record(log_directory(spec.log_dir) / new_job_id())
+        record.start_job(spec)
+    with open(record.directory / LAUNCHER_LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "toolkit.launch.detached", str(logs.absolute())],
+            [sys.executable, "-m", "toolkit.launch.detached", str(record.directory.absolute())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    jobs.add(job_id, logs, pid=process.pid)
+    entry = jobs.add(record, pid=process.pid)
+    with signals.recorded() as received:
+        _wait_for_tasks(process, record, received)
+    return entry
+
+
+def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequence[int]) -> None:
+    """Waits until its tasks are started, and shows meanwhile what its supervisor says."""
     while True:
         found = record.new()
+        for each in found:
+            if each["event"] == "note":
+                sys.stdout.write(f"{each['text']}\n")
+                sys.stdout.flush()
+        if received:  # Nobody has been told its id yet.
+            process.terminate()
+            process.wait()
+            raise JobStopped(received[0])
         if end := next((event for event in found if event["event"] == "end" and event["code"]), None):
             process.wait()
             if "asked" in end:
@@ -50,17 +72,16 @@ def start(spec: JobSpec) -> tuple[str, pathlib.Path]:
             raise TaskFailed(end["text"], code=end["code"])
         if any(event["event"] in ("started", "end") for event in found):
             process.returncode = 0  # Nobody waits for it here.
-            return job_id, logs
+            return
         if process.poll() is not None:
-            raise TaskFailed(f"The job's supervisor ended at once; see {logs / 'launcher.log'}", code=1)
+            raise TaskFailed(f"The job's supervisor ended at once; see {record.directory / LAUNCHER_LOG}", code=1)
         time.sleep(_TICK)
 
 
 def _main() -> int:
-    logs = pathlib.Path(sys.argv[1])
-    job = Record(logs).job()
+    record = Record(pathlib.Path(sys.argv[1]))
     try:
-        run_here(job["spec"], job_id=job["id"], logs=logs)
+        run_here(record.job()["spec"], job_id=record.id, record=record)
     except ToolkitError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -7,7 +7,7 @@ output    data                    what it wrote, as it is: bytes as `text` makes
 report    facts, ago              what it reported of itself so many seconds ago: state, step, images_per_second ...
 sample    cpu, memory, computes, stopped, dying      its process, looked at
 stacks    text                    where its threads are
-result    data                    what a function has returned, in the place of a script: base64 of a pickle
+result    data                    the next piece of what a function has returned: base64 of a pickle, "" at its end
 ended     code, pid               its process has ended
 open      ports, addresses        ports of the job that other machines reach
 note      text                    something that a person should know
@@ -57,14 +57,18 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # Of a line whose end hasn't come.
         self.strange: list[str] = []
 
     def events(self, piece: bytes) -> list[Event]:
         """Returns the events that these bytes complete."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _LONGEST:
-            self._rest = b""
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._rest, lines[0]])
+            self._rest = []
+        self._rest.append(rest)
+        if sum(map(len, self._rest)) > _LONGEST:
+            self._rest = []
         found = []
         for each in lines:
             try:

@@ -1,7 +1,7 @@
 """Supervising a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
 
-import pathlib
 import secrets
+import sys
 import time
 
 from toolkit.errors import TaskFailed, ToolkitError
@@ -18,13 +18,13 @@ from toolkit.support import signals
 __all__ = ["new_job_id", "run_here"]
 
 
-def run_here(spec: JobSpec, *, job_id: str, logs: pathlib.Path | None = None) -> None:
+def run_here(spec: JobSpec, *, job_id: str, record: Record | None = None) -> None:
     """Supervises a job on this machine or on hosts, in this process, to its end.
 
     Args:
         spec: What is asked.
         job_id: Its id.
-        logs: The directory of its logs, where job.json is written already; None for a new one.
+        record: What has been begun of it; None for a new one.
 
     Raises:
         RequestError: What was asked can't be done; nothing was started.
@@ -34,20 +34,26 @@ def run_here(spec: JobSpec, *, job_id: str, logs: pathlib.Path | None = None) ->
 
     def place() -> Place:
         if listener is not None:
-            return rendezvous.RendezvousPlace(spec, listener, received)
+            return rendezvous.RendezvousPlace(spec, listener, received, say)
         if spec.place == "ssh":
             hosts = SshPlace(spec, mark=secrets.token_hex(8))
-            hosts.copy()
+            hosts.copy(received)
             return hosts
         return LocalPlace(spec)
+
+    def say(message: str) -> None:
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()
+        if record is not None:
+            record.add("note", text=message)
 
     with signals.recorded() as received:
         listener = rendezvous.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
-            _join(spec, received, Record(logs) if logs is not None else None)
+            _join(spec, received, record)
             return
         try:
-            supervise(spec, place, job_id=job_id, received=received, logs=logs)
+            supervise(spec, place, job_id=job_id, received=received, record=record)
         except TaskFailed as error:
             if spec.isolate != "fully" or not isolation.wanted_out(str(error)):
                 raise

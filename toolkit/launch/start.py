@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 
 from toolkit.launch.job import checks
@@ -33,13 +34,14 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         from toolkit.launch.backends import slurm
 
         checks.script(spec.command)
-        return slurm.submit(spec, new_job_id(), follow=not detach)
+        job = slurm.submit(spec, job_id=new_job_id(), follow=not detach)
+        return slurm.head(spec, job) if detach else ""
     if detach:
         from toolkit.launch import detached
 
-        job_id, logs = detached.start(spec)
-        afterwards = f"See it with `toolkit attach {job_id}`, end it with `toolkit stop {job_id}`."
-        return f"launch: job {job_id} runs; logs in {logs}\n{afterwards}"
+        job = detached.start(spec)
+        afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
+        return f"launch: job {job.id} runs; logs in {job.record.logs}\n{afterwards}"
     run_here(spec, job_id=new_job_id())
     return ""
 
@@ -75,6 +77,12 @@ def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
             f"# {host.name}, {by_ssh.addresses[host]}, in {by_ssh.directory}: "
             f"{', '.join(str(task) for task, home in tasks.items() if home == host)}: {shown}"
             for host in by_ssh.hosts
+        )
+    if spec.rendezvous:
+        shown = shlex.join(redaction.masked_command((sys.executable, *spec.command), known))
+        return (
+            f"# {spec.nodes} hosts come together at {spec.rendezvous}, where addresses and ports are chosen; "
+            f"this one then starts its tasks of\n{shown}"
         )
     return "\n".join(_lines_here(spec, environ))
 

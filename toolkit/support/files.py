@@ -22,11 +22,18 @@ __all__ = [
     "read_text",
     "replacing",
     "sha256",
+    "state_directory",
     "sync",
     "write_csv",
     "write_json",
     "write_text",
 ]
+
+
+def state_directory() -> pathlib.Path:
+    """Returns where what outlives a program is kept for this user: ~/.local/state/toolkit, or under $XDG_STATE_HOME."""
+    base = os.environ.get("XDG_STATE_HOME") or pathlib.Path("~/.local/state").expanduser()
+    return pathlib.Path(base, "toolkit")
 
 
 def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:

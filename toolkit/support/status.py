@@ -37,7 +37,7 @@ __all__ = [
 SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named by it: the same in all tasks and all attempts.
 PARTIAL = "TOOLKIT_PARTIAL"  # "1" where launchers of other hosts start the other tasks, each with a job id of its own.
-LOGS = "TOOLKIT_LOGS"  # The directory of the job's logs.
+LOGS = "TOOLKIT_LOGS"  # The directory of the launcher's record of the job.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
@@ -69,7 +69,7 @@ def attempt_id() -> str | None:
 
 
 def logs() -> str | None:
-    """Returns the directory of the job's logs and of its launcher's record; None without a launcher."""
+    """Returns the directory of the launcher's record of this job; None without a launcher."""
     return os.environ.get(LOGS)
 
 

@@ -32,13 +32,30 @@ def test_the_script_is_printed(capsys, tmp_path):
     assert all(line.startswith("#") for line in lines[:-1])
     command = shlex.split(lines[-1])
     assert command[0] == "exec"
-    assert command[-1] == str(tmp_path / "a b")
+    assert command[-1] == str(tmp_path / "a b" / "ID")
 
 
 @pytest.mark.parametrize(("nodes", "tasks", "rooms"), [(1, 3, [3]), (2, 3, [2, 1]), (3, 7, [3, 2, 2])])
 def test_tasks_are_spread_evenly(nodes, tasks, rooms):
     assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, workers=tasks)) == rooms
     assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, tasks_per_node=2)) == [2] * nodes
+
+
+@pytest.mark.parametrize(
+    ("flags", "tasks", "gpus", "said"),
+    [
+        (["--gpus_per_node=4"], 8, 4, "up to 4, each with 1 GPU"),
+        (["--gpus_per_node=4", "--tasks_per_node=1"], 2, 4, "up to 1, each with 4 GPUs"),
+        (["--gpus_per_node=4", "--gpus_per_task=2"], 4, 4, "up to 2, each with 2 GPUs"),
+        (["--gpus_per_task=1"], 2, 1, "up to 1, each with 1 GPU"),
+    ],
+)
+def test_gpus_of_nodes_have_a_task_each_unless_it_is_said(capsys, flags, tasks, gpus, said):
+    code, out, _ = printed(capsys, "--dry_run", "--nodes=2", *flags, "-m", "x")
+    assert code == 0
+    assert f"#SBATCH --gpus-per-node={gpus}" in out
+    assert f"In all {tasks} tasks" in out
+    assert said in out
 
 
 def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):

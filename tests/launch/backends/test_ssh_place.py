@@ -1,5 +1,10 @@
 """What hosts are given by ssh: nothing here calls a host."""
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 import types
 
 import pytest
@@ -8,7 +13,9 @@ from hypothesis import strategies as st
 
 from toolkit.cli.main import main
 from toolkit.cluster import Task
+from toolkit.errors import JobStopped
 from toolkit.launch import JobSpec, events
+from toolkit.launch.backends.remote import RemoteAgent
 from toolkit.launch.backends.ssh import SshPlace
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.supervisor import agents, layout
@@ -101,3 +108,41 @@ def test_events_come_whole_whatever_else_is_on_the_line(noise, cuts):
 def test_bytes_that_are_no_text_come_through(data):
     (found,) = events.Reader().events(events.line(events.event("output", text=events.text(data))))
     assert events.data(found["text"]) == data
+
+
+@pytest.mark.slow
+def test_a_signal_while_files_are_copied_stops_it(tmp_path, monkeypatch):
+    for name, body in (("rsync", "exec sleep 60"), ("ssh", "echo hostname 10.0.0.1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    place = SshPlace(JobSpec(command=("train.py",), on="ssh:a", copy_to="/x"), mark="")
+    received = []
+    threading.Timer(0.5, lambda: received.append(signal.SIGINT)).start()
+    with pytest.raises(JobStopped, match="Stopped by SIGINT"):
+        place.copy(received)
+
+
+@pytest.mark.slow
+def test_rsync_is_given_an_ipv6_address_in_brackets(tmp_path, monkeypatch):
+    (tmp_path / "rsync").write_text(f"#!/bin/sh\nfor word; do last=$word; done; echo $last > '{tmp_path}/last'\n")
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho hostname ::1\n")
+    for name in ("rsync", "ssh"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for host, target in (("me@[fd00::1]", "me@[fd00::1]:/x/"), ("[fd00::1]", "[fd00::1]:/x/"), ("a", "a:/x/")):
+        SshPlace(JobSpec(command=("t",), on=f"ssh:{host}", copy_to="/x"), mark="").copy([])
+        assert (tmp_path / "last").read_text().strip() == target
+
+
+@pytest.mark.slow
+def test_an_ssh_that_closes_its_output_and_lives_is_named(monkeypatch):
+    agent = RemoteAgent([sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)"])
+    monkeypatch.setattr(
+        subprocess.Popen, "wait", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("ssh", 5))
+    )
+    while not agent.gone:
+        agent.read()
+    assert agent.last_line() == "its output was closed"
+    monkeypatch.undo()
+    agent.close()

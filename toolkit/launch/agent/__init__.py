@@ -4,7 +4,6 @@ Come here for how a task is started on its machine, and for what becomes of its 
 
 channel    events to and fro over pipes or a socket
 activity   whether a task that says nothing computes
-masking    secrets of the environment, taken out of a stream of bytes
 guard      a program of its own that ends what a killed agent leaves behind
 ports      ports that stay this job's from their choice to its end, and to whom they are open
 tasks      a task as it will be started: its command and its environment

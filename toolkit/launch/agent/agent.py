@@ -22,19 +22,18 @@ from toolkit.errors import RequestError
 from toolkit.launch import events
 from toolkit.launch.agent import sharing, tasks
 from toolkit.launch.agent.guard import Guard
-from toolkit.launch.agent.masking import Masker
 from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess
 from toolkit.launch.agent.reports import Reports
 from toolkit.launch.events import Event, event
 from toolkit.launch.job import checks
-from toolkit.support import redaction, status
+from toolkit.support import status
 
 __all__ = ["Agent"]
 
 _ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "look", "finish", "beat")
 _AT_ONCE = 50  # Processes looked at in a second: more are looked at less often.
-_HELD = 1.0  # Seconds that the beginning of a secret is held back.
+_PIECE = 1 << 20  # Bytes of a function's result in one event.
 _ANSWER = 3.0  # Seconds in which stacks are waited for.
 
 
@@ -68,7 +67,6 @@ class Agent:
         self._events: list[Event] = []
         self._latest: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
-        self._wrote: dict[str, float] = {}
         self._looked = self._asked_for_stacks = 0.0
         self._looked_at_ports = False
         self._mark = ""
@@ -93,8 +91,6 @@ class Agent:
             key.data()
         now = time.monotonic()
         for name, process in self._processes.items():
-            if process.masker.holds and now - self._wrote[name] > _HELD:
-                self._tell("output", task=name, text=events.text(process.masker.flush()))
             if process.poll():
                 self._tell_result(process)
                 self._tell("ended", task=name, pid=process.pid, code=process.code)
@@ -128,7 +124,10 @@ class Agent:
         if self._call is not None:
             left = self._call.with_name(f"{self._call.name}.{process.spec.file_name}")
             with contextlib.suppress(FileNotFoundError):
-                self._tell("result", task=str(process.task), data=base64.b64encode(left.read_bytes()).decode())
+                with left.open("rb") as file:  # In pieces: a line of JSON is read as a whole.
+                    while piece := file.read(_PIECE):
+                        self._tell("result", task=str(process.task), data=base64.b64encode(piece).decode())
+                self._tell("result", task=str(process.task), data="")
                 left.unlink()
 
     def _prepare(
@@ -200,12 +199,10 @@ class Agent:
         if task in self._processes:
             self._replaced.append(self._processes.pop(task))
         stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
-        masker = Masker(redaction.values(self._environment))
-        process = TaskProcess(spec, environ=self._environment, stacks=stacks, masker=masker)
+        process = TaskProcess(spec, environ=self._environment, stacks=stacks)
         assert self._guard is not None
         self._guard.add(process.pid)
         self._processes[task] = process
-        self._wrote[task] = time.monotonic()
         self._states.pop(task, None)
         self._selector.register(process.descriptor, selectors.EVENT_READ, functools.partial(self._output, process))
         self._tell("started", task=task, pid=process.pid)
@@ -260,7 +257,6 @@ class Agent:
     def _output(self, process: TaskProcess) -> None:
         name = str(process.task)
         written = process.read()
-        self._wrote[name] = time.monotonic()
         if written:
             self._tell("output", task=name, text=events.text(written))
         if process.ended:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.launch.agent.activity import Activity
-from toolkit.launch.agent.masking import Masker
 from toolkit.launch.agent.tasks import TaskSpec
 
 __all__ = ["TaskProcess", "dying"]
@@ -25,19 +24,16 @@ class TaskProcess:
         spec: What to start.
         environ: The environment that its own is added to.
         stacks: A file for its stacks, removed with the job.
-        masker: Masks secrets in what it writes.
 
     Attributes:
         descriptor: The reading end of what it writes, non-blocking.
-        masker: The same.
         code: Exit code as Popen has it, None while it runs.
         ended: Whether all that it writes has come.
     """
 
-    def __init__(self, spec: TaskSpec, *, environ: Mapping[str, str], stacks: pathlib.Path, masker: Masker) -> None:
+    def __init__(self, spec: TaskSpec, *, environ: Mapping[str, str], stacks: pathlib.Path) -> None:
         self.spec = spec
         self.task = spec.task
-        self.masker = masker
         self.code: int | None = None
         self.ended = False
         self._stacks = stacks
@@ -74,7 +70,7 @@ class TaskProcess:
         return True
 
     def read(self) -> bytes:
-        """Returns what it has written, without secrets."""
+        """Returns what it has written, as it is."""
         try:
             written = os.read(self.descriptor, 1 << 18)
         except BlockingIOError:
@@ -83,8 +79,7 @@ class TaskProcess:
             written = b""
         if not written:
             self.ended = True
-            return self.masker.flush()
-        return self.masker.feed(written)
+        return written
 
     def sample(self) -> dict[str, Any]:
         """Returns what is to be seen of it: CPU in percent of a core, memory in bytes, and how it is.

@@ -84,6 +84,7 @@ def task_specs(
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
             **(_ranks(task, every, training) if task in training else {}),
+            **(_slurm(task, cluster, here) if "SLURM_PROCID" in environ else {}),
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
             **gpus.get(task, {}),
             **_cluster.without_proxies(cluster, environ),
@@ -101,6 +102,15 @@ def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str,
     """What torchrun sets, and people's scripts read: numbers among the tasks that train."""
     numbers = {"RANK": every.index(task), "LOCAL_RANK": here.index(task)}
     return {**{name: str(n) for name, n in numbers.items()}, "WORLD_SIZE": str(len(every))}
+
+
+def _slurm(task: Task, cluster: Cluster, here: Sequence[Task]) -> dict[str, str]:
+    """What one srun for all tasks would set: an agent is a step of its own, and all of its tasks would be the first."""
+    nodes = list(dict.fromkeys(_cluster.split(cluster.address(each))[0] for each in cluster.tasks))
+    total, node = len(cluster.tasks), nodes.index(_cluster.split(cluster.address(task))[0])
+    numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(here).index(task), "NODEID": node}
+    counts = {"NTASKS": total, "NPROCS": total, "NNODES": len(nodes)}
+    return {f"SLURM_{name}": str(number) for name, number in {**numbers, **counts}.items()}
 
 
 def shell_line(task: TaskSpec, environ: Mapping[str, str], added: Mapping[str, str]) -> str:

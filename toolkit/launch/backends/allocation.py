@@ -1,6 +1,6 @@
 """What runs in a Slurm allocation: the supervisor, in the batch script, with an agent on each node by srun.
 
-    python -m toolkit.launch.backends.allocation LOGS
+    python -m toolkit.launch.backends.allocation DIRECTORY
 
 Restarts stay inside the allocation. The job is queued again when its time is nearly up, of which Slurm tells the batch
 script by SIGUSR1, and when a node no longer answers; it then goes on in the same directory, from the last checkpoint.
@@ -92,8 +92,7 @@ def _nodes_answer() -> bool:
 
 def _main() -> int:
     """Supervises the job in its allocation; returns its exit code."""
-    logs, number = pathlib.Path(sys.argv[1]), os.environ["SLURM_JOB_ID"]
-    record = Record(logs)
+    record, number = Record(pathlib.Path(sys.argv[1])), os.environ["SLURM_JOB_ID"]
     spec: JobSpec = record.job()["spec"]
     # Who is told to end has the whole notice for a checkpoint.
     spec = dataclasses.replace(spec, grace=math.ceil(max(spec.grace, spec.notice)))
@@ -110,9 +109,9 @@ def _main() -> int:
                 supervise(
                     spec,
                     lambda: SlurmPlace(spec),
-                    job_id=f"slurm-{number}",  # Run directories keep their name over restarts.
+                    job_id=record.id,
                     received=received,
-                    logs=logs,
+                    record=record,
                     retries=lambda error: not isinstance(error, HostLost) or _nodes_answer(),
                     goes_on=lambda error: isinstance(error, HostLost) or bool(notice),
                 )

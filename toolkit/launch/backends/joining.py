@@ -15,12 +15,13 @@ from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import visible_gpus
-from toolkit.launch.backends.rendezvous import program_of
+from toolkit.launch.backends import token
 from toolkit.launch.display.display import Display
 from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event, data, event
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import signals
+from toolkit.support.words import counted
 
 __all__ = ["join"]
 
@@ -42,7 +43,7 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
         TaskFailed: The job has failed, or that launcher is gone.
         JobStopped: The job was stopped.
     """
-    with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs) as display:
+    with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all") as display:
         for attempt in range(spec.max_restarts + 1):
             over = _serve_once(spec, display, received, work)
             if over is not None:
@@ -63,31 +64,29 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
 def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes) -> Event | None:
     with _connected(spec, received) as connection:
         channel = Channel(connection.fileno(), connection.fileno())
-        hello = {"nodes": spec.nodes, "version": __version__, "program": program_of(spec), "host": socket.gethostname()}
-        channel.send(event("hello", room=len(visible_gpus(os.environ)) or 1, **hello))
-        asked: list[Event] = []
-        deadline = time.monotonic() + spec.start_timeout
-        while not asked and not channel.ended:
-            if received:
-                raise JobStopped(received[0])
-            if channel.strange or time.monotonic() > deadline:
-                break
-            select.select([channel], [], [], _TICK)
-            asked = channel.read()
-        if not asked:
-            late = f"not all {spec.nodes} hosts came within {spec.start_timeout:g} s, so that launcher didn't answer"
-            strange = channel.strange or channel.ended
-            raise LaunchError(
-                asked=f"--rendezvous={spec.rendezvous} is where the hosts find one another",
-                found="a program that isn't a launcher of this toolkit answers there" if strange else late,
-                remedy="Choose a free port at that host" if strange else "Run the same command on every host",
-            )
-        if asked[0]["event"] == "refused":
-            raise LaunchError(**{name: asked[0][name] for name in ("asked", "found", "remedy")})
-        if asked[0]["event"] == "over":
-            return asked[0]
+        channel.send(event("knock"))  # What isn't a launcher answers with something else, or hangs up.
+        answers = _Answers(spec, channel, received)
+        theirs, mine = str(answers.next().get("nonce")), token.nonce()
+        secret = token.known(spec.rendezvous or "")  # Only now: who listens has written it by now.
+        hello = {
+            "nodes": spec.nodes,
+            "version": __version__,
+            "program": token.program_of(spec),
+            "host": socket.gethostname(),
+        }
+        room = len(visible_gpus({**os.environ, **spec.environment})) or 1
+        channel.send(event("hello", room=room, nonce=mine, proof=token.proof(secret, "joiner", theirs, mine), **hello))
+        welcome = answers.next()
+        if welcome["event"] == "refused":
+            raise LaunchError(**{name: str(welcome.get(name)) for name in ("asked", "found", "remedy")})
+        if not token.proves(welcome.get("proof"), secret, "listener", theirs, mine):
+            raise answers.strange()
+        asked = answers.next()
+        if asked["event"] == "over":
+            return asked
         display.say(
-            f"launch: {asked[0]['number']} tasks of the job at {spec.rendezvous} run here; that launcher has the logs"
+            f"launch: {counted(asked['number'], 'task')} here of the job at {spec.rendezvous}; "
+            "that launcher has the logs"
         )
         outputs: dict[str, Output] = {}
         agent = Agent()
@@ -106,11 +105,53 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                 elif found["event"] == "note":
                     display.say(found["text"])
 
-            return serve(agent, channel, received, prepare=asked[0], seen=show, own=own)
+            return serve(agent, channel, received, prepare=asked, seen=show, own=own)
         finally:
             agent.close()
             for output in outputs.values():
                 output.close()
+
+
+class _Answers:
+    """What the launcher at the rendezvous says before the job begins, one after another."""
+
+    def __init__(self, spec: JobSpec, channel: Channel, received: Sequence[int]) -> None:
+        self._spec, self._channel, self._received = spec, channel, received
+        self._read: list[Event] = []
+
+    def next(self) -> Event:
+        """Waits for the next.
+
+        Raises:
+            LaunchError: None comes in time, or it is no launcher that answers.
+            JobStopped: A signal has come.
+        """
+        deadline = time.monotonic() + self._spec.start_timeout
+        while not self._read and not self._channel.ended and not self._channel.strange:
+            if self._received:
+                raise JobStopped(self._received[0])
+            if time.monotonic() > deadline:
+                break
+            select.select([self._channel], [], [], _TICK)
+            self._read = self._channel.read()
+        if self._read:
+            return self._read.pop(0)
+        if self._channel.strange or self._channel.ended:
+            raise self.strange()
+        raise LaunchError(
+            asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",
+            found=f"not all {self._spec.nodes} hosts came within {self._spec.start_timeout:g} s, "
+            "so that launcher didn't answer",
+            remedy="Run the same command on every host",
+        )
+
+    def strange(self) -> LaunchError:
+        """Returns the error of a program that answers, and isn't this job's launcher."""
+        return LaunchError(
+            asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",
+            found="a program that isn't a launcher of this toolkit answers there",
+            remedy="Choose a free port at that host",
+        )
 
 
 def _connected(spec: JobSpec, received: Sequence[int]) -> socket.socket:

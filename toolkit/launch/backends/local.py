@@ -49,7 +49,7 @@ class LocalPlace:
                     found="that is no address of this machine",
                     remedy="Leave it out for loopback, or name one of the machine's own addresses",
                 )
-            self._counts = spec.counts or (("worker", len(visible_gpus(os.environ)) or 1),)
+            self._counts = spec.counts or (("worker", len(visible_gpus({**os.environ, **spec.environment})) or 1),)
             number = sum(count for _, count in self._counts)
         else:
             self._described = _cluster.load(spec.cluster)

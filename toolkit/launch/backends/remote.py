@@ -1,5 +1,6 @@
 """An agent at the end of a connection, such as a program that reaches its host: ssh, or srun."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,10 +85,16 @@ class RemoteAgent(ConnectedAgent):
 
     def last_line(self) -> str:
         """Returns what the program or the host's shell wrote last."""
-        code = self._process.wait(5) if self.gone else None
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It has closed its output, and lives.
+            code = self._process.wait(5) if self.gone else None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         lines = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
-        lines = lines or self._channel.strange or [f"it ended with exit code {code}"]
+        lines = (
+            lines
+            or self._channel.strange
+            or ["its output was closed" if code is None else f"it ended with exit code {code}"]
+        )
         return lines[-1].strip()[:300]
 
     def close(self) -> None:

@@ -1,23 +1,26 @@
 """Hosts that find one another at an address: the same command on each, no ssh and no scheduler.
 
 The first launcher that comes at HOST listens there, and supervises; the others come to it, and are its agents. Each
-runs the command that it was itself given, and no other: who connects can have it start, end and tell of that one.
+side proves that it has the job's token (see `token`) before anything else is taken from it. A host runs the command
+that it was itself given, and no other; it is sent neither the first host's environment nor its function.
 """
 
-import hashlib
 import os
 import select
 import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task, split
+from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, ToolkitError
 from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
+from toolkit.launch.backends import token
 from toolkit.launch.backends.remote import ConnectedAgent
 from toolkit.launch.events import Event, event
 from toolkit.launch.job.hosts import Host
@@ -25,10 +28,12 @@ from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.supervisor.agents import AgentLike
 from toolkit.launch.supervisor.layout import assign, check_addresses, spread
 
-__all__ = ["RendezvousPlace", "listen", "program_of"]
+__all__ = ["RendezvousPlace", "listen"]
 
 _TICK = 0.05
 _HELLO = 10.0  # Seconds in which who connects must say who it is.
+_SAID = 30.0  # Seconds between two messages that hosts are awaited.
+_OWN = ("command", "environment", "call")  # What each host has by itself.
 
 
 def listen(spec: JobSpec) -> socket.socket | None:
@@ -47,24 +52,21 @@ def listen(spec: JobSpec) -> socket.socket | None:
             remedy="Name a host that every one of them can look up, or its address",
         ) from None
     own = own_addresses()
-    here = next((answer for answer in answers if answer[4][0] in own), None)
+    here = next((answer for answer in answers if answer[4][0] in own or is_loopback(str(answer[4][0]))), None)
     if here is None:
         return None
     made = socket.socket(here[0], socket.SOCK_STREAM)
+    # Debian has a machine's own name at 127.0.1.1, where nobody else reaches it.
+    named = is_loopback(str(here[4][0])) and host not in ("localhost", here[4][0])
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(here[4])
+        made.bind(("", port) if named else here[4])
         made.listen(128)
         made.setblocking(False)
         return made
     except OSError:  # Somebody listens there: this job's first launcher, or whoever says otherwise when it is asked.
         made.close()
         return None
-
-
-def program_of(spec: JobSpec) -> str:
-    """Returns what tells the jobs that gather at one address apart."""
-    return hashlib.sha256(repr((spec.command, spec.counts)).encode()).hexdigest()[:16]
 
 
 class _Seat(ConnectedAgent):
@@ -102,9 +104,9 @@ class _Seat(ConnectedAgent):
         return time.monotonic() - self._made if self.free else self._channel.silence
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Sends what is asked for, to whoever is there."""
+        """Sends what is asked for, to whoever is there, but for what that host has by itself."""
         if not self.free:
-            super().send(kind, **facts)
+            super().send(kind, **{name: fact for name, fact in facts.items() if name not in _OWN})
 
     def read(self) -> list[Event]:
         """Returns what has happened there; while nobody is, looks whether somebody comes."""
@@ -116,7 +118,7 @@ class _Seat(ConnectedAgent):
         """Ends the connection."""
         if self._socket is not None:
             self._socket.close()
-        self._place.leave(self)
+        self._place.seats = [(host, each) for host, each in self._place.seats if each is not self]
 
 
 class RendezvousPlace:
@@ -126,9 +128,11 @@ class RendezvousPlace:
         spec: What was asked.
         listener: As `listen` returns it.
         received: Signals to this process are appended to it.
+        say: Shows a message.
 
     Attributes:
         hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+        seats: The places of the other hosts.
 
     Raises:
         LaunchError: Not all have come in time.
@@ -138,16 +142,20 @@ class RendezvousPlace:
     remedy = "See what the launcher on {host} says"
     where = ""
 
-    def __init__(self, spec: JobSpec, listener: socket.socket, received: Sequence[int]) -> None:
+    def __init__(
+        self, spec: JobSpec, listener: socket.socket, received: Sequence[int], say: Callable[[str], None]
+    ) -> None:
         self._spec = spec
         self._listener = listener
-        self._coming: list[tuple[socket.socket, Channel]] = []
-        self._seats: list[tuple[Host, _Seat]] = []
+        self._say = say
+        self._token = token.made(spec.rendezvous or "")
+        self._coming: list[tuple[socket.socket, Channel, str]] = []
+        self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""
         self._first: list[tuple[socket.socket, Channel, Event]] = []
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
-        own = len(visible_gpus(os.environ)) or 1
+        own = len(visible_gpus({**os.environ, **spec.environment})) or 1
         rooms = spread(wanted, spec.nodes) if wanted else [own, *(hello["room"] for _, _, hello in self._first)]
         names = [socket.gethostname(), *(str(hello["host"]) for _, _, hello in self._first)]
         names = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
@@ -167,7 +175,7 @@ class RendezvousPlace:
         times = {"silence": self._spec.silence, "grace": self._spec.grace}
         prepare = event("prepare", number=host.tasks, mark="", first=False, **times)
         seat = _Seat(self, prepare)
-        self._seats.append((host, seat))
+        self.seats.append((host, seat))
         if self._first:
             connection, channel, _ = self._first.pop(0)
             seat.take(connection, channel)
@@ -180,30 +188,34 @@ class RendezvousPlace:
     def receive(self) -> None:
         """Seats a launcher that comes after the start, in the place of one that is gone."""
         for connection, channel, _ in self._arrived():
-            host, seat = next(((h, s) for h, s in self._seats if s.free), (None, None))
+            host, seat = next(((h, s) for h, s in self.seats if s.free), (None, None))
             if host is None or seat is None:
                 self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
                 continue
             self.addresses[host] = connection.getpeername()[0]
             seat.take(connection, channel)
 
-    def leave(self, seat: _Seat) -> None:
-        """Forgets a seat."""
-        self._seats = [(host, each) for host, each in self._seats if each is not seat]
-
     def close(self, ended: ToolkitError | None = None) -> None:
         """Tells those that have come how the job has ended, and lets the address go."""
         code, text = (ended.exit_code, str(ended)) if ended else (0, "")
-        for _, seat in self._seats:
-            seat.send("over", code=code, text=text, stopped=isinstance(ended, JobStopped))
-        for connection, channel in [(c, ch) for c, ch, _ in self._first] + self._coming:
-            channel.send(event("over", code=code, text=text, stopped=isinstance(ended, JobStopped)))
+        word = {"code": code, "text": text, "stopped": isinstance(ended, JobStopped)}
+        token.forget(self._spec.rendezvous or "")
+        for _, seat in self.seats:
+            seat.send("over", **word)
+        for _, channel, _ in self._first:
+            channel.send(event("over", **word))
+        for connection, *_ in [*self._first, *self._coming]:
             connection.close()
         self._listener.close()
 
     def _wait(self, received: Sequence[int]) -> None:
         """Waits until the others have come."""
-        deadline = time.monotonic() + self._spec.start_timeout
+        began = said = time.monotonic()
+        deadline = began + self._spec.start_timeout
+        if self._spec.nodes > 1:
+            self._say(f"launch: {self._here()}, waiting for {self._spec.nodes - 1} more")
+            if not os.environ.get(token.VARIABLE):
+                self._say_token()
         while len(self._first) < self._spec.nodes - 1:
             if received:
                 self.close(JobStopped(received[0]))
@@ -216,8 +228,24 @@ class RendezvousPlace:
                 )
                 self.close(error)
                 raise error
-            select.select([self._listener.fileno(), *(channel.fileno() for _, channel in self._coming)], [], [], _TICK)
+            waits = [self._listener.fileno(), *(channel.fileno() for _, channel, _ in self._coming)]
+            select.select(waits, [], [], _TICK)
             self._first += self._arrived()
+            if time.monotonic() - said > _SAID:
+                said = time.monotonic()
+                self._say(f"launch: {self._here()} after {said - began:.0f} s")
+
+    def _say_token(self) -> None:
+        """Says how hosts that share no home directory have the token; itself on a terminal only, and in no file."""
+        begin = f"launch: start hosts that don't share this home directory with {token.VARIABLE}="
+        if sys.stdout is not None and sys.stdout.isatty():
+            sys.stdout.write(f"{begin}{self._token}\n")
+            sys.stdout.flush()
+        else:
+            self._say(f"{begin}..., which is in {token.file(self._spec.rendezvous or '')}")
+
+    def _here(self) -> str:
+        return f"{1 + len(self._first)} of {self._spec.nodes} hosts at {self._spec.rendezvous}"
 
     def _arrived(self) -> list[tuple[socket.socket, Channel, Event]]:
         """Returns those that have come and belong to this job; answers the others."""
@@ -225,37 +253,43 @@ class RendezvousPlace:
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                self._coming.append((connection, Channel(connection.fileno(), connection.fileno())))
+                channel, number = Channel(connection.fileno(), connection.fileno()), token.nonce()
+                channel.send(event("challenge", nonce=number))
+                self._coming.append((connection, channel, number))
         except BlockingIOError:
             pass
         found, waiting = [], []
-        for connection, channel in self._coming:
-            said = channel.read()
+        for connection, channel, number in self._coming:
+            said = [each for each in channel.read() if each["event"] != "knock"]
             hello = said[0] if said and said[0]["event"] == "hello" else None
             if hello is None:
                 if channel.ended or channel.silence > _HELLO or said or channel.strange:
                     connection.close()  # Whoever it was.
                 else:
-                    waiting.append((connection, channel))
+                    waiting.append((connection, channel, number))
                 continue
-            wrong = self._wrong(hello)
+            wrong = self._wrong(hello, number)
             if wrong:
-                self._refused += f"; the launcher on {hello.get('host')} was refused because {wrong[0]}"
+                self._refused += f"; the launcher on {str(hello.get('host'))[:60]!r} was refused because {wrong[0]}"
                 self._refuse(connection, channel, *wrong)
             else:
+                numbers = number, str(hello["nonce"])
+                channel.send(event("welcome", proof=token.proof(self._token, "listener", *numbers)))
                 found.append((connection, channel, hello))
         self._coming = waiting
         return found
 
-    def _wrong(self, hello: Event) -> tuple[str, str] | None:
+    def _wrong(self, hello: Event, number: str) -> tuple[str, str] | None:
         if hello.get("version") != __version__:
             return (
                 f"it has version {hello.get('version')} of this toolkit, not {__version__}",
                 f"Install {__version__} on every host",
             )
+        if not token.proves(hello.get("proof"), self._token, "joiner", number, str(hello.get("nonce"))):
+            return "it hasn't this job's token", f"Set {token.VARIABLE} there as the first launcher says"
         if hello.get("nodes") != self._spec.nodes:
             return f"it has --nodes={hello.get('nodes')}, not {self._spec.nodes}", "Give every host the same number"
-        if hello.get("program") != program_of(self._spec):
+        if hello.get("program") != token.program_of(self._spec):
             return "it starts another job: command or numbers of tasks differ", "Use a different address for each job"
         return None
 

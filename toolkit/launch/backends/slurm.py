@@ -15,30 +15,32 @@ from toolkit.launch.display.display import Display
 from toolkit.launch.display.follow import Follower
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import Record, log_directory
+from toolkit.launch.records.record import SCRIPT_LOG, Record, log_directory
 from toolkit.launch.supervisor.layout import spread
 from toolkit.support import redaction, signals
+from toolkit.support.words import counted
 
 __all__ = ["follow_job", "rooms", "script", "submit"]
 
 _SECONDS = 0.5  # Between two looks at the logs.
 _QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's.
 _CLEANED = 15.0  # Seconds after which Slurm has done with what a job that is queued again has left.
+_TOLD = 20  # Lines of the batch script's output in a message.
 _LATE = 10.0  # Seconds that the job's files may take to be seen here.
 
 
 def rooms(spec: JobSpec) -> list[int]:
     """Returns how many tasks run on each node: evenly, the first nodes one more."""
-    tasks = sum(number for _, number in spec.counts) or spec.nodes * (spec.tasks_per_node or 1)
-    return spread(tasks, spec.nodes)
+    each = spec.tasks_per_node or spec.gpus_per_node // (spec.gpus_per_task or 1) or 1
+    return spread(sum(number for _, number in spec.counts) or spec.nodes * each, spec.nodes)
 
 
-def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
+def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     """Returns the text of the batch script.
 
     Args:
         spec: What is asked.
-        logs: The directory of its logs; None where the script is to be shown only.
+        directory: The job's own; None where the script is to be shown only.
     """
     room = max(rooms(spec))
     cores = room * int(spec.cpus_per_task or 1)
@@ -47,7 +49,7 @@ def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
         "nodes": spec.nodes,
         "ntasks-per-node": 1,  # An agent, which has the node's share of the job for all its tasks.
         "cpus-per-task": cores if cores > 1 else None,
-        "gpus-per-node": room * spec.gpus_per_task or None,
+        "gpus-per-node": spec.gpus_per_node or room * spec.gpus_per_task or None,
         "time": spec.time,
         "partition": spec.partition,
         "account": spec.account,
@@ -56,11 +58,12 @@ def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
     lines += [f"#SBATCH --{text}" for text in spec.sbatch]
-    shown = pathlib.Path(spec.log_dir or "LOGS") if logs is None else logs
+    shown = pathlib.Path(spec.log_dir or "LOGS", "ID") if directory is None else directory
     command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
     tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
-    gpus = f", each with {spec.gpus_per_task} GPU{'s' if spec.gpus_per_task > 1 else ''}" if spec.gpus_per_task else ""
+    number = spec.gpus_per_node // room if spec.gpus_per_node else spec.gpus_per_task
+    gpus = f", each with {counted(number, 'GPU')}" if number else ""
     about = [
         f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
         f"# In all {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}",
@@ -68,7 +71,7 @@ def script(spec: JobSpec, logs: pathlib.Path | None = None) -> str:
     return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
 
 
-def submit(spec: JobSpec, job_id: str, *, follow: bool, logs: pathlib.Path | None = None) -> str:
+def submit(spec: JobSpec, *, job_id: str, follow: bool, record: Record | None = None) -> jobs.Entry:
     """Submits the job, shows what it does, and returns when it is completed.
 
     SIGINT or SIGTERM to this process cancels the job; it goes on where the terminal is lost.
@@ -77,10 +80,10 @@ def submit(spec: JobSpec, job_id: str, *, follow: bool, logs: pathlib.Path | Non
         spec: What is asked.
         job_id: The job's id.
         follow: Whether to show it; otherwise this returns at once.
-        logs: The directory of its logs, where job.json is written already; None for a new one.
+        record: What has been begun of it; None for a new one.
 
     Returns:
-        What to say of a job that isn't followed.
+        What is kept of it.
 
     Raises:
         LaunchError: Slurm isn't there, or doesn't take the job.
@@ -99,25 +102,28 @@ def submit(spec: JobSpec, job_id: str, *, follow: bool, logs: pathlib.Path | Non
             found="Slurm reads a backslash in a log's name in its own way",
             remedy="Name a directory without one",
         )
-    begun = logs is not None
-    logs = logs or log_directory(spec.log_dir)
-    record = Record(logs)
-    record.new()
-    if not begun:
-        record.start_job(spec, job_id)
-    batch = logs / "job.sh"
-    batch.write_text(script(spec, logs), encoding="utf-8", errors="surrogateescape")  # A file's name may be no text.
-    output = str((logs / "job.log").absolute()).replace("%", "%%")
+    if record is None:
+        record = Record(log_directory(spec.log_dir) / job_id)
+        record.start_job(spec)
+    batch = record.directory / "job.sh"
+    # A file's name may be no text.
+    batch.write_text(script(spec, record.directory), encoding="utf-8", errors="surrogateescape")
+    output = str((record.directory / SCRIPT_LOG).absolute()).replace("%", "%%")
     with signals.recorded() as received:  # Before there is a job: a signal that comes now cancels it, too.
         job = _submitted(["sbatch", "--parsable", f"--output={output}", str(batch)])
-        jobs.add(job_id, logs, slurm=job)
-        head = f"launch: Slurm job {job}, {sum(rooms(spec))} tasks on {spec.nodes} nodes; logs in {logs}"
+        entry = jobs.add(record, slurm=job)
         if not follow:
-            return head
-        with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs) as display:
-            display.say(head)
+            return entry
+        with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all") as display:
+            display.say(head(spec, entry))
             follow_job(job, Follower(record, display), display, received)
-    return ""
+    return entry
+
+
+def head(spec: JobSpec, job: jobs.Entry) -> str:
+    """Returns what is said of a job that was submitted."""
+    tasks, nodes = counted(sum(rooms(spec)), "task"), counted(spec.nodes, "node")
+    return f"launch: Slurm job {job.slurm}, {tasks} on {nodes}; logs in {job.record.logs}"
 
 
 def follow_job(
@@ -164,10 +170,10 @@ def follow_job(
     if received:
         raise JobStopped(received[0])
     if follower.end is None:
-        raise TaskFailed(
-            f"Slurm job {job} ended in state {state[0]}, exit code {state[1]}. Its logs are in {follower.directory}",
-            code=state[1] or 1,
-        )
+        text = f"Slurm job {job} ended in state {state[0]}, exit code {state[1]}. Its logs are in {follower.logs}"
+        if written := follower.record.beginnings().splitlines()[-_TOLD:]:
+            text += "\nIts batch script wrote last:\n" + "\n".join(f"  {line}" for line in written)
+        raise TaskFailed(text, code=state[1] or 1)
     follower.conclude()
 
 

@@ -1,15 +1,17 @@
 """Hosts that ssh reaches as the user has configured it; rsync copies the working directory."""
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from toolkit.cluster import Cluster, Task
-from toolkit.errors import LaunchError, ToolkitError
+from toolkit.errors import JobStopped, LaunchError, ToolkitError
 from toolkit.launch.backends.remote import RemoteAgent
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
@@ -19,6 +21,7 @@ from toolkit.launch.supervisor.layout import assign, check_addresses
 __all__ = ["SshPlace"]
 
 _CONNECT = 10  # Seconds for a connection to be made.
+_TICK = 0.1
 _ALIVE = 5  # Seconds between ssh's own signs of life.
 _LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")
 
@@ -77,15 +80,19 @@ class SshPlace:
     def close(self, ended: ToolkitError | None) -> None:
         """Holds nothing."""
 
-    def copy(self) -> None:
+    def copy(self, received: Sequence[int]) -> None:
         """Copies this directory to every host, all at once, if that was asked for; removes nothing there.
+
+        Args:
+            received: Signals to this process are appended to it.
 
         Raises:
             LaunchError: There is no rsync here or there, or it failed.
+            JobStopped: A signal has come.
         """
         if self._spec.copy_to is not None:
             with concurrent.futures.ThreadPoolExecutor(max_workers=8) as several:
-                list(several.map(self._copy, self.hosts))
+                list(several.map(lambda host: self._copy(host, received), self.hosts))
 
     def command(self) -> list[str]:
         """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
@@ -114,8 +121,10 @@ class SshPlace:
         found = re.search(r"^hostname (.+)$", done.stdout, re.MULTILINE)
         return found[1] if found else host.name.rpartition("@")[2]
 
-    def _copy(self, host: Host) -> None:
-        target = f"{host.name}:{self.directory.rstrip('/')}/"
+    def _copy(self, host: Host, received: Sequence[int]) -> None:
+        # rsync, too, tells an IPv6 address from a path by brackets.
+        name = re.sub(r"^((?:[^@]*@)?)([^@\[]*:[^@]*)$", r"\1[\2]", host.name)
+        target = f"{name}:{self.directory.rstrip('/')}/"
         left_out = [f"--exclude={pattern}" for pattern in _LEFT_OUT]
         # --protect-args: no shell there reads the names.
         command = ["rsync", "--archive", "--protect-args", "--mkpath", *left_out, "-e", shlex.join(self.command())]
@@ -124,6 +133,7 @@ class SshPlace:
             asked="--copy_to copies this directory to the hosts",
             remedy="Install it here and there: sudo apt-get install rsync",
             timeout=None,
+            received=received,
         )
         if done.returncode:
             raise LaunchError(
@@ -134,12 +144,28 @@ class SshPlace:
 
 
 def _finished(
-    command: list[str], *, asked: str, remedy: str, timeout: float | None = _CONNECT
+    command: list[str], *, asked: str, remedy: str, timeout: float | None = _CONNECT, received: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, or to a signal to this process, which a terminal then doesn't send to it as well."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
     except FileNotFoundError:
         raise LaunchError(asked=asked, found=f"there is no {command[0]} on this machine", remedy=remedy) from None
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with process:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    out, err = process.communicate(timeout=_TICK)
+                    return subprocess.CompletedProcess(command, process.returncode, out, err)
+                if received:
+                    raise JobStopped(received[0])
+                if deadline is not None and time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(command, timeout or 0)
+        finally:
+            process.terminate()
 
 
 def _errors(done: subprocess.CompletedProcess[str]) -> list[str]:

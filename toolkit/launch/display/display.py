@@ -36,13 +36,16 @@ class Display:
         tee: Show the tasks' lines.
         only: Names of the tasks whose lines are shown; () for all.
         native_logs: Show TensorFlow's notes, too.
+        joined: Show a line that all tasks print alike once.
     """
 
-    def __init__(self, *, tee: bool = True, only: Sequence[str] = (), native_logs: bool = False) -> None:
+    def __init__(
+        self, *, tee: bool = True, only: Sequence[str] = (), native_logs: bool = False, joined: bool = True
+    ) -> None:
         import rich
 
         self._console = rich.get_console()
-        self._tee, self._only, self._native = tee, only, native_logs
+        self._tee, self._only, self._native, self._joined = tee, only, native_logs, joined
         self._width = 0
         self._colours: dict[str, str] = {}
         self._chatter: dict[Task, Chatter] = {}
@@ -56,6 +59,9 @@ class Display:
         self._news = threading.Condition()
         self._closing = False
         self._gone = sys.stdout is None  # Closed by whoever started this.
+        if sys.stdout is not None:  # What was printed before comes before.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
         if self._console.is_terminal and not self._console.is_jupyter:
             from rich.live import Live
 
@@ -75,7 +81,7 @@ class Display:
             self._width = max(len("all"), *(len(str(task)) for task in tasks))
             self._colours = {str(task): _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
             self._chatter = {task: Chatter() for task in tasks}
-            trains = [task for task in tasks if task.job in ("chief", "worker")]
+            trains = [task for task in tasks if self._joined and task.job in ("chief", "worker")]
             self._merger = Merger([str(task) for task in trains if not self._only or str(task) in self._only])
 
     def lines(self, task: Task, lines: Sequence[bytes]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch.display.display import Display
+from toolkit.launch.display.output import visible_lines
 from toolkit.launch.events import Event
 from toolkit.launch.records.record import Record, log_name
 
@@ -21,23 +22,24 @@ class Follower:
 
     Attributes:
         end: The event of the job's end; None before.
-        directory: That of the logs.
+        record: The same.
+        logs: The directory of the logs.
         attempt: The number of the attempt that was started last; 0 before.
     """
 
     def __init__(self, record: Record, display: Display) -> None:
-        self._record = record
-        self.directory = record.directory
+        self.record = record
+        self.logs = record.logs
         self._display = display
         self._logs: dict[str, pathlib.Path] = {}
         # What another job has left in the same files isn't this one's.
-        self._read = {path: path.stat().st_size for path in record.directory.glob("*.log")}
+        self._read = {path: path.stat().st_size for path in record.logs.glob("*.log")}
         self.end: Event | None = None
         self.attempt = 0
 
     def catch_up(self, lines: int | None) -> None:
         """Passes over what has happened to a job, but for so many last lines of each task; None for all of them."""
-        for event in self._record.so_far():
+        for event in self.record.new():
             if event["event"] == "attempt":
                 self._expect(event)
             elif event["event"] == "end":
@@ -52,7 +54,7 @@ class Follower:
 
     def look(self) -> list[Event]:
         """Shows what has come since this was last called, and returns the new events."""
-        found = self._record.new()
+        found = self.record.new()
         for event in found:
             kind = event["event"]
             if kind == "attempt":
@@ -85,7 +87,7 @@ class Follower:
         self.attempt = event["number"]
         self._display.expect([Task.parse(name) for name in event["tasks"]])
         names = {name: log_name(name, self.attempt) for name in event["tasks"]}
-        self._logs = {name: self._record.directory / log for name, log in names.items()}
+        self._logs = {name: self.record.logs / log for name, log in names.items()}
 
     def _show_lines(self) -> None:
         for name, path in self._logs.items():
@@ -101,4 +103,4 @@ class Follower:
             return
         whole = text[: text.rfind(b"\n") + 1]
         self._read[path] = self._read.get(path, 0) + len(whole)
-        yield from (line for line in whole.split(b"\n") if line.strip())
+        yield from visible_lines(whole.split(b"\n")[:-1])

@@ -21,6 +21,7 @@ _FIELD = re.compile(rb"\w+ \{|\}|\w+: (true|false)|  +(\w+ \{|\}|\w+: .*)")
 _TASK = re.compile(rb"/job:\w+/replica:\d+/task:\d+")  # Tasks in a message of the coordination service, a line each.
 _STEP = re.compile(rb"(?=.*/(?:step|epoch)\b)")  # Keras's line of an epoch, and the times in it.
 _TIMES = re.compile(rb"\b[\d:]+(?:us|ms|s)\b")
+_RATE = re.compile(rb"\b\d[\d,.]*(?=[ ]?(?:[A-Za-z]+/s(?:ec(?:ond)?)?|[A-Za-z]+ (?:per|a) second)\b)")
 _LATE = 0.5  # Seconds that a line waits for the others'.
 
 
@@ -52,7 +53,8 @@ class Merger:
     """Lines that all of several tasks print alike, made one.
 
     A line waits for half a second until the others have printed it; each task's lines keep their order. Keras's lines
-    of an epoch are alike if they differ only in seconds.
+    of an epoch are alike if they differ only in seconds, others if they differ only in rates, such as "1,523 images/s":
+    the first task's is shown.
 
     Args:
         tasks: Their names; with fewer than two nothing waits.
@@ -70,7 +72,7 @@ class Merger:
             return [(task, line) for line in lines]
         now = time.monotonic()
         for line in lines:
-            key = _TIMES.sub(b"", line) if _STEP.match(line) else line
+            key = _RATE.sub(b"", _TIMES.sub(b"", line) if _STEP.match(line) else line)
             self._queues[task].append((now, key, line))
             self._held.setdefault(key, collections.Counter())[task] += 1
         return self._alike()

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import pathlib
 import time
+from collections.abc import Sequence
 
 from toolkit.support import umask
 
-__all__ = ["Output"]
+__all__ = ["Output", "visible_lines"]
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
@@ -47,9 +48,9 @@ class Output:
         if len(self._rest) > _LONGEST:
             lines.append(self._rest)
             self._rest = b""
-        lines = [piece for line in lines for piece in _pieces(_visible(line)) if piece.strip()]
-        self._last.extend(lines[-_KEPT:])
-        return lines
+        shown = visible_lines(lines)
+        self._last.extend(shown[-_KEPT:])
+        return shown
 
     def flush(self, *, late: bool = False) -> list[bytes]:
         """Returns what has come of a line that hasn't ended.
@@ -82,6 +83,11 @@ class Output:
         """Closes the log."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def visible_lines(lines: Sequence[bytes]) -> list[bytes]:
+    """Returns what a terminal shows of whole lines, long ones in pieces; blank ones are kept, but not ends of bars."""
+    return [piece for line in lines for piece in _pieces(_visible(line)) if piece.strip() or not line]
 
 
 def _visible(line: bytes) -> bytes:

@@ -1,6 +1,5 @@
 """The rules that a JobSpec's values follow; each raises a LaunchError with its sentence where one doesn't."""
 
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -12,12 +11,9 @@ from toolkit.errors import ClusterError, LaunchError
 
 __all__ = [
     "address",
-    "at_least",
     "choice",
     "command",
     "counts",
-    "duration",
-    "heartbeat",
     "only",
     "passable",
     "require",
@@ -26,7 +22,6 @@ __all__ = [
     "task",
     "tasks",
     "variable",
-    "within",
 ]
 
 _MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
@@ -106,43 +101,6 @@ def address(name: str, value: str) -> None:
     except (ClusterError, ValueError):
         fits = False
     require(fits, f"--{name}={value[:60]}", "that is no address", "Write HOST:PORT, such as 10.0.0.1:29400")
-
-
-def at_least(name: str, value: int | None, least: int) -> None:
-    """Makes sure that a number isn't less than that."""
-    require(
-        value is None or value >= least, f"--{name}={value}", f"it must be at least {least}", f"Give {least} or more"
-    )
-
-
-def within(name: str, value: int, least: int, most: int) -> None:
-    """Makes sure that a number is between two others."""
-    require(
-        least <= value <= most,
-        f"--{name}={value}",
-        f"that is outside {least} to {most}",
-        f"Give from {least} to {most}",
-    )
-
-
-def duration(name: str, value: float) -> None:
-    """Makes sure that this is a length of time, in seconds."""
-    require(
-        value >= 0 and not math.isnan(value),
-        f"--{name}={value}",
-        "it must be a number of seconds, 0 or more",
-        "Give, for example, 60",
-    )
-
-
-def heartbeat(value: float) -> None:
-    """Makes sure that a heartbeat can be missing for so many seconds."""
-    require(
-        1 <= value <= 3600,
-        f"--heartbeat_timeout={value:g}",
-        "tasks send a heartbeat about once a second, and an hour is the longest wait",
-        "Give from 1 to 3600 seconds",
-    )
 
 
 def choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -235,6 +193,12 @@ def tasks(spec: Any) -> None:
             spread,
             together,
             "Leave --tasks_per_node out, or count the tasks of all jobs",
+        ),
+        (
+            not (spec.gpus_per_node and spec.gpus_per_task) or spec.gpus_per_node % spec.gpus_per_task == 0,
+            f"--gpus_per_node={spec.gpus_per_node} --gpus_per_task={spec.gpus_per_task}",
+            "GPUs of each node would stay idle",
+            "Give numbers that divide",
         ),
         (
             not wanted or wanted >= spec.nodes,

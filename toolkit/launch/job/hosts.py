@@ -44,7 +44,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             )
         name = entry[: found.start("tasks") - 1] if found["tasks"] else entry
         require(not found["tasks"] or int(found["tasks"]) > 0, asked, f"{name} gets no task", "Leave it out")
-        name = name.removeprefix("[").removesuffix("]")
+        name = name.replace("[", "").replace("]", "")
         require(name not in {h.name for h in hosts}, asked, f"{name} is listed twice", f"Write {name}:2 for two tasks")
         hosts.append(Host(name, int(found["tasks"] or 1)))
     return tuple(hosts)

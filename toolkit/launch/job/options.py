@@ -1,7 +1,12 @@
 """An attribute of a JobSpec that is a flag of `toolkit launch`, too: what it means, and where."""
 
 import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from toolkit.errors import LaunchError
 
 __all__ = ["PLACES", "SUPERVISED", "Option", "option"]
 
@@ -21,6 +26,8 @@ class Option:
         group: Under which heading it is listed.
         places: Where it means something.
         metavar: What stands for its value in a list of flags.
+        least: The smallest number that it may be; None for any.
+        most: The largest.
     """
 
     name: str
@@ -30,12 +37,74 @@ class Option:
     group: str
     places: tuple[str, ...]
     metavar: str | None
+    least: float | None
+    most: float | None
+
+    def typed(self, value: Any) -> Any:
+        """Returns a value that Python was given as the attribute has it: a path as a text, a list or dict as a tuple.
+
+        Raises:
+            LaunchError: It is of a type that means nothing here.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.kind == "several":
+            if isinstance(value, Mapping):
+                value = [f"{name}={each}" for name, each in value.items()]
+            if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+                return tuple(os.fspath(each) if isinstance(each, os.PathLike) else str(each) for each in value)
+            raise self._wrong(value, "a list of texts" + ", or a dict" * (self.name == "env"))
+        if self.kind == "switch":
+            wanted: type | tuple[type, ...] = bool
+        else:
+            wanted = (int, float) if self.kind is float else self.kind
+        if self.kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and self.kind != "switch"):
+            words = {"switch": "True or False", int: "a whole number", float: "a number", str: "a text"}
+            raise self._wrong(value, words[self.kind])
+        return value
+
+    def check_bounds(self, value: Any) -> None:
+        """Makes sure that a number is one that it may be.
+
+        Raises:
+            LaunchError: It is too small, too large, or no number.
+        """
+        most = math.inf if self.most is None else self.most
+        if self.least is not None and value is not None and not self.least <= value <= most:
+            bounds = f"{self.least:g} or more" if self.most is None else f"from {self.least:g} to {self.most:g}"
+            unit = " seconds" if self.metavar == "S" else ""
+            raise LaunchError(
+                asked=f"--{self.name}={value}", found=f"it must be {bounds}{unit}", remedy=f"Give {bounds}{unit}"
+            )
+
+    def _wrong(self, value: Any, wanted: str) -> LaunchError:
+        return LaunchError(
+            asked=f"{self.name}={value!r:.80}", found=f"that is a {type(value).__name__}", remedy=f"Give {wanted}"
+        )
 
 
 def option(
-    default: Any, text: str, group: str, metavar: str | None = None, *, places: tuple[str, ...] = PLACES, kind: Any = ""
+    default: Any,
+    text: str,
+    metavar: str | None = None,
+    *,
+    group: str,
+    places: tuple[str, ...] = PLACES,
+    kind: Any = "",
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """Returns a dataclass's field with all that an Option says of it; `kind` follows from the default unless given."""
     kind = kind or {bool: "switch", tuple: "several"}.get(type(default), type(default))
-    told = {"text": text, "group": group, "places": places, "metavar": metavar, "kind": kind}
+    told = {
+        "text": text,
+        "group": group,
+        "places": places,
+        "metavar": metavar,
+        "kind": kind,
+        "least": least,
+        "most": most,
+    }
     return dataclasses.field(default=default, metadata=told)

@@ -1,6 +1,7 @@
 """A job: what runs, how often, where and how; every check of a value is here or in `checks`, once, for every place."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,9 @@ from toolkit.launch.job.options import PLACES, SUPERVISED, Option, option
 from toolkit.support import status
 
 __all__ = ["JobSpec", "options"]
-
-_KINDS = ("job", "jobset", "tfjob")
+_ssh, _slurm, _kubernetes = (
+    functools.partial(option, group=place, places=(place,)) for place in ("ssh", "slurm", "kubernetes")
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,162 +32,161 @@ class JobSpec:
 
     command: tuple[str, ...]
 
-    workers: int | None = option(None, "workers [one for each GPU, or one]", "how many tasks", "N", kind=int)
-    chief: bool = option(False, "a chief of its own, beside the workers", "how many tasks")
-    ps: int = option(0, "parameter servers", "how many tasks", "N")
-    evaluator: bool = option(False, "an evaluator", "how many tasks")
-
+    workers: int | None = option(None, "workers [one for each GPU, or one]", "N", group="how many tasks", kind=int)
+    chief: bool = option(False, "a chief of its own, beside the workers", group="how many tasks")
+    ps: int = option(0, "parameter servers", "N", group="how many tasks")
+    evaluator: bool = option(False, "an evaluator", group="how many tasks")
     on: str = option(
-        "local", "local (this machine), ssh:a,b:2 (two tasks on b), slurm or kubernetes [local]", "where", "PLACE"
+        "local", "local (this machine), ssh:a,b:2 (two tasks on b), slurm or kubernetes [local]", "PLACE", group="where"
     )
-    env: tuple[str, ...] = option((), "set this variable for the tasks; may be repeated", "where", "NAME[=VALUE]")
+    env: tuple[str, ...] = option((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]", group="where")
     isolate: str = option(
         "no",
         "block others' connections to the tasks; =fully: the tasks' to others too",
-        "where",
         "fully",
+        group="where",
         places=("local",),
     )
-
     log_dir: str | None = option(
-        None, "a log file per task [runs/launch-TIME]", "what is shown", "DIR", places=SUPERVISED, kind=str
+        None, "a log file per task [runs/launch-TIME]", "DIR", group="what is shown", places=SUPERVISED, kind=str
     )
     only: tuple[str, ...] = option(
-        (), "show this task's lines only; may be repeated", "what is shown", "TASK", places=SUPERVISED
+        (), "show this task's lines only; may be repeated", "TASK", group="what is shown", places=SUPERVISED
     )
-    tee: bool = option(True, "show the tasks' lines here too", "what is shown", places=SUPERVISED)
+    show: str = option(
+        "joined",
+        "=all: show each task's lines, also where all print alike",
+        "all",
+        group="what is shown",
+        places=SUPERVISED,
+    )
+    tee: bool = option(True, "show the tasks' lines here too", group="what is shown", places=SUPERVISED)
     native_logs: bool = option(
-        False, "show TensorFlow's own start-up notes too, which the logs have", "what is shown", places=SUPERVISED
+        False, "show TensorFlow's own start-up notes too, which the logs have", group="what is shown", places=SUPERVISED
     )
-
     max_restarts: int = option(
-        0, "restart a failed job from its checkpoint, at most N times within --restart_window [0]", "how they run", "N"
+        0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
     )
-    restart_window: float = option(
-        3600.0, "seconds after which a failure is forgiven [3600]", "more", "S", places=SUPERVISED
-    )
-    start_timeout: float = option(300.0, "seconds to wait for one another [300]", "more", "S")
+    start_timeout: float = option(300.0, "seconds to wait for one another [300]", "S", group="more", least=0)
     heartbeat_timeout: float = option(
         status.SECONDS_OF_SILENCE,
-        f"treat a task as lost after this many seconds without a heartbeat, or stopped by a signal "
+        "treat a task as lost after this many seconds without a heartbeat, or stopped by a signal "
         f"[{status.SECONDS_OF_SILENCE:g}]",
-        "more",
         "S",
+        group="more",
+        least=1,
+        most=3600,
     )
     stall_timeout: float = option(
-        1800.0, "end the job after so many seconds without progress; 0: never [1800]", "more", "S", places=SUPERVISED
+        1800.0,
+        "end the job after so many seconds without progress; 0: never [1800]",
+        "S",
+        group="more",
+        places=SUPERVISED,
+        least=0,
     )
     grace: float = option(
-        15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "more", "S", places=SUPERVISED
+        15.0,
+        "seconds for tasks to end before they are killed [15]; after a failure 5",
+        "S",
+        group="more",
+        places=SUPERVISED,
+        least=0,
     )
     as_is: bool = option(
-        False, "don't replace TensorFlow's strategies by the toolkit's in a script", "more", places=SUPERVISED
+        False, "don't replace TensorFlow's strategies by the toolkit's in a script", group="more", places=SUPERVISED
     )
     open_network: bool = option(
-        False, "allow public addresses; use it only if a firewall guards the ports", "more", places=("local", "ssh")
+        False,
+        "allow public addresses; use it only if a firewall guards the ports",
+        group="more",
+        places=("local", "ssh"),
     )
     cluster: str | None = option(
-        None, "start this machine's tasks of a tf_configs/ file", "more", "FILE", places=("local",), kind=str
+        None, "start this machine's tasks of a tf_configs/ file", "FILE", group="more", places=("local",), kind=str
     )
     task: tuple[str, ...] = option(
-        (), "with --cluster: start just this one, such as worker:0; may be repeated", "more", "TASK", places=("local",)
+        (),
+        "with --cluster: start just this one, such as worker:0; may be repeated",
+        "TASK",
+        group="more",
+        places=("local",),
     )
-    nodes: int = option(1, "hosts of a rendezvous, or nodes of Slurm's [1]", "where", "N", places=("local", "slurm"))
+    nodes: int = option(
+        1, "hosts of a rendezvous, or nodes of Slurm's [1]", "N", group="where", places=("local", "slurm"), least=1
+    )
     rendezvous: str | None = option(
-        None, "where hosts meet; run the same command on each", "where", "HOST:PORT", places=("local",), kind=str
+        None, "where hosts meet; run the same command on each", "HOST:PORT", group="where", places=("local",), kind=str
     )
     host: str = option(
-        "127.0.0.1", "address at which tasks here reach one another [127.0.0.1]", "more", "ADDRESS", places=("local",)
+        "127.0.0.1",
+        "address at which tasks here reach one another [127.0.0.1]",
+        "ADDRESS",
+        group="more",
+        places=("local",),
     )
-
-    directory: str | None = option(
-        None, "where tasks run on each host [this directory's path]", "ssh", "DIR", places=("ssh",), kind=str
-    )
-    copy_to: str | None = option(
-        None, "copy this directory there by rsync first, and run in the copy", "ssh", "DIR", places=("ssh",), kind=str
-    )
+    directory: str | None = _ssh(None, "where tasks run on each host [this directory's path]", "DIR", kind=str)
+    copy_to: str | None = _ssh(None, "copy this directory there by rsync first, and run in the copy", "DIR", kind=str)
     python: str | None = option(
         None,
         "Python interpreter on each host [this one's path] or in the image [python]",
-        "ssh",
         "PATH",
+        group="ssh",
         places=("ssh", "kubernetes"),
         kind=str,
     )
-    ssh_config: str | None = option(None, "for ssh -F [the user's own]", "ssh", "FILE", places=("ssh",), kind=str)
-    min_workers: int = option(
-        0, "continue with N or more workers when hosts are lost [all]", "ssh", "N", places=("ssh",)
+    ssh_config: str | None = _ssh(None, "for ssh -F [the user's own]", "FILE", kind=str)
+    min_workers: int = _ssh(0, "continue with N or more workers when hosts are lost [all]", "N", least=0)
+    tasks_per_node: int | None = _slurm(None, "tasks on each node [one for each GPU asked for]", "N", kind=int, least=1)
+    gpus_per_node: int = _slurm(0, "GPUs of each node: a task for each, or as --tasks_per_node says [0]", "N", least=0)
+    gpus_per_task: int = option(
+        0, "GPUs of each task that trains [0]", "N", group="slurm", places=("slurm", "kubernetes"), least=0
     )
-
-    tasks_per_node: int | None = option(
-        None, "tasks on each [as many as the jobs need]", "slurm", "N", places=("slurm",), kind=int
-    )
-    gpus_per_task: int = option(0, "GPUs of each task that trains [0]", "slurm", "N", places=("slurm", "kubernetes"))
     cpus_per_task: str | None = option(
-        None, "cores of each task [the site's default]", "slurm", "N", places=("slurm", "kubernetes"), kind=str
+        None, "cores of each task [the site's default]", "N", group="slurm", places=("slurm", "kubernetes"), kind=str
     )
-    time: str | None = option(
+    time: str | None = _slurm(
         None,
         "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]",
-        "slurm",
         "TIME",
-        places=("slurm",),
         kind=str,
     )
-    notice: int = option(
-        120, "seconds before the limit in which tasks write a checkpoint [120]", "slurm", "S", places=("slurm",)
-    )
-    partition: str | None = option(
-        None, "partition to submit to [the site's default]", "slurm", "NAME", places=("slurm",), kind=str
-    )
-    account: str | None = option(None, "account to charge [your default]", "slurm", "NAME", places=("slurm",), kind=str)
-    sbatch: tuple[str, ...] = option(
-        (), "another option for sbatch, such as qos=long; may be repeated", "slurm", "NAME[=VALUE]", places=("slurm",)
-    )
-    name: str = option("toolkit", "the job's name [toolkit]", "slurm", "NAME", places=("slurm", "kubernetes"))
-
-    kind: str = option(
-        "job", "job (an Indexed Job), jobset or tfjob [job]", "kubernetes", "KIND", places=("kubernetes",)
-    )
-    image: str | None = option(
-        None, "container image with this toolkit in it", "kubernetes", "IMAGE", places=("kubernetes",), kind=str
-    )
-    namespace: str | None = option(
-        None, "namespace of the objects [kubectl's]", "kubernetes", "NAME", places=("kubernetes",), kind=str
-    )
-    memory: str | None = option(
-        None, "memory of each task, such as 8Gi", "kubernetes", "SIZE", places=("kubernetes",), kind=str
-    )
-    volume: tuple[str, ...] = option(
-        (), "mount a volume claim in every task; may be repeated", "kubernetes", "CLAIM:/PATH", places=("kubernetes",)
-    )
-    port: int = option(
-        2222, "port at which tasks reach one another [2222]", "kubernetes", "PORT", places=("kubernetes",)
-    )
-    user: int = option(
-        1000, "user id that the container runs as, never 0 [1000]", "kubernetes", "UID", places=("kubernetes",)
-    )
-    patch: str | None = option(
-        None,
-        "YAML to merge into the job, for your site's settings",
-        "kubernetes",
-        "FILE",
-        places=("kubernetes",),
-        kind=str,
-    )
+    notice: int = _slurm(120, "seconds before the limit in which tasks write a checkpoint [120]", "S", least=1)
+    partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME", kind=str)
+    account: str | None = _slurm(None, "account to charge [your default]", "NAME", kind=str)
+    sbatch: tuple[str, ...] = _slurm((), "another option for sbatch, such as qos=long; may be repeated", "NAME[=VALUE]")
+    name: str = option("toolkit", "the job's name [toolkit]", "NAME", group="slurm", places=("slurm", "kubernetes"))
+    image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE", kind=str)
+    namespace: str | None = _kubernetes(None, "namespace of the objects [kubectl's]", "NAME", kind=str)
+    memory: str | None = _kubernetes(None, "memory of each task, such as 8Gi", "SIZE", kind=str)
+    volume: tuple[str, ...] = _kubernetes((), "mount a volume claim in every task; may be repeated", "CLAIM:/PATH")
+    port: int = _kubernetes(2222, "port at which tasks reach one another [2222]", "PORT", least=1024, most=65535)
+    user: int = _kubernetes(1000, "user id that the container runs as, never 0 [1000]", "UID", least=1)
+    patch: str | None = _kubernetes(None, "YAML to merge into the job, for your site's settings", "FILE", kind=str)
 
     def __post_init__(self) -> None:
+        for each in options():
+            object.__setattr__(self, each.name, each.typed(getattr(self, each.name)))
         require(self.place in PLACES, f"--on={self.on[:80]}", "there is no such place", f"Choose {', '.join(PLACES)}")
         colon = self.place != self.on
         require(
             not colon or self.place == "ssh", f"--on={self.on[:80]}", "only ssh takes hosts", f"Write --on={self.place}"
         )
         self._check_meanings()
+        for each in options():
+            each.check_bounds(getattr(self, each.name))
         checks.command(self.command)
         checks.counts(self.counts)
-        self._check_numbers()
+        require(
+            self.workers != 0 or self.chief,
+            "--workers=0",
+            "there is no chief either, so no task would train",
+            "Leave it out for a worker on each GPU, or add --chief",
+        )
+        if self.cpus_per_task is not None:
+            site_checks.cores(self.cpus_per_task, whole=self.place == "slurm")
         checks.choice("isolate", self.isolate, ("no", "yes", "fully"))
-        checks.choice("kind", self.kind, _KINDS)
+        checks.choice("show", self.show, ("joined", "all"))
         if self.rendezvous is not None:
             checks.address("rendezvous", self.rendezvous)
         for pair in self.env:
@@ -207,18 +208,6 @@ class JobSpec:
                     found=f"it applies only with --on={' or '.join(each.places)}",
                     remedy="Leave it out",
                 )
-
-    def _check_numbers(self) -> None:
-        least = {"nodes": 1, "tasks_per_node": 1, "notice": 1, "gpus_per_task": 0, "max_restarts": 0, "min_workers": 0}
-        for name, number in least.items():
-            checks.at_least(name, getattr(self, name), number)
-        checks.within("port", self.port, 1024, 65535)
-        checks.at_least("user", self.user, 1)
-        for name in ("start_timeout", "stall_timeout", "grace", "restart_window"):
-            checks.duration(name, getattr(self, name))
-        checks.heartbeat(self.heartbeat_timeout)
-        if self.cpus_per_task is not None:
-            site_checks.cores(self.cpus_per_task, whole=self.place == "slurm")
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         for name in (found.name for found in options()):

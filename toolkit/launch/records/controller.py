@@ -1,11 +1,33 @@
 """What Slurm's controller is asked for about a job that it has."""
 
 import re
+import shutil
 import subprocess
 
-__all__ = ["ALIVE", "cancelled", "job_state", "start_now", "stop"]
+from toolkit.errors import LaunchError
+
+__all__ = ["ALIVE", "cancelled", "check", "job_state", "reachable", "stacks", "start_now", "stop"]
 
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "UNKNOWN")
+
+
+def reachable() -> bool:
+    """Returns whether Slurm's commands are on this machine."""
+    return shutil.which("scontrol") is not None
+
+
+def check(job: str) -> None:
+    """Makes sure that Slurm can be asked about a job.
+
+    Raises:
+        LaunchError: Its commands aren't on this machine.
+    """
+    if not reachable():
+        raise LaunchError(
+            asked=f"Slurm is to be asked about its job {job}",
+            found="there is no scontrol on this machine",
+            remedy="Run this on one of Slurm's login nodes",
+        )
 
 
 def job_state(job: str) -> tuple[str, int]:
@@ -26,6 +48,11 @@ def stop(job: str) -> None:
     """
     subprocess.run(["scancel", "--state=PENDING", job], capture_output=True, check=False)
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], capture_output=True, check=False)
+
+
+def stacks(job: str) -> None:
+    """Has a job's supervisor ask the tasks for their Python stacks."""
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], capture_output=True, check=False)
 
 
 def cancelled(job: str) -> None:

@@ -21,15 +21,15 @@ from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
 from toolkit.support import files
 
-__all__ = ["Job", "add", "command", "every", "find"]
+__all__ = ["Entry", "add", "command", "every", "find"]
 
-_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
 _KEPT = 50  # Jobs that are over and still listed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job that was started.
+class Entry:
+    """What is kept of a job that was started.
 
     Attributes:
         id: Its id.
@@ -38,6 +38,7 @@ class Job:
         pid: The supervisor's process id; 0 where Slurm has it.
         started: When that process began, in seconds since 1970.
         boot: The id of the machine's boot.
+        machine: The machine's own id: two may have the same name.
         slurm: The number of its Slurm job; "" for none.
         at: When it was started, in seconds since 1970.
     """
@@ -50,16 +51,22 @@ class Job:
     boot: str
     slurm: str
     at: float
+    machine: str = ""
 
     @property
     def record(self) -> Record:
         """What it leaves."""
-        return Record(pathlib.Path(self.logs))
+        return Record(pathlib.Path(self.logs, self.id))
+
+    @property
+    def here(self) -> bool:
+        """Whether it was started on this machine."""
+        return self.host == socket.gethostname() and self.machine in ("", _read(_MACHINE))
 
     @property
     def runs(self) -> bool:
         """Whether its supervisor runs on this machine."""
-        if self.host != socket.gethostname() or self.boot != _boot() or not self.pid:
+        if not self.here or self.boot != _read(_BOOT) or not self.pid:
             return False
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -69,69 +76,72 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether it has certainly ended: it says so, or this machine ran it and doesn't any more."""
-        if any(event["event"] == "end" for event in self.record.so_far()):
+        if any(event["event"] == "end" for event in self.record.new()):
             return True
-        return not self.slurm and self.host == socket.gethostname() and not self.runs
+        return not self.slurm and self.here and not self.runs
 
     @property
     def alive(self) -> bool:
         """Whether it runs or is queued, as far as can be known here."""
-        return self.state() in {word.lower() for word in controller.ALIVE} if self.slurm else self.runs
+        return self.state() in {"running", *(word.lower() for word in controller.ALIVE)}
 
     def state(self) -> str:
         """Returns how it is, in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""
-        end = next((e for e in reversed(self.record.so_far()) if e["event"] in ("end", "requeue")), None)
+        end = next((e for e in reversed(self.record.new()) if e["event"] in ("end", "requeue")), None)
         if end is not None and end["event"] == "end":
             return "done" if not end["code"] else "stopped" if end["stopped"] else f"exit code {end['code']}"
         if self.slurm:
+            if not controller.reachable():
+                return "on Slurm"
             word = controller.job_state(self.slurm)[0]
             return word.lower() if word in controller.ALIVE else f"dead ({word.lower()})"
-        if self.host != socket.gethostname():
+        if not self.here:
             return f"on {self.host}"
         return "running" if self.runs else "dead"
 
 
-def add(job_id: str, logs: pathlib.Path, *, pid: int = 0, slurm: str = "") -> None:
-    """Keeps a job that is being started, and of those that are over the newest 50.
+def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
+    """Keeps a job that is being started, and of those that are over the newest 50; returns its entry.
 
     Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
     Args:
-        job_id: Its id.
-        logs: The directory of its logs.
+        record: What it leaves.
         pid: Its supervisor's process id; 0 where Slurm has it.
         slurm: The number of its Slurm job.
     """
     started = 0.0
     with contextlib.suppress(psutil.Error):
         started = psutil.Process(pid).create_time() if pid else 0.0
-    made = Job(
-        id=job_id,
-        logs=str(logs.absolute()),
+    made = Entry(
+        id=record.id,
+        logs=os.path.abspath(record.logs),
         host=socket.gethostname(),
         pid=pid,
         started=started,
-        boot=_boot(),
+        boot=_read(_BOOT),
+        machine=_read(_MACHINE),
         slurm=slurm,
         at=time.time(),
     )
     with contextlib.suppress(OSError):
         files.make_directory(_directory())
-        files.write_json(_directory() / f"{job_id}.json", dataclasses.asdict(made))
-        for job in [job for job in every() if job.id != job_id and job.over][:-_KEPT]:
+        files.write_json(_directory() / f"{record.id}.json", dataclasses.asdict(made))
+        for job in [job for job in every() if job.id != record.id and job.over][:-_KEPT]:
             (_directory() / f"{job.id}.json").unlink(missing_ok=True)
+    return made
 
 
-def every() -> list[Job]:
+def every() -> list[Entry]:
     """Returns the jobs that are known, the newest last."""
     found = []
     for path in _directory().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Job(**json.loads(path.read_text(encoding="utf-8"))))
+            found.append(Entry(**json.loads(path.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda job: (job.at, job.id))
 
 
-def find(name: str | None) -> Job:
+def find(name: str | None) -> Entry:
     """Returns the job of this name.
 
     Args:
@@ -159,7 +169,7 @@ def find(name: str | None) -> Job:
     )
 
 
-def command(job: Job) -> str:
+def command(job: Entry) -> str:
     """Returns what a job runs, as a shell would have it, without secrets; "" where its record is gone."""
     import shlex
 
@@ -173,11 +183,10 @@ def command(job: Job) -> str:
 
 
 def _directory() -> pathlib.Path:
-    base = os.environ.get("XDG_STATE_HOME") or pathlib.Path("~/.local/state").expanduser()
-    return pathlib.Path(base, "toolkit", "jobs")
+    return files.state_directory() / "jobs"
 
 
-def _boot() -> str:
+def _read(path: pathlib.Path) -> str:
     with contextlib.suppress(OSError):
-        return _BOOT.read_text().strip()
+        return path.read_text().strip()
     return ""

@@ -16,10 +16,12 @@ from toolkit.launch.events import Event
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import files, umask
 
-__all__ = ["Record", "log_directory", "log_name"]
+__all__ = ["LAUNCHER_LOG", "SCRIPT_LOG", "Record", "log_directory", "log_name"]
 
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
+# What Slurm's batch script writes, and a detached supervisor.
+SCRIPT_LOG, LAUNCHER_LOG = "job.log", "launcher.log"
 
 
 def log_name(task: object, attempt: int) -> str:
@@ -58,26 +60,34 @@ def log_directory(asked: str | None, names: Sequence[str] = ()) -> pathlib.Path:
             return logs
         raise FileExistsError(f"{stem} is taken a thousand times")
     except (OSError, ValueError, RuntimeError) as error:  # A NUL raises ValueError, ~nobody RuntimeError.
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise LaunchError(
-            asked=f"the tasks' logs are to go to {asked or 'a new directory under ./runs'}",
-            found=f"it can't be written ({reason})",
-            remedy="Name a directory that can be written with --log_dir",
-        ) from error
+        raise _unwritable(asked or "a new directory under ./runs", error) from error
+
+
+def _unwritable(where: object, error: Exception) -> LaunchError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    return LaunchError(
+        asked=f"the tasks' logs are to go to {where}",
+        found=f"it can't be written ({reason})",
+        remedy="Name a directory that can be written with --log_dir",
+    )
 
 
 class Record:
-    """The files beside the logs. A disk that is full costs them, and not the job.
+    """The files of one job. A disk that is full costs them, and not the job.
 
     Args:
-        directory: The directory of the logs.
+        directory: Its own, LOGS/ID; it needn't be there yet.
 
     Attributes:
         directory: The same.
+        id: The job's id.
+        logs: The directory of its tasks' logs, which other jobs may share.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
+        self.id = directory.name
+        self.logs = directory.parent
         self._read = 0
 
     @umask.guarded()
@@ -122,21 +132,32 @@ class Record:
         self._read += len(whole)
         return events.Reader().events(whole)
 
-    def so_far(self) -> list[Event]:
-        """Returns the events of the job that was started last in this directory."""
-        found = self.new()
-        starts = [number for number, event in enumerate(found) if event["event"] == "job"]
-        return found[starts[-1] :] if starts else []
+    def start_job(self, spec: JobSpec) -> None:
+        """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only.
 
-    def start_job(self, spec: JobSpec, job_id: str, **facts: Any) -> None:
-        """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only."""
-        self.add("job", id=job_id)
-        found = {"id": job_id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
+        Raises:
+            LaunchError: The directory can't be made.
+        """
+        try:
+            with umask.guarded():
+                self.directory.mkdir()
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+        self.add("job", id=self.id)
+        found = {"id": self.id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
         found["again"] = shlex.join(["toolkit", *spec.arguments])
         with contextlib.suppress(OSError):
             own = os.open(self.directory / _JOB, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(own, "w", encoding="utf-8") as file:
-                json.dump({**found, "host": socket.gethostname(), **facts}, file)
+                json.dump({**found, "host": socket.gethostname()}, file)
+
+    def beginnings(self) -> str:
+        """Returns what was written of a job by whatever starts it: Slurm's batch script, or a detached supervisor."""
+        found = []
+        for name in (SCRIPT_LOG, LAUNCHER_LOG):
+            with contextlib.suppress(OSError):
+                found.append((self.directory / name).read_text(encoding="utf-8", errors="replace"))
+        return "".join(found).strip()
 
     def keep_call(self, work: bytes) -> None:
         """Writes what the tasks are to call in the place of a script.
@@ -144,7 +165,9 @@ class Record:
         Raises:
             OSError: It can't be written.
         """
-        self._keep(self.directory / _CALL, work)
+        # For the user's eyes only.
+        with open(os.open(self.directory / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(work)
 
     def call(self) -> bytes:
         """Returns what the tasks are to call, b"" where they run a script."""
@@ -154,25 +177,24 @@ class Record:
             return b""
 
     def keep_result(self, task: object, data: bytes) -> None:
-        """Writes what a task's call has come to.
+        """Adds a piece to what a task's call has come to; b"" says that it is whole.
 
         Raises:
             OSError: It can't be written.
         """
-        self._keep(self.directory / _RESULTS / f"{task}.pkl".replace(":", "-"), data)
+        path = self.directory / _RESULTS / f"{task}.pkl".replace(":", "-")
+        part = path.with_name(f"{path.name}.part")
+        if data:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                file.write(data)
+        else:
+            part.replace(path)
 
     def results(self) -> dict[str, bytes]:
         """Returns what the tasks' calls have come to, by the tasks' names, in the order in which they ended."""
         paths = sorted((self.directory / _RESULTS).glob("*.pkl"), key=lambda path: path.stat().st_mtime)
         return {":".join(path.stem.rsplit("-", 1)): path.read_bytes() for path in paths}
-
-    @staticmethod
-    def _keep(path: pathlib.Path, data: bytes) -> None:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")  # For the user's eyes only, and never half written.
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        part.replace(path)
 
     def job(self) -> dict[str, Any]:
         """Returns what `start_job` has written; its spec is a JobSpec.
@@ -185,7 +207,7 @@ class Record:
             return {**found, "spec": JobSpec.from_json(json.dumps(found["spec"]))}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                asked=f"the job whose logs are in {self.directory}",
+                asked=f"job {self.id}, whose logs are in {self.logs},",
                 found=f"its {_JOB} can't be read ({error})",
                 remedy="Name the directory of a job that `toolkit launch` has started",
             ) from error

@@ -30,6 +30,7 @@ class Attempt:
         spec: What was asked.
         crew: The tasks, not started yet.
         received: Signals to the launcher are appended to it, by whoever made it.
+        asked_for_stacks: Likewise those that ask where the tasks are.
         budget: Restarts that are left.
         back: Returns the name of a host that is to be taken in again, "" while there is none.
     """
@@ -40,6 +41,7 @@ class Attempt:
         crew: Crew,
         *,
         received: list[int],
+        asked_for_stacks: list[int],
         budget: Budget,
         back: Callable[[], str] = lambda: "",
     ) -> None:
@@ -49,6 +51,8 @@ class Attempt:
         self.budget = budget
         self.back = back
         self._received = received
+        self._asked_for_stacks = asked_for_stacks
+        self._warned = 0.0  # The progress after which it was last said that there is none.
 
     def run(self) -> bool:
         """Returns True when the job is done, False when it is to be started again with a host that is back.
@@ -99,6 +103,11 @@ class Attempt:
         if fatal or any(task.found_stopped for task in self.tasks):
             self._fail()
         self._look_for_stall()
+        if self._asked_for_stacks:
+            self._asked_for_stacks.clear()
+            where = self._where_tasks_are()
+            found = {str(task.task): task.stacks for task in self.tasks if task.alive}
+            self.crew.record.add("stacks", tasks=found, text=where)
 
     def _finish(self) -> None:
         """Ends those that never end by themselves; a task that says then what is wrong is the job's failure."""
@@ -124,9 +133,7 @@ class Attempt:
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
         if self.budget.take():
             self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
-            # TensorFlow takes one back only when all are there: those that were done without start again, too.
-            for lost in (task, *(other for other in others if other.given_up)):
-                self.crew.restart(lost)
+            self.crew.restart(task)
             return True
         if self.crew.whole and not any(other.alive and other.served for other in others):
             self.crew.say("No worker is left")
@@ -174,26 +181,48 @@ class Attempt:
         raise self._failure(first)
 
     def _failure(self, first: TaskState) -> TaskFailed:
-        lines = first.output.last_lines()[-_KEPT:]
-        self.crew.record.keep_failure(first.task, code=first.code, words=first.words(), lines=lines, host=first.host)
+        self.crew.record.keep_failure(
+            first.task, code=first.code, words=first.words(), lines=self._last(first), host=first.host
+        )
         return failure.error(first, self.tasks)
+
+    @staticmethod
+    def _last(task: TaskState) -> list[str]:
+        return task.output.last_lines()[-_KEPT:]
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.tasks if task.alive]
-        latest = max((task.progressed for task in self.tasks), default=0.0)
-        if not self.spec.stall_timeout or not alive or time.monotonic() - latest < self.spec.stall_timeout:
+        limit, latest = self.spec.stall_timeout, max((task.progressed for task in self.tasks), default=0.0)
+        quiet = time.monotonic() - latest
+        if not limit or not alive or quiet < limit / 2:
             return
+        if quiet < limit:
+            if self._warned < latest:
+                self._warned = latest
+                self.crew.say(
+                    f"note: no task has written a line, taken a step or computed for {quiet:.0f} s; the job is ended "
+                    f"after {limit:g} s of that (--stall_timeout)"
+                )
+            return
+        where = self._where_tasks_are()
+        first = next((task for task in alive if not _in_a_collective(task)), alive[0])
+        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        text = f"No task made progress for {limit:g} s, so the job was stopped. {where}"
+        self.crew.record.keep_failure(first.task, code=None, words=text, lines=self._last(first), host=first.host)
+        raise TaskFailed(
+            f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.logs}", code=1
+        )
+
+    def _where_tasks_are(self) -> str:
+        """Has tasks write their Python stacks into their logs; returns a sentence about whom the others wait for."""
+        alive = [task for task in self.tasks if task.alive]
+        for task in alive:
+            task.stacks = ""
         self.crew.ask_for_stacks()
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
-        where = stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
-        self.crew.end(signal.SIGTERM, within=_STRANDED)
-        raise TaskFailed(
-            f"No task made progress for {self.spec.stall_timeout:g} s, so the job was stopped. {where}\n"
-            f"Each task's Python stacks are at the end of its log in {self.crew.record.directory}",
-            code=1,
-        )
+        return stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
 
     def _stop_on_signal(self) -> None:
         number = self._received[0]
@@ -203,3 +232,8 @@ class Attempt:
         )
         self.crew.end(number)
         raise JobStopped(number)
+
+
+def _in_a_collective(task: TaskState) -> bool:
+    found = stacks.locate(task.stacks)
+    return found is not None and found.in_tensorflow

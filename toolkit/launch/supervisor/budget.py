@@ -1,9 +1,7 @@
 """How often what has failed is started again, and after how long."""
 
-import collections
 import itertools
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from toolkit.errors import RequestError, TaskFailed
 
@@ -13,43 +11,32 @@ _LONGEST = 60.0  # Seconds before a restart.
 
 
 class Budget:
-    """Restarts within a window of time: what failed long ago is forgiven.
+    """How often what has failed may be started again.
 
     Args:
-        most: Restarts within the window.
-        window: Seconds.
-        clock: Returns the time, in seconds.
+        most: Restarts in all.
+        used: Restarts of before.
     """
 
-    def __init__(self, most: int, *, window: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
-        self.window = window
-        self._clock = clock
-        self._taken: collections.deque[float] = collections.deque()
-
-    def taken(self, times: Iterable[float]) -> None:
-        """Counts restarts of before, by the clock's times."""
-        self._taken.extend(sorted(times))
+    def __init__(self, most: int, *, used: int = 0) -> None:
+        self.most, self.used = most, used
 
     def take(self) -> bool:
         """Counts one more restart, and returns whether it is within the budget; where it isn't, nothing is counted."""
-        while self._taken and self._clock() - self._taken[0] > self.window:
-            self._taken.popleft()
-        if len(self._taken) >= self.most:
+        if self.used >= self.most:
             return False
-        self._taken.append(self._clock())
+        self.used += 1
         return True
 
     @property
     def delay(self) -> float:
         """Seconds to wait before the restart that was taken last: none, then 1, 2, 4 and so on, up to a minute."""
-        number = len(self._taken)
-        return 0.0 if number < 2 else min(_LONGEST, 2.0 ** (number - 2))
+        return 0.0 if self.used < 2 else min(_LONGEST, 2.0 ** (self.used - 2))
 
     @property
     def words(self) -> str:
         """How much is used up, such as "restart 1 of 3"."""
-        return f"restart {len(self._taken)} of {self.most}"
+        return f"restart {self.used} of {self.most}"
 
 
 def attempts(

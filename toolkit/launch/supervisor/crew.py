@@ -1,6 +1,7 @@
 """The tasks of one attempt, together: what happens to them is taken and shown, and they are signalled and ended."""
 
 import base64
+import contextlib
 import selectors
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records.record import Record, log_name
 from toolkit.launch.supervisor.agents import AgentLike
 from toolkit.launch.supervisor.state import TaskState
+from toolkit.support import files
 
 __all__ = ["Crew"]
 
@@ -33,8 +35,7 @@ class Crew:
         tasks: The host of each task to start.
         cluster: All tasks.
         number: The attempt's number, from 1.
-        job_id: The id that the job's files are named by.
-        record: Keeps what happens, and knows the directory of the logs.
+        record: Keeps what happens, and knows the job's id and the directory of its logs.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
 
@@ -54,7 +55,6 @@ class Crew:
         cluster: Cluster,
         *,
         number: int,
-        job_id: str,
         record: Record,
         display: Display,
         received: list[int],
@@ -63,7 +63,6 @@ class Crew:
         self.agents = agents
         self.cluster = cluster
         self.number = number
-        self.job_id = job_id
         self.record = record
         self.display = display
         self.whole = len(tasks) == len(cluster.tasks)
@@ -72,7 +71,7 @@ class Crew:
             TaskState(
                 task,
                 host=host.name if several else "",
-                log=record.directory / log_name(task, number),
+                log=record.logs / log_name(task, number),
             )
             for task, host in tasks.items()
         ]
@@ -105,7 +104,7 @@ class Crew:
                 command=list(self.spec.command),
                 environment=self.spec.environment,
                 options=options,
-                job_id=self.job_id,
+                job_id=self.record.id,
                 attempt=self.number,
                 logs=str(self.record.directory.absolute()),
             )
@@ -140,7 +139,7 @@ class Crew:
         elif kind == "open":
             self._say_what_is_open(host, event)
         task = self._by_name.get(event.get("task", ""))
-        if task is None:
+        if task is None or self.homes[task.task] is not self.agents[host]:  # Only its own host tells of a task.
             return
         task.take(event)
         if kind == "output":
@@ -162,6 +161,12 @@ class Crew:
         if self._said_what_is_open:
             return
         self._said_what_is_open = True
+        marker = files.state_directory() / "open-ports-said"  # Once on a machine: nothing about it changes.
+        if marker.exists():
+            return
+        with contextlib.suppress(OSError):
+            files.make_directory(marker.parent)
+            marker.touch()
         where = "this machine" if len(self.agents) == 1 else host.name
         close = "Close these ports to other machines"
         if len(self.agents) > 1:
@@ -170,7 +175,7 @@ class Crew:
             close = "--isolate closes these ports"
         self.say(
             f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}. "
-            f"TensorFlow's servers there accept commands without a password. {close}."
+            f"TensorFlow's servers there accept commands without a password. {close}. This is said once on a machine."
         )
 
     def tasks_of(self, agent: AgentLike) -> list[TaskState]:

@@ -12,6 +12,8 @@ from toolkit.launch.events import Event
 
 __all__ = ["TaskState", "cause", "has_servers", "is_done", "ran_alone", "serves", "stopped_for"]
 
+_QUIET = 30.0  # Seconds without a step after which the table says so.
+
 
 class TaskState:
     """One task of an attempt. Times are by the monotonic clock.
@@ -28,6 +30,7 @@ class TaskState:
         said_so: Whether it reported that it fails.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
+        stepped: When it last reported another step.
         served: Whether it has reported that it serves a chief.
         given_up: Whether the job goes on without it.
         asked_to_end: Whether the launcher has asked it to end.
@@ -46,7 +49,7 @@ class TaskState:
     def restart(self) -> None:
         """It is started, for the first time or again."""
         self.pid = 0
-        self.started = self.progressed = time.monotonic()
+        self.started = self.progressed = self.stepped = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
         self.done_at: float | None = None
@@ -93,6 +96,8 @@ class TaskState:
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or at
             self.said_so = True
+        if facts.get("state") != self.facts["state"] or facts.get("step") != self.facts.get("step"):
+            self.stepped = time.monotonic()
         self.facts.update(facts)
         self.served = self.served or facts.get("state") == "serving"
         self.progressed = time.monotonic()
@@ -114,12 +119,20 @@ class TaskState:
             return f"was ended by {_name(-self.code)}"
         return f"ended with exit code {self.code}"
 
+    def _how(self) -> str:
+        quiet = time.monotonic() - self.stepped
+        return (
+            f"no step for {quiet:.0f} s"
+            if self.facts["state"] == "training" and quiet > _QUIET
+            else self.facts["state"]
+        )
+
     def row(self) -> tuple[str, ...]:
         """Returns what the table shows: task, state, pid, step, images a second, CPU in percent of one core, memory."""
         rate, step = self.facts.get("images_per_second"), self.facts.get("step")
         return (
             str(self.task),
-            str(self.facts["state"]) if self.alive else self.words(),
+            self._how() if self.alive else self.words(),
             str(self.pid),
             "" if step is None else str(step),
             f"{rate:,.0f}" if rate else "",

@@ -1,7 +1,7 @@
 """A job from its start to its end: attempts, restarts, and what is said and kept of it."""
 
 import os
-import pathlib
+import signal
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +16,8 @@ from toolkit.launch.supervisor.agents import AgentLike, Agents, Place
 from toolkit.launch.supervisor.attempt import Attempt
 from toolkit.launch.supervisor.budget import Budget, attempts
 from toolkit.launch.supervisor.crew import Crew
+from toolkit.support import signals
+from toolkit.support.words import counted
 
 __all__ = ["supervise"]
 
@@ -26,7 +28,7 @@ def supervise(
     *,
     job_id: str,
     received: list[int],
-    logs: pathlib.Path | None = None,
+    record: Record | None = None,
     retries: Callable[[TaskFailed], bool] = lambda _: True,
     goes_on: Callable[[ToolkitError], bool] = lambda _: False,
 ) -> None:
@@ -37,7 +39,7 @@ def supervise(
         place: Returns where it runs.
         job_id: Its id.
         received: Signals to the launcher are appended to it, by whoever made it.
-        logs: The directory of a job whose record has been begun; None for a new one.
+        record: What has been begun of it; None for a new one.
         retries: Returns whether a failure may be mended by another attempt here.
         goes_on: Returns whether what has ended the job here isn't its end.
 
@@ -46,7 +48,6 @@ def supervise(
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: The launcher received a signal to stop.
     """
-    record = None if logs is None else Record(logs)
     agents: Agents | None = None
     ended: ToolkitError | None = None
     display: Display | None = None
@@ -57,16 +58,16 @@ def supervise(
         _, tasks = agents.cluster()
         checks.only(spec.only, [str(task) for task in tasks])
         if record is None:
-            record = Record(log_directory(spec.log_dir, [log_name(task, 1) for task in tasks]))
-            record.start_job(spec, job_id)
-            jobs.add(job_id, record.directory, pid=os.getpid())
-        display = Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs)
-        job = _Job(spec, agents, record, display, received, job_id=job_id, where=where.where)
-        before = record.so_far()
-        budget = Budget(spec.max_restarts, window=spec.restart_window, clock=time.time)
-        budget.taken(event["at"] for event in before if event["event"] == "restart")
+            record = Record(log_directory(spec.log_dir, [log_name(task, 1) for task in tasks]) / job_id)
+            record.start_job(spec)
+            jobs.add(record, pid=os.getpid())
+        display = Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all")
+        job = _Job(spec, agents, record, display, received, where=where.where)
+        before = record.new()
+        budget = Budget(spec.max_restarts, used=sum(event["event"] == "restart" for event in before))
         first = 1 + sum(event["event"] == "attempt" for event in before)
-        job.run(connected, first=first, budget=budget, retries=retries)
+        with signals.recorded((signal.SIGUSR2,)) as job.asked_for_stacks:
+            job.run(connected, first=first, budget=budget, retries=retries)
     except ToolkitError as error:
         ended = error
         if record is not None and not goes_on(error):
@@ -88,7 +89,6 @@ class _Job:
         display: Display,
         received: list[int],
         *,
-        job_id: str,
         where: str,
     ) -> None:
         self.spec = spec
@@ -96,8 +96,8 @@ class _Job:
         self.record = record
         self.display = display
         self.received = received
-        self.job_id = job_id
         self.where = where
+        self.asked_for_stacks: list[int] = []  # Signals that ask where the tasks are: `toolkit stacks`.
 
     def run(
         self,
@@ -126,7 +126,7 @@ class _Job:
         attempts(attempt, first=first, budget=budget, say=say, wait=self.agents.wait, retries=retries)
         self.record.forget_failure()
         again = f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-        text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {self.record.directory}"
+        text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {self.record.logs}"
         self.display.say(text)
         self.record.end(None, text)
 
@@ -140,23 +140,26 @@ class _Job:
             tasks,
             cluster,
             number=number,
-            job_id=self.job_id,
             record=self.record,
             display=self.display,
             received=self.received,
         )
-        logs = f"logs in {self.record.directory}"
+        logs = f"logs in {self.record.logs}"
         if self.spec.place == "local" and not self.spec.rendezvous:
             others = len(cluster.tasks) - len(tasks)
             elsewhere = f", {others} elsewhere" if others else ""
             if first:
-                crew.say(f"launch: {len(tasks)} tasks here{elsewhere}{' ' * bool(self.where)}{self.where}; {logs}")
+                crew.say(
+                    f"launch: {counted(len(tasks), 'task')} here{elsewhere}{' ' * bool(self.where)}{self.where}; {logs}"
+                )
         else:
             missing = ", ".join(host.name for host in self.agents.missing)
             without = f", without {missing}" if missing else ""
-            crew.say(f"launch: {len(tasks)} tasks on {len(connected)} hosts{without}; {logs}")
+            crew.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
         back = self.agents.back if self.agents.missing else lambda: ""
-        return Attempt(self.spec, crew, received=self.received, budget=budget, back=back).run()
+        return Attempt(
+            self.spec, crew, received=self.received, asked_for_stacks=self.asked_for_stacks, budget=budget, back=back
+        ).run()
 
 
 def _duration(seconds: float) -> str:

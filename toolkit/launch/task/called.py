@@ -23,9 +23,9 @@ def _main() -> None:
     with open(path, "rb") as file:
         folders, work = pickle.load(file)
     sys.path += [folder for folder in folders if folder not in sys.path]
-    function, args = cloudpickle.loads(work)
+    function, args, kwargs = cloudpickle.loads(work)
     try:
-        value = function(*args)
+        value = function(*args, **kwargs)
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
             _leave(path, (False, error))

@@ -18,10 +18,12 @@ if __name__ == "__main__":
     sys.path[0] = sys.path[0] if getattr(sys.flags, "safe_path", False) else __file__.rpartition("/toolkit/")[0]
 
 # ruff: noqa: E402
+import builtins
 import faulthandler
 import importlib.machinery
 import os
 import pathlib
+import pkgutil
 import runpy
 import signal
 import time
@@ -94,12 +96,26 @@ def _run(command: list[str], folder: str, own: set[str]) -> None:
         del sys.modules[name]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
+    # Never put back: what runs at the interpreter's end, or in a thread, still pickles the script's own classes.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     if command[0] == "-m":
         sys.argv = command[1:]
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
+        # Private, and what `python -m` itself calls; run_module puts __main__ back at the end.
+        runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
+        return
+    sys.argv = command
+    path = os.path.abspath(command[0])
+    if pkgutil.get_importer(path) is not None:  # A zipped program.
+        sys.path[0] = path
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    compiled = path.endswith(".pyc")
+    made = importlib.machinery.SourcelessFileLoader if compiled else importlib.machinery.SourceFileLoader
+    loader = made("__main__", path)
+    code = loader.get_code("__main__") if compiled else loader.source_to_code(loader.get_data(path), path)
+    main.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    assert code is not None
+    exec(code, main.__dict__)
 
 
 def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -1,0 +1,33 @@
+"""Show where the tasks of a running job are: each one's Python stacks, and which tasks the others wait for.
+
+    toolkit stacks [ID]
+
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest job. The
+stacks are also in the tasks' logs. The job goes on.
+"""
+
+import argparse
+
+from toolkit.cli.jobs import add_job
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line."""
+    add_job(parser)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Prints them.
+
+    Raises:
+        LaunchError: There is no such job, it doesn't run, or it doesn't answer.
+    """
+    from toolkit.launch.records import jobs
+    from toolkit.launch.watch import stacks
+
+    words, found = stacks(jobs.find(given.job))
+    for task, text in found.items():
+        print(f"--- {task} ---\n{text.strip() or '(it did not answer)'}\n")
+    print(words)

@@ -1,0 +1,85 @@
+"""The token of a rendezvous: who has it belongs to the job. It is proved, and never sent.
+
+Who listens makes one for each job, unless TOOLKIT_TOKEN gives it, and keeps it in a file that only its user may read:
+launchers that share the home directory find it there. Others are given it in TOOLKIT_TOKEN. Each side sends a number
+that is used once, and answers the other's with an HMAC over both (RFC 2104), each in its own role.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping
+
+from toolkit.launch.job.spec import JobSpec
+from toolkit.support import files
+
+__all__ = ["VARIABLE", "file", "forget", "known", "made", "nonce", "program_of", "proof", "proves"]
+
+VARIABLE = "TOOLKIT_TOKEN"
+
+
+def made(address: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the token of a job whose launchers come to an address: the one that is given, or a new one.
+
+    A new one is kept for launchers that share this home directory. Where it can't be, they are given it by hand.
+
+    Args:
+        address: HOST:PORT, as every launcher is given it.
+        environ: Where TOOLKIT_TOKEN may be.
+    """
+    if given := environ.get(VARIABLE):
+        return given
+    token = secrets.token_urlsafe(18)
+    with contextlib.suppress(OSError):
+        files.make_directory(file(address).parent)
+        forget(address)
+        with open(os.open(file(address), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+            written.write(token)
+    return token
+
+
+def known(address: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the token that a launcher which comes to an address has; "" for none."""
+    with contextlib.suppress(OSError):
+        return environ.get(VARIABLE) or file(address).read_text()
+    return ""
+
+
+def forget(address: str) -> None:
+    """Removes the file; the job is over, or begins."""
+    with contextlib.suppress(OSError):
+        file(address).unlink()
+
+
+def nonce() -> str:
+    """Returns a number that is used once, as text."""
+    return secrets.token_hex(16)
+
+
+def proof(token: str, role: str, *numbers: str) -> str:
+    """Returns what shows that one has the token, without showing the token.
+
+    Args:
+        token: The token.
+        role: Whose proof it is, so that neither side's can be sent back as the other's.
+        numbers: Both sides' numbers, the listener's first.
+    """
+    return hmac.new(token.encode(), " ".join((role, *numbers)).encode(), hashlib.sha256).hexdigest()
+
+
+def proves(found: object, token: str, role: str, *numbers: str) -> bool:
+    """Returns whether something that was sent is such a proof."""
+    return isinstance(found, str) and hmac.compare_digest(found.encode(), proof(token, role, *numbers).encode())
+
+
+def program_of(spec: JobSpec) -> str:
+    """Returns what tells the jobs that gather at one address apart."""
+    return hashlib.sha256(repr((spec.command, spec.counts)).encode()).hexdigest()[:16]
+
+
+def file(address: str) -> pathlib.Path:
+    """Returns where a token is kept, for its user's eyes only."""
+    return files.state_directory() / "rendezvous" / hashlib.sha256(address.encode()).hexdigest()[:16]

@@ -1,0 +1,295 @@
+"""Jobs from Python: functions in the place of scripts, and a job as an object.
+
+    toolkit.launch.run(train, 0.1, workers=2)
+    toolkit.launch.Launcher(workers=2, on="slurm").run(train, rate=0.1)
+    job = toolkit.launch.submit(train, 0.1, workers=2)
+
+cloudpickle takes functions along that no module holds, such as a notebook's. What runs in a task is `task.called`.
+"""
+
+import os
+import pathlib
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from toolkit.errors import JobStopped, LaunchError, TaskFailed
+
+__all__ = ["Job", "Launcher", "run", "submit"]
+
+_MOST = 64 << 20  # Bytes of a function with its arguments.
+_SECONDS = 0.2  # Between two looks at a job.
+
+
+def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
+    """Runs a function in the tasks of a job, and returns what each task returned: `Launcher(**spec).run(...)`.
+
+    Args:
+        function: Called in every task.
+        args: Its arguments. Where it takes arguments by name, use a `Launcher`.
+        spec: Attributes of a `JobSpec` but the command: workers=2, on="slurm", max_restarts=1 ...
+    """
+    return Launcher(**spec).run(function, *args)
+
+
+def submit(what: Callable[..., Any] | str | os.PathLike, *args: Any, **spec: Any) -> "Job":
+    """Starts a function or a script in the tasks of a job, and returns the job at once: `Launcher(**spec).submit(...)`.
+
+    Args:
+        what: A function, or the path of a script.
+        args: Arguments for either.
+        spec: As for `run`.
+    """
+    return Launcher(**spec).submit(what, *args)
+
+
+class Launcher:
+    """How jobs are to be launched: their options apart from the arguments of what runs in them.
+
+    Args:
+        spec: Attributes of a `JobSpec` but the command: workers=2, on="slurm", max_restarts=1 ...
+
+    Raises:
+        LaunchError: One of them can't be; it is named.
+    """
+
+    def __init__(self, **spec: Any) -> None:
+        self._spec = spec
+        self._made(("-m", "toolkit.launch.task.called"))
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs a function in the tasks of a job, as `toolkit launch` runs a script, and returns each task's result.
+
+        The function makes its strategy itself: `toolkit.strategies.create()`. It may be a notebook's; what it uses of
+        other modules must be importable where the tasks run. Ctrl-C, or a notebook's stop button, ends the tasks.
+
+        Args:
+            function: Called in every task.
+            args: Its arguments, for every task the same.
+            kwargs: Those by name.
+
+        Returns:
+            A result for each task, in the order chief, workers, ps, evaluator; None for one that doesn't return, as a
+            ps; at a rendezvous all of them where the chief is, and an empty list on the other hosts.
+
+        Raises:
+            LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
+            TaskFailed: The first task that failed, with its last lines; its cause is what the function raised.
+            JobStopped: This process received a signal to stop.
+        """
+        from toolkit.launch.here import new_job_id, run_here
+        from toolkit.launch.records import jobs
+        from toolkit.launch.records.record import Record, log_directory
+
+        spec = self._made(("-m", "toolkit.launch.task.called"))
+        work = _pickled(function, args, kwargs)
+        record = Record(log_directory(spec.log_dir) / new_job_id())
+        record.start_job(spec)
+        record.keep_call(work)
+        try:
+            if spec.place == "slurm":
+                from toolkit.launch.backends import slurm
+
+                slurm.submit(spec, job_id=record.id, follow=True, record=record)
+            else:
+                jobs.add(record, pid=os.getpid())
+                run_here(spec, job_id=record.id, record=record)
+        except TaskFailed as error:
+            raise error from _cause(record)
+        return _results(record)
+
+    def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> "Job":
+        """Starts a function or a script in the tasks of a job that goes on by itself, and returns the job.
+
+        Args:
+            what: As `run` takes it; or the path of a script, or "-m" and then the name of a module.
+            args: Its arguments; a script's as texts.
+            kwargs: A function's arguments by name.
+
+        Raises:
+            LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
+            TaskFailed: The job ended at once.
+        """
+        from toolkit.launch import detached
+        from toolkit.launch.here import new_job_id
+        from toolkit.launch.records.record import Record, log_directory
+
+        work = None
+        if callable(what):
+            spec = self._made(("-m", "toolkit.launch.task.called"))
+            work = _pickled(what, args, kwargs)
+        else:
+            spec = self._made((os.fspath(what), *map(str, args)))
+        record = Record(log_directory(spec.log_dir) / new_job_id())
+        record.start_job(spec)
+        if work is not None:
+            record.keep_call(work)
+        if spec.place == "slurm":
+            from toolkit.launch.backends import slurm
+
+            return Job(slurm.submit(spec, job_id=record.id, follow=False, record=record))
+        return Job(detached.start(spec, record))
+
+    def _made(self, command: tuple[str, ...]) -> Any:
+        from toolkit.launch.job.spec import JobSpec
+
+        spec = JobSpec(command=command, **self._spec)
+        if spec.place == "kubernetes":
+            raise LaunchError(
+                asked="a job is to be started on Kubernetes from Python",
+                found="`toolkit launch --on=kubernetes` prints a manifest for a script, and starts nothing itself",
+                remedy="Give its output to kubectl, or use ssh hosts or Slurm",
+            )
+        return spec
+
+
+class Job:
+    """A job that goes on by itself, on this machine, by ssh or under Slurm.
+
+    Args:
+        found: Its id, the beginning of it, or the directory of its logs, as `toolkit attach` takes them.
+
+    Attributes:
+        id: Its id.
+
+    Raises:
+        LaunchError: No such job is known on this machine.
+    """
+
+    def __init__(self, found: Any) -> None:
+        from toolkit.launch.records import jobs
+
+        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(os.fspath(found))
+        self.id: str = self._entry.id
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """How it is: "running", "done", "exit code 1", "stopped", "dead"; under Slurm also "pending" and the like."""
+        return self._entry.state()
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The directory of its logs."""
+        return self._entry.record.logs
+
+    def done(self) -> bool:
+        """Says whether it has ended, in whatever way."""
+        return not self._entry.alive
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Waits for its end, and returns its state.
+
+        Args:
+            timeout: Seconds; None for as long as it takes.
+
+        Raises:
+            TimeoutError: It hasn't ended by then. It goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.done():
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
+            time.sleep(_SECONDS)
+        return self.state
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """Waits for its end, and returns what the function has returned in each task; of a script, None for each.
+
+        Args:
+            timeout: As for `wait`.
+
+        Raises:
+            TaskFailed: It failed; the cause is what the function raised.
+            JobStopped: It was stopped.
+            TimeoutError: It hasn't ended by then.
+        """
+        self.wait(timeout)
+        record = self._entry.record
+        end = next((event for event in record.new() if event["event"] == "end"), None)
+        if end is None:
+            raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.logs}", code=1)
+        if end["stopped"]:
+            raise JobStopped(end["code"] - 128)
+        if end["code"]:
+            raise TaskFailed(end["text"], code=end["code"]) from _cause(record)
+        return _results(record)
+
+    def logs(self, task: str = "", attempt: int | None = None) -> str:
+        """Returns what a task has written.
+
+        Args:
+            task: Such as "worker:1"; "" for the first.
+            attempt: Its number, from 1; None for the last.
+
+        Raises:
+            LaunchError: There is no such task or attempt.
+        """
+        from toolkit.launch.watch import log_of
+
+        return log_of(self._entry, task, attempt).read_text(encoding="utf-8", errors="replace")
+
+    def stacks(self) -> dict[str, str]:
+        """Returns each task's Python stacks, as they are now.
+
+        Raises:
+            LaunchError: It doesn't run, or its launcher doesn't answer.
+        """
+        from toolkit.launch.watch import stacks
+
+        return stacks(self._entry)[1]
+
+    def stop(self) -> str:
+        """Asks its tasks to end, waits for their end, and returns its state.
+
+        Raises:
+            LaunchError: It runs on another machine.
+        """
+        from toolkit.launch.watch import stop
+
+        return stop(self._entry)
+
+
+def _pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
+    import cloudpickle
+
+    name = getattr(function, "__qualname__", function)
+    try:
+        work = cloudpickle.dumps((function, args, kwargs))
+    except Exception as error:  # Whatever an object's own __reduce__ raises.
+        raise LaunchError(
+            asked=f"{name} is to run in the job's tasks",
+            found=f"it or its arguments can't be pickled ({error})",
+            remedy="Create such objects, for example models and data sets, inside the function",
+        ) from error
+    if len(work) > _MOST:
+        raise LaunchError(
+            asked=f"{name} is to run in the job's tasks",
+            found=f"it and its arguments take {len(work) >> 20} MiB, and the limit is {_MOST >> 20} MiB",
+            remedy="Read large data from files inside the function",
+        )
+    return pickle.dumps((sys.path, work))
+
+
+def _returned(record: Any) -> dict[str, tuple[bool, Any]]:
+    """Returns, by tasks, whether the function returned, and what it returned or raised."""
+    import cloudpickle
+
+    return {name: cloudpickle.loads(data) for name, data in record.results().items()}
+
+
+def _cause(record: Any) -> BaseException | None:
+    return next((found for good, found in _returned(record).values() if not good), None)
+
+
+def _results(record: Any) -> list[Any]:
+    from toolkit.launch.records.record import Record
+
+    events = Record(record.directory).new()
+    tasks: list[str] = next((event["tasks"] for event in reversed(events) if event["event"] == "attempt"), [])
+    found = _returned(record)
+    return [found[name][1] if name in found else None for name in tasks]
