@@ -41,6 +41,7 @@ def setup(app):
     (GENERATED / "commands.md").write_text(commands(), encoding="utf-8")
     (GENERATED / "features.md").write_text(features(), encoding="utf-8")
     (GENERATED / "taken_over.md").write_text(taken_over(), encoding="utf-8")
+    (GENERATED / "events.md").write_text(events(), encoding="utf-8")
     (GENERATED / "python.md").write_text(python(), encoding="utf-8")
     app.connect("autodoc-process-docstring", indented_as_code)
 
@@ -120,6 +121,14 @@ def table(headings, rows):
     """A table of Markdown."""
     head = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def events():
+    """The events of a job that are kept."""
+    from toolkit.launch.events import KINDS
+
+    kept = [(f"`{kind}`", held, said) for kind, (where, held, said) in KINDS.items() if "record" in where]
+    return table(("event", "holds", "says"), kept)
 
 
 def features():

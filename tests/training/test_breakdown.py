@@ -47,6 +47,18 @@ def test_collectives_and_on_several_replicas_idle_time_are_communication():
     assert parts(*events, replicas=1) == (2.0, 1.0, 0, 7.0)
 
 
+def test_how_much_of_the_exchanges_is_hidden():
+    events = [
+        event("tf_Compute/1", "conv:Conv2D", 2, 6),
+        event("tf_Compute/1", "CollectiveGatherV2:CollectiveGatherV2", 6, 7),
+        event("collective_ops/1", "StatefulPartitionedCall/CollectiveGatherV2_1", 4, 8),
+        event("collective_ops/1", "CollectiveExecutor", 4, 5),
+        event("collective_ops/2", "CollectiveReduceV2", 13, 15),
+    ]
+    found = breakdown._breakdown([*STEPS, *FUNCTIONS, *events], 2)
+    assert (found.exchanging, found.hidden, found.exchanges) == (3.0, 1.0, 1.0)
+
+
 def test_on_gpus_only_their_streams_compute():
     gpu = "/device:GPU:0"
     events = [

@@ -1,36 +1,58 @@
 """What happens in a job, in one form: in memory, between machines, and in events.jsonl.
 
-An event is a dictionary that JSON can hold. "event" says what it is; "task" whose it is, where it is a task's:
-
-started   pid, attempt            a task's process has been started
-output    data                    what it wrote, as it is: bytes as `text` makes them
-report    facts, ago              what it reported of itself so many seconds ago: state, step, images_per_second ...
-sample    cpu, memory, computes, stopped, dying      its process, looked at
-stacks    text                    where its threads are
-result    data                    the next piece of what a function has returned: base64 of a pickle, "" at its end
-ended     code, pid               its process has ended
-open      ports, addresses        ports of the job that other machines reach
-note      text                    something that a person should know
-ready     version, host, ports ...     an agent can start tasks
-refused   asked, found, remedy    an agent can't do what it was asked for
-signal    number                  an agent has received a signal
-
-What an agent is asked for has the same form: prepare, start, again, signal, kill, stacks, look, finish, beat.
+An event is a dictionary that JSON can hold. "event" says what it is, one of `KINDS`; "task" whose it is, where it is a
+task's. What an agent is asked for has the same form.
 """
 
 import json
 from typing import Any
 
-__all__ = ["BEAT", "Event", "Reader", "data", "event", "line", "text"]
+__all__ = ["BEAT", "KINDS", "Event", "Reader", "data", "event", "line", "text"]
 
 Event = dict[str, Any]
+
+# Each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other way;
+# "rendezvous": before the job begins there), what it holds, and what it says.
+KINDS: dict[str, tuple[str, str, str]] = {
+    "job": ("record", "id", "a job begins"),
+    "attempt": ("record", "number, tasks", "its tasks are started, for the first time or again"),
+    "started": ("record, agent", "task, pid; host, attempt", "a task's process has been started"),
+    "ended": ("record, agent", "task, pid, code; host, dismissed", "a task's process has ended; code as Popen has it"),
+    "note": ("record, agent", "text", "something that a person should know"),
+    "restart": ("record", "text", "the job failed, and is started again"),
+    "requeue": ("record", "", "Slurm is asked to queue the job again"),
+    "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
+    "end": ("record", "code, text, stopped; asked, found, remedy", "the job has ended, with this exit code"),
+    "ready": ("agent", "version, host, ports, shared", "an agent can start tasks"),
+    "refused": ("agent, rendezvous", "asked, found, remedy", "what was asked for can't be done"),
+    "output": ("agent", "task, text", 'what a task wrote, bytes as `text` makes them; "" at its end'),
+    "report": ("agent", "task, facts, ago", "what a task said of itself so many seconds ago: state, step ..."),
+    "sample": ("agent", "task, cpu, memory, computes, stopped, dying", "a task's process, looked at"),
+    "result": ("agent", "task, data", 'the next piece of what a function returned, base64 of a pickle; "" at its end'),
+    "open": ("agent", "ports, addresses", "ports of the job that other machines reach"),
+    "signal": ("agent, asked", "number; task", "an agent has received a signal; tasks are to get one"),
+    "prepare": ("asked", "number, command, given, mark, first ...", "hold ports for so many tasks"),
+    "start": ("asked", "cluster, here, command, environment, options ...", "start these tasks"),
+    "again": ("asked", "task", "start one task in the place of one that has ended"),
+    "kill": ("asked", "task", "end a task at once"),
+    "look": ("asked", "", "tell how the tasks are"),
+    "finish": ("asked", "", "end whatever still runs"),
+    "beat": ("asked", "", "the supervisor lives"),
+    "knock": ("rendezvous", "", "a launcher has come"),
+    "challenge": ("rendezvous", "nonce", "who listens asks for a proof of the token"),
+    "hello": ("rendezvous", "nonce, proof, version, nodes, program, host, room", "who has come, and its proof"),
+    "welcome": ("rendezvous", "proof", "the listener's own proof"),
+    "over": ("rendezvous", "code, text, stopped", "how the job has ended"),
+}
 
 BEAT = 1.0  # Seconds between two signs of life.
 _LONGEST = 256 << 20  # Bytes; what is longer is no event.
 
 
 def event(kind: str, **facts: Any) -> Event:
-    """Returns an event."""
+    """Returns an event of one of the kinds that there are."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind} is no kind of event")
     return {"event": kind, **facts}
 
 

@@ -41,7 +41,16 @@ Interval = tuple[int, int]  # Begin and end, in picoseconds.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Milliseconds of a step, the mean of the profiled steps: the four parts of `milliseconds`, as said above."""
+    """Milliseconds of a step, the mean of the profiled steps.
+
+    Attributes:
+        steps: How many were profiled.
+        milliseconds: Of a step; the next four are its parts, as said above.
+        compute, communication, input, other: These parts.
+        exchanging: In which some exchange between replicas is under way, hidden behind computing or not.
+        hidden: Of those, in which something is computed.
+        exchanges: How many there are in a step; 0 where TensorFlow doesn't say.
+    """
 
     steps: int
     milliseconds: float
@@ -49,6 +58,9 @@ class Breakdown:
     communication: float
     input: float
     other: float
+    exchanging: float = 0.0
+    hidden: float = 0.0
+    exchanges: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Returns the numbers by name, rounded to a microsecond."""
@@ -100,6 +112,7 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
     compute: list[Interval] = []
     collective: list[Interval] = []
     waiting: list[Interval] = []
+    exchanges = 0
     for event in events:
         if event.name.startswith(_INPUT):
             waiting.append((event.begin, event.end))
@@ -108,6 +121,7 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
             (collective if communicates else compute).append((event.begin, event.end))
         elif event.line.startswith("collective_ops"):
             collective.append((event.begin, event.end))
+            exchanges += "/Collective" in event.name or event.name.startswith("CollectiveReduce")
     parts: dict[str, int] = {}
     left = [window]
     kinds = {"compute": compute, "communication": collective, "input": waiting}
@@ -115,6 +129,7 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
         before = _length(left)
         left = _without(left, _merged(intervals))
         parts[name] = before - _length(left)
+    exposed = parts["communication"]
     # What is left inside of a step's function, on several replicas, is waiting for one another.
     running = ("FunctionRun", "TFE_Py_ExecuteCancelable")
     inside = _merged((event.begin, event.end) for event in events if event.name.startswith(running))
@@ -124,10 +139,15 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
         parts["other"] = outside
     else:
         parts["other"] = _length(left)
+    exchanging = _length([window]) - _length(_without([window], _merged(collective)))
+    hidden = exchanging - exposed
     scale = 1e9 * len(steps)
     return Breakdown(
         steps=len(steps),
         milliseconds=(window[1] - window[0]) / scale,
+        exchanging=exchanging / scale,
+        hidden=hidden / scale,
+        exchanges=exchanges / len(steps),
         **{name: length / scale for name, length in parts.items()},
     )
 

@@ -137,6 +137,12 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
             f"{head}CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs."
         )
     step = run.summary.get("step")
+    if isinstance(step, dict) and step.get("exchanges") and step.get("exchanging"):
+        found.append(
+            f"{head}Replicas exchange something {step['exchanges']:.0f} times a step. Some exchange is under way for "
+            f"{step['exchanging']:.1f} ms of it, {step.get('hidden', 0) / step['exchanging']:.0%} of that behind "
+            "computing."
+        )
     if several and isinstance(step, dict) and step.get("milliseconds"):
         shares = {part: step.get(part, 0) / step["milliseconds"] for part in ("compute", "communication", "input")}
         found.append(
