@@ -48,7 +48,9 @@ class Detached:
         """Seconds until something holds."""
         began = time.monotonic()
         while not holds():
-            assert time.monotonic() - began < limit, (self.folder / "logs" / "launcher.log").read_text()[-3000:]
+            assert time.monotonic() - began < limit, next((self.folder / "logs").glob("*/launcher.log")).read_text()[
+                -3000:
+            ]
             time.sleep(0.02)
         return time.monotonic() - began
 

@@ -90,7 +90,7 @@ def test_a_job_is_submitted_followed_and_completed(undisturbed):
     assert re.search(r"^(worker:1|all) +\| Done: ", text, re.MULTILINE)
     assert re.search(r"^launch: done in ", text, re.MULTILINE)
     assert summary(folder / "run")["steps"] == 60
-    assert "#SBATCH --signal=B:USR1@120" in (folder / "logs" / "job.sh").read_text()
+    assert "#SBATCH --signal=B:USR1@120" in next((folder / "logs").glob("*/job.sh")).read_text()
 
 
 @pytest.mark.long
@@ -129,13 +129,29 @@ def test_a_function_runs_on_its_nodes(cluster, tmp_path):
     (tmp_path / "call.py").write_text(
         "import os, toolkit.launch\n"
         "def where(factor):\n"
-        "    return factor * int(os.environ['RANK']), os.environ['SLURMD_NODENAME']\n"
+        "    numbers = [os.environ[f'SLURM_{name}'] for name in ('PROCID', 'LOCALID', 'NODEID', 'NTASKS')]\n"
+        "    return factor * int(os.environ['RANK']), os.environ['SLURMD_NODENAME'], ' '.join(numbers)\n"
         "print('GOT', toolkit.launch.run(where, 3, on='slurm', nodes=2))\n"
     )
     environ = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = cluster.run(sys.executable, str(tmp_path / "call.py"), limit=90, **environ)
-    found = re.search(r"^GOT \[\(0, '(.*)'\), \(3, '(.*)'\)\]$", done.stdout, re.MULTILINE)
+    found = re.search(r"^GOT \[\(0, '(.*)', '0 0 0 2'\), \(3, '(.*)', '1 0 1 2'\)\]$", done.stdout, re.MULTILINE)
     assert sorted(found.groups()) == sorted(cluster.nodes)
+
+
+@pytest.mark.long
+def test_a_job_whose_interpreter_is_missing_says_so(cluster, tmp_path):
+    (tmp_path / "it.py").touch()
+    code = (
+        "import sys, toolkit.launch\n"
+        "real, sys.executable = sys.executable, '/no/such/python'\n"
+        f"toolkit.launch.start(toolkit.launch.JobSpec(command=({str(tmp_path / 'it.py')!r},), on='slurm', nodes=2))\n"
+    )
+    environ = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = cluster.run(sys.executable, "-c", code, limit=90, check=False, **environ)
+    assert "exit code 127" in done.stderr, done.stderr
+    assert re.search("Its batch script wrote last:\n.*no/such/python: (not found|No such file)", done.stderr)
+    assert "no/such/python" in cluster.run(sys.executable, "-m", "toolkit", "logs", limit=60, **environ).stdout
 
 
 RAISES = """

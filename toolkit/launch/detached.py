@@ -8,6 +8,7 @@ is what supervises it: job.json in the job's own directory says what was asked.
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -71,7 +72,7 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
                 raise LaunchError(asked=end["asked"], found=end["found"], remedy=end["remedy"])
             raise TaskFailed(end["text"], code=end["code"])
         if any(event["event"] in ("started", "end") for event in found):
-            process.returncode = 0  # Nobody waits for it here.
+            threading.Thread(target=process.wait, daemon=True).start()  # Or a notebook gathers dead children.
             return
         if process.poll() is not None:
             raise TaskFailed(f"The job's supervisor ended at once; see {record.directory / LAUNCHER_LOG}", code=1)

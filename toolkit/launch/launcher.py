@@ -20,6 +20,7 @@ from toolkit.errors import JobStopped, LaunchError, TaskFailed
 __all__ = ["Job", "Launcher", "run", "submit"]
 
 _MOST = 64 << 20  # Bytes of a function with its arguments.
+_LEAVING = 5.0  # Seconds that a launcher may take to leave.
 _SECONDS = 0.2  # Between two looks at a job.
 
 
@@ -195,6 +196,9 @@ class Job:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
             time.sleep(_SECONDS)
+        ended = time.monotonic()  # Its launcher says so a moment before it has left.
+        while self._entry.runs and self._entry.pid != os.getpid() and time.monotonic() - ended < _LEAVING:
+            time.sleep(_SECONDS / 10)
         return self.state
 
     def results(self, timeout: float | None = None) -> list[Any]:
