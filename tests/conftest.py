@@ -55,6 +55,7 @@ def clean_environment(monkeypatch, tmp_path):
     for name in (*_VARIABLES, *launchers):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # Where the launcher lists its jobs.
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # Nobody listens on the discard port.
     monkeypatch.delenv("no_proxy", raising=False)

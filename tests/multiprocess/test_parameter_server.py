@@ -219,7 +219,7 @@ ACCUMULATING = (
     ("text", "tasks", "said"),
     [
         (IN_A_WORKER, processes.FEW, "in a job with parameter servers only the chief trains"),
-        pytest.param(ACCUMULATING, processes.SERVED, "would add to one sum", marks=pytest.mark.long),
+        pytest.param(ACCUMULATING, processes.SERVED, "to which others still add", marks=pytest.mark.long),
     ],
 )
 def test_a_fit_that_can_not_be_ends_with_2(tmp_path, text, tasks, said):

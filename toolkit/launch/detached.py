@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch.here import new_job_id, run_here
+from toolkit.launch.here import run_here
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import jobs
 from toolkit.launch.records.jobs import Entry
-from toolkit.launch.records.record import LAUNCHER_LOG, Record, log_directory
+from toolkit.launch.records.record import LAUNCHER_LOG, Record
 from toolkit.support import signals
 
 __all__ = ["start"]
@@ -37,9 +37,7 @@ def start(spec: JobSpec, record: Record | None = None) -> Entry:
         TaskFailed: Its supervisor ended at once.
         JobStopped: This process received a signal before; the job is ended.
     """
-    if record is None:
-        record = Record(log_directory(spec.log_dir) / new_job_id())
-        record.start_job(spec)
+    record = record or Record.begin(spec)
     with open(record.directory / LAUNCHER_LOG, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "toolkit.launch.detached", str(record.directory.absolute())],
@@ -82,7 +80,7 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
 def _main() -> int:
     record = Record(pathlib.Path(sys.argv[1]))
     try:
-        run_here(record.job()["spec"], job_id=record.id, record=record)
+        run_here(record.job()["spec"], record)
     except ToolkitError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -2,7 +2,6 @@
 
 import secrets
 import sys
-import time
 
 from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.agent import isolation
@@ -15,15 +14,14 @@ from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.supervise import supervise
 from toolkit.support import signals
 
-__all__ = ["new_job_id", "run_here"]
+__all__ = ["run_here"]
 
 
-def run_here(spec: JobSpec, *, job_id: str, record: Record | None = None) -> None:
+def run_here(spec: JobSpec, record: Record | None = None) -> None:
     """Supervises a job on this machine or on hosts, in this process, to its end.
 
     Args:
         spec: What is asked.
-        job_id: Its id.
         record: What has been begun of it; None for a new one.
 
     Raises:
@@ -53,7 +51,7 @@ def run_here(spec: JobSpec, *, job_id: str, record: Record | None = None) -> Non
             _join(spec, received, record)
             return
         try:
-            supervise(spec, place, job_id=job_id, received=received, record=record)
+            supervise(spec, place, received=received, record=record)
         except TaskFailed as error:
             if spec.isolate != "fully" or not isolation.wanted_out(str(error)):
                 raise
@@ -75,8 +73,3 @@ def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
         record.end(error)
         raise
     record.end(None, "launch: done")
-
-
-def new_job_id() -> str:
-    """Returns the time and a few random letters, such as "20260719-140512-3fa9"."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -80,23 +80,22 @@ class Launcher:
             TaskFailed: The first task that failed, with its last lines; its cause is what the function raised.
             JobStopped: This process received a signal to stop.
         """
-        from toolkit.launch.here import new_job_id, run_here
+        from toolkit.launch.here import run_here
         from toolkit.launch.records import jobs
-        from toolkit.launch.records.record import Record, log_directory
+        from toolkit.launch.records.record import Record
 
         spec = self._made(("-m", "toolkit.launch.task.called"))
         work = _pickled(function, args, kwargs)
-        record = Record(log_directory(spec.log_dir) / new_job_id())
-        record.start_job(spec)
+        record = Record.begin(spec)
         record.keep_call(work)
         try:
             if spec.place == "slurm":
                 from toolkit.launch.backends import slurm
 
-                slurm.submit(spec, job_id=record.id, follow=True, record=record)
+                slurm.submit(spec, follow=True, record=record)
             else:
                 jobs.add(record, pid=os.getpid())
-                run_here(spec, job_id=record.id, record=record)
+                run_here(spec, record)
         except TaskFailed as error:
             raise error from _cause(record)
         return _results(record)
@@ -114,8 +113,7 @@ class Launcher:
             TaskFailed: The job ended at once.
         """
         from toolkit.launch import detached
-        from toolkit.launch.here import new_job_id
-        from toolkit.launch.records.record import Record, log_directory
+        from toolkit.launch.records.record import Record
 
         work = None
         if callable(what):
@@ -123,14 +121,13 @@ class Launcher:
             work = _pickled(what, args, kwargs)
         else:
             spec = self._made((os.fspath(what), *map(str, args)))
-        record = Record(log_directory(spec.log_dir) / new_job_id())
-        record.start_job(spec)
+        record = Record.begin(spec)
         if work is not None:
             record.keep_call(work)
         if spec.place == "slurm":
             from toolkit.launch.backends import slurm
 
-            return Job(slurm.submit(spec, job_id=record.id, follow=False, record=record))
+            return Job(slurm.submit(spec, follow=False, record=record))
         return Job(detached.start(spec, record))
 
     def _made(self, command: tuple[str, ...]) -> Any:

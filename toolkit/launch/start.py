@@ -28,13 +28,13 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         JobStopped: This program received a signal to stop.
     """
     # Imported here: every task's start-up imports this package, and needs none of these.
-    from toolkit.launch.here import new_job_id, run_here
+    from toolkit.launch.here import run_here
 
     if spec.place == "slurm":
         from toolkit.launch.backends import slurm
 
         checks.script(spec.command)
-        job = slurm.submit(spec, job_id=new_job_id(), follow=not detach)
+        job = slurm.submit(spec, follow=not detach)
         return slurm.head(spec, job) if detach else ""
     if detach:
         from toolkit.launch import detached
@@ -42,7 +42,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         job = detached.start(spec)
         afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
         return f"launch: job {job.id} runs; logs in {job.record.logs}\n{afterwards}"
-    run_here(spec, job_id=new_job_id())
+    run_here(spec)
     return ""
 
 

@@ -109,7 +109,6 @@ def _main() -> int:
                 supervise(
                     spec,
                     lambda: SlurmPlace(spec),
-                    job_id=record.id,
                     received=received,
                     record=record,
                     retries=lambda error: not isinstance(error, HostLost) or _nodes_answer(),

@@ -15,7 +15,7 @@ from toolkit.launch.display.display import Display
 from toolkit.launch.display.follow import Follower
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import SCRIPT_LOG, Record, log_directory
+from toolkit.launch.records.record import SCRIPT_LOG, Record
 from toolkit.launch.supervisor.layout import spread
 from toolkit.support import redaction, signals
 from toolkit.support.words import counted
@@ -71,14 +71,13 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
 
 
-def submit(spec: JobSpec, *, job_id: str, follow: bool, record: Record | None = None) -> jobs.Entry:
+def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs.Entry:
     """Submits the job, shows what it does, and returns when it is completed.
 
     SIGINT or SIGTERM to this process cancels the job; it goes on where the terminal is lost.
 
     Args:
         spec: What is asked.
-        job_id: The job's id.
         follow: Whether to show it; otherwise this returns at once.
         record: What has been begun of it; None for a new one.
 
@@ -102,9 +101,7 @@ def submit(spec: JobSpec, *, job_id: str, follow: bool, record: Record | None = 
             found="Slurm reads a backslash in a log's name in its own way",
             remedy="Name a directory without one",
         )
-    if record is None:
-        record = Record(log_directory(spec.log_dir) / job_id)
-        record.start_job(spec)
+    record = record or Record.begin(spec)
     batch = record.directory / "job.sh"
     # A file's name may be no text.
     batch.write_text(script(spec, record.directory), encoding="utf-8", errors="surrogateescape")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import shlex
 import socket
 import time
@@ -16,7 +17,7 @@ from toolkit.launch.events import Event
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import files, umask
 
-__all__ = ["LAUNCHER_LOG", "SCRIPT_LOG", "Record", "log_directory", "log_name"]
+__all__ = ["LAUNCHER_LOG", "SCRIPT_LOG", "Record", "log_name"]
 
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
@@ -30,7 +31,7 @@ def log_name(task: object, attempt: int) -> str:
 
 
 @umask.guarded()
-def log_directory(asked: str | None, names: Sequence[str] = ()) -> pathlib.Path:
+def _log_directory(asked: str | None, names: Sequence[str] = ()) -> pathlib.Path:
     """Makes the directory for logs, and returns it.
 
     Args:
@@ -90,6 +91,21 @@ class Record:
         self.logs = directory.parent
         self._read = 0
 
+    @classmethod
+    def begin(cls, spec: JobSpec, names: Sequence[str] = ()) -> "Record":
+        """Gives a job an id and its directories, and writes job.json; returns its record.
+
+        Args:
+            spec: What was asked.
+            names: The logs that must be writable.
+
+        Raises:
+            LaunchError: They can't be written.
+        """
+        record = cls(_log_directory(spec.log_dir, names) / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+        record._start(spec)
+        return record
+
     @umask.guarded()
     def add(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl, with `at`: seconds since 1970.
@@ -132,12 +148,8 @@ class Record:
         self._read += len(whole)
         return events.Reader().events(whole)
 
-    def start_job(self, spec: JobSpec) -> None:
-        """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only.
-
-        Raises:
-            LaunchError: The directory can't be made.
-        """
+    def _start(self, spec: JobSpec) -> None:
+        """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only."""
         try:
             with umask.guarded():
                 self.directory.mkdir()

@@ -11,7 +11,7 @@ from toolkit.launch.job import checks
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record, log_directory, log_name
+from toolkit.launch.records.record import Record, log_name
 from toolkit.launch.supervisor.agents import AgentLike, Agents, Place
 from toolkit.launch.supervisor.attempt import Attempt
 from toolkit.launch.supervisor.budget import Budget, attempts
@@ -26,7 +26,6 @@ def supervise(
     spec: JobSpec,
     place: Callable[[], Place],
     *,
-    job_id: str,
     received: list[int],
     record: Record | None = None,
     retries: Callable[[TaskFailed], bool] = lambda _: True,
@@ -37,7 +36,6 @@ def supervise(
     Args:
         spec: What is asked.
         place: Returns where it runs.
-        job_id: Its id.
         received: Signals to the launcher are appended to it, by whoever made it.
         record: What has been begun of it; None for a new one.
         retries: Returns whether a failure may be mended by another attempt here.
@@ -58,8 +56,7 @@ def supervise(
         _, tasks = agents.cluster()
         checks.only(spec.only, [str(task) for task in tasks])
         if record is None:
-            record = Record(log_directory(spec.log_dir, [log_name(task, 1) for task in tasks]) / job_id)
-            record.start_job(spec)
+            record = Record.begin(spec, [log_name(task, 1) for task in tasks])
             jobs.add(record, pid=os.getpid())
         display = Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all")
         job = _Job(spec, agents, record, display, received, where=where.where)
