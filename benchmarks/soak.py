@@ -85,7 +85,7 @@ class Soak:
         self._mark = uuid.uuid4().hex
         self._began = time.monotonic()
         # The time between two restarts grows while they are in the window: a fault a minute ago is forgiven.
-        flags_ = ["--max_restarts=10", "--restart_window=100", "--start_timeout=60", f"--log_dir={folder / 'logs'}"]
+        flags_ = ["--max_restarts=1000", "--start_timeout=60", f"--log_dir={folder / 'logs'}"]
         recipe = [f"--epochs={EPOCHS}", f"--steps_per_epoch={steps_per_epoch}", "--checkpoint_steps=10"]
         with (folder / "launch.out").open("wb") as out:
             self.launcher = psutil.Popen(

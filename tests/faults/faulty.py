@@ -73,11 +73,9 @@ class Faulty(processes.Job):
 
     def events(self, kind, *, since=0.0):
         """Lines of the launcher's record."""
-        with contextlib.suppress(FileNotFoundError):
-            (file,) = (self.folder / "logs").glob("*/events.jsonl")
-            lines = file.read_text().splitlines()
-            return [e for e in map(json.loads, lines) if e["event"] == kind and e["at"] > since]
-        return []
+        files = (self.folder / "logs").glob("*/events.jsonl")
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [event for event in lines if event["event"] == kind and event["at"] > since]
 
     def pid(self, task):
         """Of the task's process that was started last."""

@@ -69,7 +69,7 @@ def test_ctrl_c_ends_the_tasks(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press).start()
-    with pytest.raises(JobStopped):
+    with pytest.raises(KeyboardInterrupt, match="Stopped by SIGINT; all tasks have ended"):
         launch.run(wait, workers=1, grace=2.0)
 
 
@@ -89,8 +89,12 @@ CELLS = [
     "threading.Timer(2, _thread.interrupt_main).start()\n"  # As the stop button does.
     "try:\n"
     "    toolkit.launch.run(time.sleep, 60, workers=1, grace=1.0)\n"
-    "except toolkit.errors.JobStopped as error:\n"
+    "except KeyboardInterrupt as error:\n"
     "    print('STOPPED', error)",
+    "job = toolkit.launch.submit(train, 2, workers=2)\n"
+    "print('RESULTS', job.results(120)[0].shape, job.state)\n"
+    "late = toolkit.launch.submit(time.sleep, 60, workers=1, grace=1.0)\n"
+    "print('THEN', late.state, late.stop(), toolkit.launch.Job(late.id) == late)",
 ]
 
 
@@ -102,6 +106,7 @@ def test_a_notebooks_own_functions_train(tmp_path):
     assert "SAME True (2, 3)" in text[1]
     assert "launch: done in" in text[1], "the launcher's lines are the cell's output"
     assert "STOPPED Stopped by SIGINT; all tasks have ended." in text[2]
+    assert text[3] == "RESULTS (2, 3) done\nTHEN running stopped True\n"
 
 
 def test_what_python_gives_is_taken_or_named(tmp_path):
@@ -113,6 +118,7 @@ def test_what_python_gives_is_taken_or_named(tmp_path):
         ({"workers": 0}, "--workers=0, but there is no chief either"),
         ({"chief": 1}, "chief=1, but that is a int. Give True or False"),
         ({"env": "A=1"}, "env='A=1', but that is a str. Give a list of texts, or a dict"),
+        ({"rate": 0.1}, "rate= is given to a launcher, but it is none of its options"),
         ({"on": "kubernetes"}, "prints a manifest for a script, and starts nothing itself"),
     ):
         with pytest.raises(LaunchError) as error:
@@ -185,3 +191,50 @@ def test_a_job_that_python_waits_for_is_listed_and_stopped_without_its_python(tm
     assert entry.alive
     record.end(None)
     assert (entry.state(), entry.alive) == ("done", False), "this process lives on"
+
+
+class Odd(Exception):
+    def __init__(self, code, words):
+        super().__init__(f"{code}: {words}")
+
+
+def odd():
+    raise Odd(7, "seven")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_called_is_said_before_anything_starts(tmp_path):
+    for function, given, said in (
+        ("train.py", (), "'train.py' is to run in the job's tasks, but it can't be called. "),
+        (None, (), "None is to run in the job's tasks, but it can't be called. "),
+        (ranked, (), "missing a required argument: 'factor'"),
+        (ranked, (1, 2), "too many positional arguments"),
+    ):
+        with pytest.raises(LaunchError) as error:
+            launch.run(function, *given, workers=1)
+        assert said in str(error.value)
+    with pytest.raises(LaunchError, match="that is no function or script"):
+        launch.submit(7, workers=1)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_exception_that_cannot_be_sent_is_there_in_words_and_nothing_is_left(tmp_path):
+    with pytest.raises(TaskFailed) as failed:
+        launch.run(odd, workers=1)
+    assert "Odd: 7: seven" in str(failed.value.__cause__)
+    assert "test_call.py" in str(failed.value), "the function's own file is named"
+    assert launch.run(ranked, 1, workers=1) == [0]
+    assert not [*tmp_path.rglob("call.pkl"), *tmp_path.rglob("results")]
+
+
+@pytest.mark.slow
+def test_a_module_that_launches_when_it_is_imported_does_so_once(tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import toolkit\ndef f(): return 1\nopen('imported', 'a').write('x')\nprint(toolkit.launch.run(f, workers=1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", "import job"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "a task of another job is just importing its function, and that import launches it again" in done.stderr
+    assert 'Put what launches under `if __name__ == "__main__":`' in done.stderr
+    assert (tmp_path / "imported").read_text() == "xx"

@@ -289,3 +289,39 @@ def test_where_the_tasks_of_a_running_job_are(user):
     assert user.run("stop", job)[1] == 0
     said, code = user.run("stacks", job)
     assert (code, f"the stacks of job {job}, but it is stopped" in said) == (2, True), said
+
+
+@pytest.mark.slow
+def test_each_job_in_a_directory_shows_its_own_lines(user):
+    (user.folder / "say.py").write_text(
+        "import sys; print(sys.argv[1]); sys.stdout.write('no end'); sys.exit(sys.argv[1] == 'a')"
+    )
+    for word in "ab":
+        user.run("launch", "--log_dir=logs", "--workers=1", "say.py", word)
+    first, second = sorted(user.folder.glob("state/toolkit/jobs/*.json"), key=os.path.getmtime)
+    for job, mine, other in ((first.stem, "a", "b"), (second.stem, "b", "a")):
+        for command in ("logs", "attach"):
+            said = user.run(command, job)[0]
+            assert f"worker:0 | {mine}\n" in said, (command, said)
+            assert f"worker:0 | {other}\n" not in said, (command, said)
+
+
+@pytest.mark.slow
+def test_stop_means_the_job_that_runs(user):
+    job = user.detach()
+    user.until("logs", job, shows="begun 1")
+    (user.folder / "end.py").touch()
+    assert user.run("launch", "--workers=1", "end.py")[1] == 0
+    said, code = user.run("stop", "")
+    assert (code, "no such job is known on this machine" in said) == (2, True), said
+    assert user.run("stop") == (f"Job {job}: stopped\n", 0)
+    assert user.run("stop", job) == (f"Job {job} had ended already: stopped\n", 0)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_not_listed_any_more_is_found_by_its_directory(user):
+    (user.folder / "say.py").write_text("print('said')")
+    user.run("launch", "--log_dir=logs", "--workers=1", "say.py")
+    for file in user.folder.glob("state/toolkit/jobs/*.json"):
+        file.unlink()
+    assert user.run("logs", "logs") == ("worker:0 | said\n", 0)

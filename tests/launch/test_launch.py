@@ -539,3 +539,21 @@ def test_what_is_piped_in_is_said_to_be_lost(launcher):
     done = subprocess.run(command, input="data", capture_output=True, text=True, check=False, **how)
     assert "note: tasks read nothing from standard input" in done.stderr
     assert "data" not in done.stdout
+
+
+@pytest.mark.slow
+def test_what_a_script_leaves_running_is_ended_and_said(launcher):
+    for session in (False, True):
+        body = f"subprocess.Popen(['sleep', '60'], start_new_session={session}, stdout=subprocess.DEVNULL)"
+        code, out, _, _ = launcher.run("--workers=1", body=body)
+        assert code == 0
+        assert "note: sleep still ran when the script had ended, and was ended, too" in out
+    assert launcher.nothing_left(within=5) is True
+
+
+@pytest.mark.slow
+def test_a_crash_of_native_code_leaves_its_place(launcher):
+    code, _, err, _ = launcher.run("--workers=1", body="import ctypes\nctypes.string_at(0)")
+    assert code == 128 + signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in err
+    assert "train it's.py" in err

@@ -211,8 +211,10 @@ def test_a_host_that_is_killed_comes_back(start, address, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="two network namespaces are root's to make")
 @pytest.mark.parametrize("recipe", ["cifar_multi_worker", "cifar_parameter_server"])
-def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe):
+def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe, monkeypatch):
     counts = ["--chief", "--workers=2", "--ps=1"] if recipe.endswith("server") else []
+    if counts:  # By the home directory that both share, or by the token that both are given.
+        monkeypatch.setenv("TOOLKIT_TOKEN", "of both")
     with two_hosts.made() as names:
         flags = [*counts, "--nodes=2", f"--rendezvous={two_hosts.ADDRESSES[0]}:29400", "-m", f"recipes.{recipe}"]
         what = ["--data=shapes", "--epochs=1", "--steps_per_epoch=4", "--run_dir=run"]
@@ -289,7 +291,7 @@ def test_a_machine_whose_name_means_itself_alone_listens_for_the_others(monkeypa
     """Debian's /etc/hosts has the machine's own name at 127.0.1.1."""
     answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
     monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: [answer])
-    listener = rendezvous.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:0".replace(":0", ":29471")))
+    listener = rendezvous.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:29471"))
     with listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 
@@ -310,3 +312,31 @@ def test_a_dry_run_says_that_addresses_are_chosen_later(capsys):
     out = capsys.readouterr().out
     assert "# 2 hosts come together at 10.0.0.1:29400, where addresses and ports are chosen" in out
     assert "127.0.0.1" not in out
+
+
+@pytest.mark.slow
+def test_who_comes_too_late_is_told_so_and_who_is_refused_is_named_at_once(start, address, tmp_path):
+    first = start(address, "--workers=2", command=("train.py", "wait"))
+    while not listening(address):
+        assert first.poll() is None
+    (text,), (code,) = ends(start(address, "--workers=2", command=("other.py",)))
+    assert (code, "it starts another job" in text) == (2, True), text
+    second = start(address, "--workers=2", command=("train.py", "wait"))
+    while "rank 1" not in second.stdout.readline():
+        assert second.poll() is None
+    (text,), (code,) = ends(start(address, "--workers=2", command=("train.py", "wait")))
+    assert (code, "that job already has all its hosts" in text) == (2, True), text
+    (tmp_path / "finish").touch()
+    (said, _), codes = ends(first, second)
+    assert codes == [0, 0], said
+    assert re.search(r"^launch: the launcher on '.*' is refused, because it starts another job", said, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_program_that_listens_and_says_nothing_is_no_launcher(start, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = start(f"127.0.0.1:{server.getsockname()[1]}", "--start_timeout=60")
+        connection, _ = server.accept()
+        (text,), (code,) = ends(process)
+        connection.close()
+    assert (code, "a program that isn't a launcher of this toolkit answers there" in text) == (2, True), text

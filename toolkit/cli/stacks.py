@@ -2,7 +2,8 @@
 
     toolkit stacks [ID]
 
-ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest job. The
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
+runs. The
 stacks are also in the tasks' logs. The job goes on.
 """
 
@@ -27,7 +28,7 @@ def run(given: argparse.Namespace) -> None:
     from toolkit.launch.records import jobs
     from toolkit.launch.watch import stacks
 
-    words, found = stacks(jobs.find(given.job))
+    words, found = stacks(jobs.find(given.job, runs=True))
     for task, text in found.items():
         print(f"--- {task} ---\n{text.strip() or '(it did not answer)'}\n")
     print(words)

@@ -2,7 +2,7 @@
 
     toolkit stop [ID]
 
-ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest job.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that runs.
 """
 
 import argparse
@@ -26,5 +26,8 @@ def run(given: argparse.Namespace) -> None:
     from toolkit.launch.records import jobs
     from toolkit.launch.watch import stop
 
-    job = jobs.find(given.job)
+    job = jobs.find(given.job, runs=True)
+    if not job.state().startswith("on ") and not job.alive:
+        print(f"Job {job.id} had ended already: {job.state()}")
+        return
     print(f"Job {job.id}: {stop(job)}")

@@ -15,6 +15,7 @@ here        supervising a job in this process
 watch       watching a job that something else supervises, and stopping it
 detached    a job in a session of its own
 start       from a spec to a job at its place, or to what would be done there
+functions   a function on its way to the tasks, and its results
 launcher    jobs from Python: functions in the place of scripts, and a job as an object
 """
 

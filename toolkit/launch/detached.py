@@ -54,10 +54,12 @@ def start(spec: JobSpec, record: Record | None = None) -> Entry:
 
 def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequence[int]) -> None:
     """Waits until its tasks are started, and shows meanwhile what its supervisor says."""
+    begun = False
     while True:
         found = record.new()
+        begun = begun or any(event["event"] == "attempt" for event in found)
         for each in found:
-            if each["event"] == "note":
+            if each["event"] == "note" and not begun:  # Such as which hosts are awaited.
                 sys.stdout.write(f"{each['text']}\n")
                 sys.stdout.flush()
         if received:  # Nobody has been told its id yet.
@@ -73,7 +75,12 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
             threading.Thread(target=process.wait, daemon=True).start()  # Or a notebook gathers dead children.
             return
         if process.poll() is not None:
-            raise TaskFailed(f"The job's supervisor ended at once; see {record.directory / LAUNCHER_LOG}", code=1)
+            said = record.beginnings().splitlines()[-1:] or ["nothing, and perhaps the disk is full"]
+            raise TaskFailed(
+                f"The job's launcher ended at once, with exit code {process.returncode}. "
+                f"It wrote to {record.directory / LAUNCHER_LOG}: {said[0]}",
+                code=1,
+            )
         time.sleep(_TICK)
 
 

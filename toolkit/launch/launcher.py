@@ -4,13 +4,11 @@
     toolkit.launch.Launcher(workers=2, on="slurm").run(train, rate=0.1)
     job = toolkit.launch.submit(train, 0.1, workers=2)
 
-cloudpickle takes functions along that no module holds, such as a notebook's. What runs in a task is `task.called`.
+cloudpickle takes functions along that no module holds, such as a notebook's.
 """
 
 import os
 import pathlib
-import pickle
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,6 @@ from toolkit.errors import JobStopped, LaunchError, TaskFailed
 
 __all__ = ["Job", "Launcher", "run", "submit"]
 
-_MOST = 64 << 20  # Bytes of a function with its arguments.
 _LEAVING = 5.0  # Seconds that a launcher may take to leave.
 _SECONDS = 0.2  # Between two looks at a job.
 
@@ -78,15 +75,16 @@ class Launcher:
         Raises:
             LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
             TaskFailed: The first task that failed, with its last lines; its cause is what the function raised.
-            JobStopped: This process received a signal to stop.
+            KeyboardInterrupt: Ctrl-C; the tasks have ended. Another signal to stop raises SystemExit.
         """
+        from toolkit.launch import functions
         from toolkit.launch.here import run_here
         from toolkit.launch.records import jobs
         from toolkit.launch.records.record import Record
 
         spec = self._made(("-m", "toolkit.launch.task.called"))
-        work = _pickled(function, args, kwargs)
-        record = Record.begin(spec)
+        work = functions.pickled(function, args, kwargs)
+        record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
         try:
             if spec.place == "slurm":
@@ -96,9 +94,13 @@ class Launcher:
             else:
                 jobs.add(record, pid=os.getpid())
                 run_here(spec, record)
+            return functions.results(record)
         except TaskFailed as error:
-            raise error from _cause(record)
-        return _results(record)
+            raise error from functions.cause(record)
+        except JobStopped as error:  # What a loop over several jobs doesn't take for a failure of one.
+            raise KeyboardInterrupt(str(error)) if error.exit_code == 130 else SystemExit(str(error)) from error
+        finally:
+            record.forget_call()
 
     def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> "Job":
         """Starts a function or a script in the tasks of a job that goes on by itself, and returns the job.
@@ -112,16 +114,22 @@ class Launcher:
             LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
             TaskFailed: The job ended at once.
         """
-        from toolkit.launch import detached
+        from toolkit.launch import detached, functions
         from toolkit.launch.records.record import Record
 
         work = None
         if callable(what):
             spec = self._made(("-m", "toolkit.launch.task.called"))
-            work = _pickled(what, args, kwargs)
-        else:
+            work = functions.pickled(what, args, kwargs)
+        elif isinstance(what, (str, os.PathLike)) and not kwargs:
             spec = self._made((os.fspath(what), *map(str, args)))
-        record = Record.begin(spec)
+        else:
+            raise LaunchError(
+                asked=f"{what!r:.80} is to run in a job's tasks",
+                found=f"that is {'a script, which takes no arguments by name' if kwargs else 'no function or script'}",
+                remedy="Give a function, or the path of a script and its arguments as texts",
+            )
+        record = Record.begin(spec, function=functions.name(what) if callable(what) else "")
         if work is not None:
             record.keep_call(work)
         if spec.place == "slurm":
@@ -131,8 +139,22 @@ class Launcher:
         return Job(detached.start(spec, record))
 
     def _made(self, command: tuple[str, ...]) -> Any:
-        from toolkit.launch.job.spec import JobSpec
+        from toolkit.launch.job.spec import JobSpec, options
+        from toolkit.support import status
 
+        if status.imports():
+            raise LaunchError(
+                asked="a job is to be launched",
+                found="a task of another job is just importing its function, and that import launches it again",
+                remedy='Put what launches under `if __name__ == "__main__":`',
+            )
+        unknown = set(self._spec) - {option.name for option in options()}
+        if unknown:
+            raise LaunchError(
+                asked=f"{sorted(unknown)[0]}= is given to a launcher",
+                found="it is none of its options",
+                remedy="An argument of the function's own goes to Launcher(...).run(function, name=value)",
+            )
         spec = JobSpec(command=command, **self._spec)
         if spec.place == "kubernetes":
             raise LaunchError(
@@ -159,8 +181,14 @@ class Job:
     def __init__(self, found: Any) -> None:
         from toolkit.launch.records import jobs
 
-        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(os.fspath(found))
+        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(str(found))
         self.id: str = self._entry.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id}: {self.state}>"
@@ -209,16 +237,20 @@ class Job:
             JobStopped: It was stopped.
             TimeoutError: It hasn't ended by then.
         """
+        from toolkit.launch import functions
+
         self.wait(timeout)
         record = self._entry.record
         end = next((event for event in record.new() if event["event"] == "end"), None)
         if end is None:
-            raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.logs}", code=1)
+            said = record.beginnings().splitlines()[-1:]
+            words = "; its launcher wrote: " + said[0] if said else ""
+            raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.logs}{words}", code=1)
         if end["stopped"]:
             raise JobStopped(end["code"] - 128)
         if end["code"]:
-            raise TaskFailed(end["text"], code=end["code"]) from _cause(record)
-        return _results(record)
+            raise TaskFailed(end["text"], code=end["code"]) from functions.cause(record)
+        return functions.results(record)
 
     def logs(self, task: str = "", attempt: int | None = None) -> str:
         """Returns what a task has written.
@@ -232,7 +264,7 @@ class Job:
         """
         from toolkit.launch.watch import log_of
 
-        return log_of(self._entry, task, attempt).read_text(encoding="utf-8", errors="replace")
+        return log_of(self._entry, task, attempt).decode(errors="replace")
 
     def stacks(self) -> dict[str, str]:
         """Returns each task's Python stacks, as they are now.
@@ -253,44 +285,3 @@ class Job:
         from toolkit.launch.watch import stop
 
         return stop(self._entry)
-
-
-def _pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
-    import cloudpickle
-
-    name = getattr(function, "__qualname__", function)
-    try:
-        work = cloudpickle.dumps((function, args, kwargs))
-    except Exception as error:  # Whatever an object's own __reduce__ raises.
-        raise LaunchError(
-            asked=f"{name} is to run in the job's tasks",
-            found=f"it or its arguments can't be pickled ({error})",
-            remedy="Create such objects, for example models and data sets, inside the function",
-        ) from error
-    if len(work) > _MOST:
-        raise LaunchError(
-            asked=f"{name} is to run in the job's tasks",
-            found=f"it and its arguments take {len(work) >> 20} MiB, and the limit is {_MOST >> 20} MiB",
-            remedy="Read large data from files inside the function",
-        )
-    return pickle.dumps((sys.path, work))
-
-
-def _returned(record: Any) -> dict[str, tuple[bool, Any]]:
-    """Returns, by tasks, whether the function returned, and what it returned or raised."""
-    import cloudpickle
-
-    return {name: cloudpickle.loads(data) for name, data in record.results().items()}
-
-
-def _cause(record: Any) -> BaseException | None:
-    return next((found for good, found in _returned(record).values() if not good), None)
-
-
-def _results(record: Any) -> list[Any]:
-    from toolkit.launch.records.record import Record
-
-    events = Record(record.directory).new()
-    tasks: list[str] = next((event["tasks"] for event in reversed(events) if event["event"] == "attempt"), [])
-    found = _returned(record)
-    return [found[name][1] if name in found else None for name in tasks]

@@ -1,10 +1,9 @@
 """Watching a job that something else supervises, and stopping it."""
 
 import os
-import pathlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
@@ -49,28 +48,40 @@ def chosen(job: Entry, attempt: int | None, tasks: Sequence[str]) -> tuple[int, 
     return number, starts[number]
 
 
-def log_of(job: Entry, task: str, attempt: int | None) -> pathlib.Path:
-    """Returns the log of a task, "" for the first, as `chosen` finds it."""
+def log_of(job: Entry, task: str, attempt: int | None) -> bytes:
+    """Returns what a task, "" for the first, has written in an attempt, as `chosen` finds it."""
     number, tasks = chosen(job, attempt, [task] if task else [])
-    return job.record.logs / log_name(task or tasks[0], number)
+    return b"".join(_written(job.record, task or tasks[0], number))
 
 
 def show(record: Record, display: Display, tasks: Sequence[str], attempt: int) -> None:
     """Shows what tasks have written in one attempt."""
     display.expect([Task.parse(name) for name in tasks])
     for name in tasks:
-        path = record.logs / log_name(name, attempt)
-        try:
-            with path.open("rb") as file:
-                while lines := file.readlines(1 << 20):
-                    display.lines(Task.parse(name), visible_lines([line.rstrip(b"\n") for line in lines]))
-                    display.wait()
-        except OSError as error:
-            raise LaunchError(
-                asked=f"the log of {name}",
-                found=f"{path} can't be read ({(error.strerror or '').lower()})",
-                remedy="See `toolkit jobs`",
-            ) from error
+        for lines in _written(record, name, attempt):
+            display.lines(Task.parse(name), visible_lines(lines.removesuffix(b"\n").split(b"\n")))
+            display.wait()
+
+
+def _written(record: Record, task: str, attempt: int) -> Iterator[bytes]:
+    """Yields what a task has written in an attempt, lines by lines, without what other jobs have in the same file."""
+    sizes = {event["event"]: event for event in Record(record.directory).new() if event.get("number") == attempt}
+    begin = sizes["attempt"].get("begins", {}).get(task, 0)
+    left = sizes["logs"]["ends"].get(task, 0) - begin if "logs" in sizes else float("inf")
+    path = record.logs / log_name(task, attempt)
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            while left > 0 and (lines := b"".join(file.readlines(int(min(left, 1 << 20))))):
+                lines = lines[: int(min(left, len(lines)))]
+                left -= len(lines)
+                yield lines
+    except OSError as error:
+        raise LaunchError(
+            asked=f"the log of {task}",
+            found=f"{path} can't be read ({(error.strerror or '').lower()})",
+            remedy="See `toolkit jobs`",
+        ) from error
 
 
 def watch(job: Entry, *, only: Sequence[str] = (), native_logs: bool = False, lines: int | None) -> None:

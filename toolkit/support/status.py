@@ -4,10 +4,12 @@ A report is a JSON message on a connection to a Unix socket; datagrams were lost
 no launcher listens, nothing is sent, and a report costs a dictionary look-up.
 """
 
+import contextlib
 import json
 import os
 import select
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "attempt_id",
     "failed",
     "heartbeat_timeout",
+    "importing",
+    "imports",
     "job_id",
     "listened",
     "logs",
@@ -48,7 +52,7 @@ SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, co
 
 _PATIENCE = 2.0  # Seconds.
 
-_failed = False
+_failed = _importing = False
 _state = ""  # As it was reported last.
 _channel: tuple[int, socket.socket] | None = None  # And the process that made it.
 
@@ -101,6 +105,22 @@ def task_name() -> str:
 def listened() -> bool:
     """Returns whether a launcher of ours has started this process, which is told what it reports."""
     return bool(os.environ.get(SOCKET))
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Says of a block that this task imports in it the function that it is to call."""
+    global _importing
+    _importing = True
+    try:
+        yield
+    finally:
+        _importing = False
+
+
+def imports() -> bool:
+    """Returns whether this task is just importing the function that it is to call."""
+    return _importing
 
 
 def failed() -> bool:

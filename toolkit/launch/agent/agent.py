@@ -94,6 +94,7 @@ class Agent:
             if process.poll():
                 self._tell_result(process)
                 self._tell("ended", task=name, pid=process.pid, code=process.code)
+                self._tell_left(process.left if process.code == 0 else [])
         if now - self._looked > max(events.BEAT, len(self._processes) / _AT_ONCE):
             self._look()
         if now - self._asked_for_stacks < _ANSWER:
@@ -209,7 +210,9 @@ class Agent:
 
     def _signal(self, number: int, task: str | None = None, **_: Any) -> None:
         for process in self._chosen(task):
-            process.signal(number)
+            # One that Python is only starting answers Ctrl-C with pages of its own imports.
+            begun = str(process.task) in self._states
+            process.signal(number if begun or number != signal.SIGINT else signal.SIGTERM)
 
     def _kill(self, task: str | None = None, **_: Any) -> None:
         for process in self._chosen(task):
@@ -236,7 +239,13 @@ class Agent:
         for process in self._processes.values():
             process.kill()
         if self._guard is not None:
-            self._guard.sweep()
+            left = self._guard.sweep()
+            self._tell_left(left if all(process.code == 0 for process in self._processes.values()) else [])
+
+    def _tell_left(self, programs: Sequence[str]) -> None:
+        if programs:
+            names = ", ".join(sorted(set(programs))[:4])
+            self._tell("note", text=f"note: {names} still ran when the script had ended, and was ended, too")
 
     def _beat(self, **_: Any) -> None:
         """The supervisor lives."""

@@ -46,9 +46,12 @@ class Guard:
         """Names a process group that is to end with the launcher."""
         self._send(b"%d" % group)
 
-    def sweep(self) -> None:
-        """Ends what is left of the job."""
-        _kill(_tagged(self._tag))
+    def sweep(self) -> list[str]:
+        """Ends what is left of the job; returns the names of these programs."""
+        left = _tagged(self._tag)
+        names = [_program(process) for process in left]
+        _kill(left)
+        return names
 
     def close(self) -> None:
         """Ends what is left of the job, and the program; the launcher, which still lives, removes the directory."""
@@ -78,6 +81,12 @@ def _tagged(tag: str) -> list[int]:
             if held and wanted in held[0].removeprefix(start).split(b","):
                 found.append(int(name))
     return found
+
+
+def _program(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{process}/comm").read_text().strip()
+    return str(process)
 
 
 def _kill(processes: list[int]) -> None:

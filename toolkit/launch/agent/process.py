@@ -29,6 +29,7 @@ class TaskProcess:
         descriptor: The reading end of what it writes, non-blocking.
         code: Exit code as Popen has it, None while it runs.
         ended: Whether all that it writes has come.
+        left: Programs that still ran in its group when it had ended.
     """
 
     def __init__(self, spec: TaskSpec, *, environ: Mapping[str, str], stacks: pathlib.Path) -> None:
@@ -36,6 +37,7 @@ class TaskProcess:
         self.task = spec.task
         self.code: int | None = None
         self.ended = False
+        self.left: list[str] = []
         self._stacks = stacks
         self._stacks_read = 0
         self._activity = Activity()
@@ -62,6 +64,7 @@ class TaskProcess:
         """Looks whether it has ended; returns True the first time that it has."""
         if self.code is not None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
+        self.left = _programs(self.pid)
         # What the task leaves in its group, while the group's number is still its own.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -134,6 +137,16 @@ class TaskProcess:
         self._process.wait()
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
+
+
+def _programs(group: int) -> list[str]:
+    """Returns the names of a group's other programs. Linux only."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        with contextlib.suppress(OSError, ValueError):
+            if int(name) != group and os.getpgid(int(name)) == group:
+                found.append(pathlib.Path(f"/proc/{name}/comm").read_text().strip())
+    return found
 
 
 def dying(pid: int) -> bool:

@@ -1,6 +1,7 @@
 """Coming to a rendezvous: this host's tasks are started as the launcher there says, until the job is over."""
 
 import base64
+import math
 import os
 import select
 import socket
@@ -26,6 +27,7 @@ from toolkit.support.words import counted
 __all__ = ["join"]
 
 _TICK = 0.05
+_HELLO = 15.0  # Seconds in which a launcher that listens speaks.
 _CALL = 5.0  # Seconds that a connection may take, in which no signal is heeded.
 _AGAIN = 0.5  # Seconds between two calls to an address where nobody listens yet.
 
@@ -66,7 +68,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
         channel = Channel(connection.fileno(), connection.fileno())
         channel.send(event("knock"))  # What isn't a launcher answers with something else, or hangs up.
         answers = _Answers(spec, channel, received)
-        theirs, mine = str(answers.next().get("nonce")), token.nonce()
+        theirs, mine = str(answers.next(_HELLO).get("nonce")), token.nonce()
         secret = token.known(spec.rendezvous or "")  # Only now: who listens has written it by now.
         hello = {
             "nodes": spec.nodes,
@@ -77,8 +79,6 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
         room = len(visible_gpus({**os.environ, **spec.environment})) or 1
         channel.send(event("hello", room=room, nonce=mine, proof=token.proof(secret, "joiner", theirs, mine), **hello))
         welcome = answers.next()
-        if welcome["event"] == "refused":
-            raise LaunchError(**{name: str(welcome.get(name)) for name in ("asked", "found", "remedy")})
         if not token.proves(welcome.get("proof"), secret, "listener", theirs, mine):
             raise answers.strange()
         asked = answers.next()
@@ -119,14 +119,18 @@ class _Answers:
         self._spec, self._channel, self._received = spec, channel, received
         self._read: list[Event] = []
 
-    def next(self) -> Event:
+    def next(self, within: float = math.inf) -> Event:
         """Waits for the next.
 
+        Args:
+            within: Seconds in which whatever is a launcher answers.
+
         Raises:
-            LaunchError: None comes in time, or it is no launcher that answers.
+            LaunchError: None comes in time, it is no launcher that answers, or it refuses this one.
             JobStopped: A signal has come.
         """
-        deadline = time.monotonic() + self._spec.start_timeout
+        began = time.monotonic()
+        deadline = began + min(self._spec.start_timeout, within)
         while not self._read and not self._channel.ended and not self._channel.strange:
             if self._received:
                 raise JobStopped(self._received[0])
@@ -135,8 +139,11 @@ class _Answers:
             select.select([self._channel], [], [], _TICK)
             self._read = self._channel.read()
         if self._read:
-            return self._read.pop(0)
-        if self._channel.strange or self._channel.ended:
+            found = self._read.pop(0)
+            if found["event"] == "refused":
+                raise LaunchError(**{name: str(found.get(name)) for name in ("asked", "found", "remedy")})
+            return found
+        if self._channel.strange or self._channel.ended or within < self._spec.start_timeout:
             raise self.strange()
         raise LaunchError(
             asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",

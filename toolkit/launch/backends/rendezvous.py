@@ -110,8 +110,7 @@ class _Seat(ConnectedAgent):
 
     def read(self) -> list[Event]:
         """Returns what has happened there; while nobody is, looks whether somebody comes."""
-        if self.free:
-            self._place.receive()
+        self._place.receive()  # Also where all are there: who comes too late is answered.
         return [] if self.free else self._channel.read()
 
     def close(self) -> None:
@@ -270,6 +269,7 @@ class RendezvousPlace:
                 continue
             wrong = self._wrong(hello, number)
             if wrong:
+                self._say(f"launch: the launcher on {str(hello.get('host'))[:60]!r} is refused, because {wrong[0]}")
                 self._refused += f"; the launcher on {str(hello.get('host'))[:60]!r} was refused because {wrong[0]}"
                 self._refuse(connection, channel, *wrong)
             else:
@@ -286,7 +286,7 @@ class RendezvousPlace:
                 f"Install {__version__} on every host",
             )
         if not token.proves(hello.get("proof"), self._token, "joiner", number, str(hello.get("nonce"))):
-            return "it hasn't this job's token", f"Set {token.VARIABLE} there as the first launcher says"
+            return "it hasn't this job's token", f"Set {token.VARIABLE} there to the token of the host that came first"
         if hello.get("nodes") != self._spec.nodes:
             return f"it has --nodes={hello.get('nodes')}, not {self._spec.nodes}", "Give every host the same number"
         if hello.get("program") != token.program_of(self._spec):

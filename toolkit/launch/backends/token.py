@@ -33,11 +33,13 @@ def made(address: str, environ: Mapping[str, str] = os.environ) -> str:
     if given := environ.get(VARIABLE):
         return given
     token = secrets.token_urlsafe(18)
-    with contextlib.suppress(OSError):
+    forget(address)
+    try:
         files.make_directory(file(address).parent)
-        forget(address)
         with open(os.open(file(address), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
             written.write(token)
+    except OSError:
+        forget(address)  # Half of one is none.
     return token
 
 

@@ -32,8 +32,7 @@ class Follower:
         self.logs = record.logs
         self._display = display
         self._logs: dict[str, pathlib.Path] = {}
-        # What another job has left in the same files isn't this one's.
-        self._read = {path: path.stat().st_size for path in record.logs.glob("*.log")}
+        self._read: dict[pathlib.Path, int] = {}  # How much of each is shown, or is another job's.
         self.end: Event | None = None
         self.attempt = 0
 
@@ -49,7 +48,7 @@ class Follower:
                 text = path.read_bytes()
             except OSError:
                 continue
-            kept = text.splitlines(keepends=True)[-lines if lines else None :]
+            kept = text[self._read[path] :].splitlines(keepends=True)[-lines if lines else None :]
             self._read[path] = len(text) - sum(map(len, kept))
 
     def look(self) -> list[Event]:
@@ -88,6 +87,7 @@ class Follower:
         self._display.expect([Task.parse(name) for name in event["tasks"]])
         names = {name: log_name(name, self.attempt) for name in event["tasks"]}
         self._logs = {name: self.record.logs / log for name, log in names.items()}
+        self._read |= {path: event.get("begins", {}).get(name, 0) for name, path in self._logs.items()}
 
     def _show_lines(self) -> None:
         for name, path in self._logs.items():

@@ -73,11 +73,9 @@ class Option:
         """
         most = math.inf if self.most is None else self.most
         if self.least is not None and value is not None and not self.least <= value <= most:
-            bounds = f"{self.least:g} or more" if self.most is None else f"from {self.least:g} to {self.most:g}"
             unit = " seconds" if self.metavar == "S" else ""
-            raise LaunchError(
-                asked=f"--{self.name}={value}", found=f"it must be {bounds}{unit}", remedy=f"Give {bounds}{unit}"
-            )
+            bounds = f"{self.least:g}{unit} or more" if self.most is None else f"{self.least:g} to {self.most:g}{unit}"
+            raise LaunchError(asked=f"--{self.name}={value}", found=f"it must be {bounds}", remedy=f"Give {bounds}")
 
     def _wrong(self, value: Any, wanted: str) -> LaunchError:
         return LaunchError(

@@ -191,6 +191,7 @@ class JobSpec:
             checks.address("rendezvous", self.rendezvous)
         for pair in self.env:
             checks.variable(pair)
+        require(self.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
         for name in (*self.only, *self.task):
             checks.task(name)
         checks.passable([text for _, text in self._texts()])

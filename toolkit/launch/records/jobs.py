@@ -8,6 +8,7 @@ the file has its start and the boot's id, too.
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import socket
@@ -24,6 +25,7 @@ from toolkit.support import files
 __all__ = ["Entry", "add", "command", "every", "find"]
 
 _BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
+_LOG = logging.getLogger(__name__)
 _KEPT = 50  # Jobs that are over and still listed.
 
 
@@ -124,11 +126,16 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
         slurm=slurm,
         at=time.time(),
     )
-    with contextlib.suppress(OSError):
+    try:
         files.make_directory(_directory())
         files.write_json(_directory() / f"{record.id}.json", dataclasses.asdict(made))
         for job in [job for job in every() if job.id != record.id and job.over][:-_KEPT]:
             (_directory() / f"{job.id}.json").unlink(missing_ok=True)
+    except OSError as error:
+        _LOG.warning(
+            "`toolkit jobs` won't list job %s: %s can't be written (%s). Name it by %s",
+            *(record.id, _directory(), error.strerror, made.logs),
+        )
     return made
 
 
@@ -141,21 +148,25 @@ def every() -> list[Entry]:
     return sorted(found, key=lambda job: (job.at, job.id))
 
 
-def find(name: str | None) -> Entry:
+def find(name: str | None, *, runs: bool = False) -> Entry:
     """Returns the job of this name.
 
     Args:
         name: Its id or the beginning of it, the directory of its logs, or its number in Slurm; None for the newest.
+        runs: Of several in question, the newest that runs goes before.
 
     Raises:
         LaunchError: There is none, or more than one.
     """
     known = every()
     if name is None:
-        matching = known[-1:]
+        same = known
     else:
-        same = [job for job in known if name in (job.id, job.slurm) or os.path.abspath(name) == job.logs]
-        matching = same[-1:] or [job for job in known if job.id.startswith(name)]
+        same = [job for job in known if name and (name in (job.id, job.slurm) or os.path.abspath(name) == job.logs)]
+        same = same or _in_directory(name)
+    matching = [next((job for job in reversed(same) if runs and job.alive), same[-1])] if same else []
+    if name and not matching:
+        matching = [job for job in known if job.id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
     asked = "the newest job was asked for" if name is None else f"job {name!r} was asked for"
@@ -169,6 +180,17 @@ def find(name: str | None) -> Entry:
     )
 
 
+def _in_directory(name: str) -> list[Entry]:
+    """Returns the jobs whose logs are in a directory, the newest last, also those that aren't listed any more."""
+    found = []
+    for path in sorted(pathlib.Path(name).glob("*/job.json")) if name else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            held = json.loads(path.read_text(encoding="utf-8"))
+            where = {"logs": str(path.parent.parent.absolute()), "host": held["host"], "at": held["at"]}
+            found.append(Entry(id=held["id"], pid=0, started=0.0, boot="", slurm="", **where))
+    return sorted(found, key=lambda job: job.at)
+
+
 def command(job: Entry) -> str:
     """Returns what a job runs, as a shell would have it, without secrets; "" where its record is gone."""
     import shlex
@@ -176,9 +198,12 @@ def command(job: Entry) -> str:
     from toolkit.support import redaction
 
     try:
-        spec: Any = job.record.job()["spec"]
+        asked = job.record.job()
     except LaunchError:
         return ""
+    spec: Any = asked["spec"]
+    if asked.get("function"):
+        return f"{asked['function']}(...)"
     return shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
 
 

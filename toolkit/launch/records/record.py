@@ -6,6 +6,7 @@ import os
 import pathlib
 import secrets
 import shlex
+import shutil
 import socket
 import time
 from collections.abc import Sequence
@@ -92,18 +93,19 @@ class Record:
         self._read = 0
 
     @classmethod
-    def begin(cls, spec: JobSpec, names: Sequence[str] = ()) -> "Record":
+    def begin(cls, spec: JobSpec, names: Sequence[str] = (), *, function: str = "") -> "Record":
         """Gives a job an id and its directories, and writes job.json; returns its record.
 
         Args:
             spec: What was asked.
             names: The logs that must be writable.
+            function: What is called in the place of a script.
 
         Raises:
             LaunchError: They can't be written.
         """
         record = cls(_log_directory(spec.log_dir, names) / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-        record._start(spec)
+        record._start(spec, function)
         return record
 
     @umask.guarded()
@@ -136,6 +138,11 @@ class Record:
             **{name: getattr(error, name) for name in words},
         )
 
+    def log_sizes(self, tasks: Sequence[str], attempt: int) -> dict[str, int]:
+        """Returns how many bytes the logs of an attempt's tasks have, which other jobs may have written to as well."""
+        paths = {task: self.logs / log_name(task, attempt) for task in tasks}
+        return {task: path.stat().st_size for task, path in paths.items() if path.exists()}
+
     def new(self) -> list[Event]:
         """Returns the events that have been added, by whatever process, since this was last called."""
         try:
@@ -148,7 +155,7 @@ class Record:
         self._read += len(whole)
         return events.Reader().events(whole)
 
-    def _start(self, spec: JobSpec) -> None:
+    def _start(self, spec: JobSpec, function: str) -> None:
         """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only."""
         try:
             with umask.guarded():
@@ -158,6 +165,7 @@ class Record:
         self.add("job", id=self.id)
         found = {"id": self.id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
         found["again"] = shlex.join(["toolkit", *spec.arguments])
+        found["function"] = function
         with contextlib.suppress(OSError):
             own = os.open(self.directory / _JOB, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(own, "w", encoding="utf-8") as file:
@@ -172,14 +180,22 @@ class Record:
         return "".join(found).strip()
 
     def keep_call(self, work: bytes) -> None:
-        """Writes what the tasks are to call in the place of a script.
+        """Writes what the tasks are to call in the place of a script, for the user's eyes only.
 
         Raises:
-            OSError: It can't be written.
+            LaunchError: It can't be written.
         """
-        # For the user's eyes only.
-        with open(os.open(self.directory / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(work)
+        try:
+            with open(os.open(self.directory / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(work)
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def forget_call(self) -> None:
+        """Removes it, and what it has come to: whoever has waited for that has it."""
+        with contextlib.suppress(OSError):
+            (self.directory / _CALL).unlink(missing_ok=True)
+            shutil.rmtree(self.directory / _RESULTS, ignore_errors=True)
 
     def call(self) -> bytes:
         """Returns what the tasks are to call, b"" where they run a script."""

@@ -123,6 +123,8 @@ class Attempt:
         self.crew.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
         self.crew.end(signal.SIGTERM)
         refused = [task for task in self.tasks if task.code == RequestError.exit_code and not task.given_up]
+        if self.crew.lost_result:
+            raise TaskFailed(self.crew.lost_result, code=1)
         if refused:  # Nobody served the chief, which came to its end alone.
             raise self._failure(refused[0])
 

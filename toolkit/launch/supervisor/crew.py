@@ -45,6 +45,7 @@ class Crew:
         whole: Whether all tasks of the cluster are started here.
         refused: What an agent said that couldn't do what it was asked for.
         told: A host whose agent was told to stop, and the signal.
+        lost_result: Why what a function has returned is lost; "" where nothing is.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Crew:
         self.refused: Event | None = None
         self._said_what_is_open = number > 1
         self.told: tuple[str, int] | None = None
+        self.lost_result = ""
         self._selector = selectors.DefaultSelector()
         self._watched = list(agents.values())
         for agent in self._watched:
@@ -145,7 +147,10 @@ class Crew:
         if kind == "output":
             self._show(task, task.output.take(data(event["text"])))
         elif kind == "result":
-            self.record.keep_result(task.task, base64.b64decode(event["data"]))
+            try:
+                self.record.keep_result(task.task, base64.b64decode(event["data"]))
+            except OSError as error:
+                self.lost_result = f"The result of {task.task} can't be written to {self.record.directory}: {error}"
         elif kind == "started":
             self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
         elif kind == "ended":
@@ -258,4 +263,6 @@ class Crew:
         for task in self.tasks:
             self._show(task, task.output.flush())
             task.output.close()
+        ends = self.record.log_sizes([str(task.task) for task in self.tasks], self.number)
+        self.record.add("logs", number=self.number, ends=ends)
         self._selector.close()

@@ -130,7 +130,8 @@ class _Job:
     def _attempt(self, number: int, connected: Mapping[Host, AgentLike], budget: Budget, *, first: bool) -> bool:
         cluster, tasks = self.agents.cluster()
         self.display.expect(list(tasks))
-        self.record.add("attempt", number=number, tasks=[str(task) for task in tasks])
+        names = [str(task) for task in tasks]
+        self.record.add("attempt", number=number, tasks=names, begins=self.record.log_sizes(names, number))
         crew = Crew(
             self.spec,
             connected,

@@ -8,6 +8,9 @@ It leaves what the function returns or raises beside that file.
 import os
 import pickle
 import sys
+import traceback
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
@@ -21,14 +24,17 @@ __all__: list[str] = []
 def _main() -> None:
     path = os.environ[status.CALL]
     with open(path, "rb") as file:
-        folders, work = pickle.load(file)
+        folders, files, work = pickle.load(file)
     sys.path += [folder for folder in folders if folder not in sys.path]
-    function, args, kwargs = cloudpickle.loads(work)
+    with status.importing():  # What is imported by this and launches in its turn would do so for ever.
+        function, args, kwargs = cloudpickle.loads(work)
+    _name_files(function, files)
     try:
         value = function(*args, **kwargs)
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
-            _leave(path, (False, error))
+            words = "".join(traceback.format_exception_only(error)).strip()
+            _leave(path, (False, error)) or _leave(path, (False, RuntimeError(words)))
         raise
     if not _leave(path, (True, value)):
         raise RequestError(
@@ -36,6 +42,19 @@ def _main() -> None:
             found=f"a {type(value).__qualname__} can't be pickled",
             remedy="Return numbers, strings, NumPy arrays, or lists and dicts of them, such as model.get_weights()",
         )
+
+
+def _name_files(function: Any, files: Mapping[str, str]) -> None:
+    """Gives functions that came along the names of the files that they are from, which cloudpickle leaves out."""
+    every = [function, *getattr(function, "__globals__", {}).values()]
+    for each in every:
+        if isinstance(each, types.FunctionType) and each.__qualname__ in files:
+            each.__code__ = _named(each.__code__, files[each.__qualname__])
+
+
+def _named(code: types.CodeType, file: str) -> types.CodeType:
+    inner = tuple(_named(each, file) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=file, co_consts=inner)
 
 
 def _leave(path: str, result: tuple[bool, Any]) -> bool:

@@ -40,6 +40,7 @@ def _main() -> None:
     stacks, as_is, *command = sys.argv[1:]
     file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    faulthandler.enable()  # A crash of native code leaves its place in the log.
     folder = _folder(command)
     own = _shadows(folder)
     if as_is != "1" and "toolkit" not in own:
