@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.launch.display import output
 from toolkit.launch.here import run_here
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import jobs
@@ -60,8 +61,7 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
         begun = begun or any(event["event"] == "attempt" for event in found)
         for each in found:
             if each["event"] == "note" and not begun:  # Such as which hosts are awaited.
-                sys.stdout.write(f"{each['text']}\n")
-                sys.stdout.flush()
+                output.say(each["text"])
         if received:  # Nobody has been told its id yet.
             process.terminate()
             process.wait()

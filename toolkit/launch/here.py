@@ -1,13 +1,13 @@
 """Supervising a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
 
 import secrets
-import sys
 
 from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.agent import isolation
 from toolkit.launch.backends import joining, rendezvous
 from toolkit.launch.backends.local import LocalPlace
 from toolkit.launch.backends.ssh import SshPlace
+from toolkit.launch.display import output
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records.record import Record
 from toolkit.launch.supervisor.agents import Place
@@ -40,8 +40,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
         return LocalPlace(spec)
 
     def say(message: str) -> None:
-        sys.stdout.write(f"{message}\n")
-        sys.stdout.flush()
+        output.say(message)
         if record is not None:
             record.add("note", text=message)
 

@@ -97,8 +97,8 @@ class Launcher:
             return functions.results(record)
         except TaskFailed as error:
             raise error from functions.cause(record)
-        except JobStopped as error:  # What a loop over several jobs doesn't take for a failure of one.
-            raise KeyboardInterrupt(str(error)) if error.exit_code == 130 else SystemExit(str(error)) from error
+        except JobStopped as error:
+            raise _stopped(error) from error
         finally:
             record.forget_call()
 
@@ -136,7 +136,10 @@ class Launcher:
             from toolkit.launch.backends import slurm
 
             return Job(slurm.submit(spec, follow=False, record=record))
-        return Job(detached.start(spec, record))
+        try:
+            return Job(detached.start(spec, record))
+        except JobStopped as error:
+            raise _stopped(error) from error
 
     def _made(self, command: tuple[str, ...]) -> Any:
         from toolkit.launch.job.spec import JobSpec, options
@@ -163,6 +166,11 @@ class Launcher:
                 remedy="Give its output to kubectl, or use ssh hosts or Slurm",
             )
         return spec
+
+
+def _stopped(error: JobStopped) -> BaseException:
+    """Returns what a loop over several jobs doesn't take for the failure of one."""
+    return KeyboardInterrupt(str(error)) if error.exit_code == 130 else SystemExit(str(error))
 
 
 class Job:

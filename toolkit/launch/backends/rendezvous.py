@@ -22,6 +22,7 @@ from toolkit.launch.agent.channel import Channel
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.backends import token
 from toolkit.launch.backends.remote import ConnectedAgent
+from toolkit.launch.display import output
 from toolkit.launch.events import Event, event
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
@@ -238,8 +239,7 @@ class RendezvousPlace:
         """Says how hosts that share no home directory have the token; itself on a terminal only, and in no file."""
         begin = f"launch: start hosts that don't share this home directory with {token.VARIABLE}="
         if sys.stdout is not None and sys.stdout.isatty():
-            sys.stdout.write(f"{begin}{self._token}\n")
-            sys.stdout.flush()
+            output.say(f"{begin}{self._token}")
         else:
             self._say(f"{begin}..., which is in {token.file(self._spec.rendezvous or '')}")
 

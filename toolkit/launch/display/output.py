@@ -4,12 +4,13 @@ import collections
 import contextlib
 import logging
 import pathlib
+import sys
 import time
 from collections.abc import Sequence
 
 from toolkit.support import umask
 
-__all__ = ["Output", "visible_lines"]
+__all__ = ["Output", "say", "visible_lines"]
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
@@ -83,6 +84,14 @@ class Output:
         """Closes the log."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def say(message: str) -> None:
+    """Shows a line of the launcher's own while there is no display yet."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout is not None:  # It may be closed.
+            sys.stdout.write(f"{message}\n")
+            sys.stdout.flush()
 
 
 def visible_lines(lines: Sequence[bytes]) -> list[bytes]:

@@ -48,7 +48,8 @@ def _name_files(function: Any, files: Mapping[str, str]) -> None:
     """Gives functions that came along the names of the files that they are from, which cloudpickle leaves out."""
     every = [function, *getattr(function, "__globals__", {}).values()]
     for each in every:
-        if isinstance(each, types.FunctionType) and each.__qualname__ in files:
+        named = isinstance(each, types.FunctionType) and os.path.exists(each.__code__.co_filename)
+        if isinstance(each, types.FunctionType) and not named and each.__qualname__ in files:
             each.__code__ = _named(each.__code__, files[each.__qualname__])
 
 
