@@ -111,7 +111,7 @@ def test_two_hosts_then_one_then_two(hosts, tmp_path, measured):
             hosts.cut()
             job.until(r"b is gone: nothing was heard of it")
             noticed = time.monotonic() - began
-            job.until(r"launch: 1 tasks on 1 hosts, without b")
+            job.until(r"launch: 1 task on 1 host, without b")
             before = newest(tmp_path)
             job.until(lambda: newest(tmp_path) > before)
             without = time.monotonic() - began
