@@ -170,7 +170,7 @@ def test_a_supervisor_that_is_killed_leaves_no_task_and_a_job_that_is_dead(user)
     said = watching.communicate(timeout=20)[0]
     assert (watching.returncode, f"Job {job} is dead: its launcher on" in said) == (1, True)
     assert re.search(rf"{job} +dead ", user.run("jobs")[0])
-    assert user.run("stop", job) == (f"Job {job}: dead\n", 0)
+    assert user.run("stop", job) == (f"Job {job} had ended already: dead\n", 0)
 
 
 @pytest.mark.slow
