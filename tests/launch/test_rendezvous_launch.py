@@ -308,10 +308,11 @@ def test_who_is_awaited_in_the_background_can_be_given_up(start, address, tmp_pa
 
 def test_a_dry_run_says_that_addresses_are_chosen_later(capsys):
     with pytest.raises(SystemExit):
-        main(["launch", "--dry_run", "--nodes=2", "--rendezvous=10.0.0.1:29400", "-m", "mine"])
+        main(["launch", "--dry_run", "--nodes=2", "--rendezvous=10.0.0.1:29400", "--env=A=b", "-m", "mine"])
     out = capsys.readouterr().out
     assert "# 2 hosts come together at 10.0.0.1:29400, where addresses and ports are chosen" in out
     assert "127.0.0.1" not in out
+    assert f"\nenv A=b {sys.executable} -m mine\n" in out
 
 
 @pytest.mark.slow

@@ -71,20 +71,24 @@ def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
         by_ssh = SshPlace(spec, mark="")
         _, tasks = by_ssh.cluster()
         checks.only(spec.only, list(map(str, tasks)))
-        added = [f"{name}={value}" for name, value in spec.environment.items()]
-        shown = shlex.join(redaction.masked_command((*added, by_ssh.python, *spec.command), known))
+        shown = _command(spec, by_ssh.python, known)
         return "\n".join(
             f"# {host.name}, {by_ssh.addresses[host]}, in {by_ssh.directory}: "
             f"{', '.join(str(task) for task, home in tasks.items() if home == host)}: {shown}"
             for host in by_ssh.hosts
         )
     if spec.rendezvous:
-        shown = shlex.join(redaction.masked_command((sys.executable, *spec.command), known))
         return (
             f"# {spec.nodes} hosts come together at {spec.rendezvous}, where addresses and ports are chosen; "
-            f"this one then starts its tasks of\n{shown}"
+            f"this one then starts its tasks of\n{_command(spec, sys.executable, known)}"
         )
     return "\n".join(_lines_here(spec, environ))
+
+
+def _command(spec: JobSpec, python: str, known: Mapping[str, str]) -> str:
+    """Returns a task's command for a shell, with its variables, without secrets."""
+    added = [f"{name}={value}" for name, value in spec.environment.items()]
+    return shlex.join(redaction.masked_command((*(["env"] if added else []), *added, python, *spec.command), known))
 
 
 def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:

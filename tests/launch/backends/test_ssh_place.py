@@ -52,7 +52,7 @@ def test_a_dry_run_says_who_does_what(capsys, monkeypatch):
     command = ["-m", "mine", "--flag=a b", "--url=x@hunter2hunter2", "--api_token=secret"]
     code, output = printed(capsys, "--dry_run", *flags, *more, *command)
     assert code == 0
-    shown = "'MY_API_TOKEN=***' A=b /p -m mine '--flag=a b' '--url=x@***' '--api_token=***'"
+    shown = "env 'MY_API_TOKEN=***' A=b /p -m mine '--flag=a b' '--url=x@***' '--api_token=***'"
     assert output.out.splitlines() == [
         f"# 10.0.0.1, 10.0.0.1, in /it's here: chief:0, worker:0: {shown}",
         f"# 10.0.0.2, 10.0.0.2, in /it's here: worker:1, ps:0: {shown}",
