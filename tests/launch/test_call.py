@@ -14,6 +14,7 @@ import pytest
 
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch import watch
 from toolkit.launch.records import jobs
 from toolkit.launch.records.record import Record
 
@@ -238,3 +239,19 @@ def test_a_module_that_launches_when_it_is_imported_does_so_once(tmp_path):
     assert "a task of another job is just importing its function, and that import launches it again" in done.stderr
     assert 'Put what launches under `if __name__ == "__main__":`' in done.stderr
     assert (tmp_path / "imported").read_text() == "xx"
+
+
+@pytest.mark.slow
+def test_a_launcher_in_a_thread_is_not_ended_by_a_question(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "_ANSWER", 0.5)
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(launch.run(time.sleep, 3, workers=1)))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not (known := jobs.every()) or not known[0].record.log_sizes(["worker:0"], 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(LaunchError, match="its launcher hasn't answered for 0.5 s"):
+        launch.Job(known[0].id).stacks()
+    thread.join(30)
+    assert results == [None]
