@@ -288,7 +288,7 @@ def test_where_the_tasks_of_a_running_job_are(user):
     assert re.search(rf"{job} +running ", user.run("jobs")[0])
     assert user.run("stop", job)[1] == 0
     said, code = user.run("stacks", job)
-    assert (code, f"the stacks of job {job}, but it is stopped" in said) == (2, True), said
+    assert (code, f"`toolkit stacks {job}` asks where its tasks are, but the job is stopped" in said) == (2, True), said
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ class Launcher:
             raise LaunchError(
                 asked=f"{sorted(unknown)[0]}= is given to a launcher",
                 found="it is none of its options",
-                remedy="An argument of the function's own goes to Launcher(...).run(function, name=value)",
+                remedy="Give the function's own arguments to Launcher(...).run(function, name=value), or submit",
             )
         spec = JobSpec(command=command, **self._spec)
         if spec.place == "kubernetes":

@@ -138,7 +138,9 @@ def stacks(job: Entry) -> tuple[str, dict[str, str]]:
     _check_here(job, f"`toolkit stacks {job.id}`")
     if not job.alive or not any(event["event"] == "attempt" for event in job.record.new()):
         raise LaunchError(
-            asked=f"the stacks of job {job.id}", found=f"it is {job.state()}", remedy="See `toolkit jobs`"
+            asked=f"`toolkit stacks {job.id}` asks where its tasks are",
+            found=f"the job is {job.state()}",
+            remedy="See `toolkit jobs`",
         )
     record = job.record
     record.new()

@@ -286,7 +286,10 @@ class RendezvousPlace:
                 f"Install {__version__} on every host",
             )
         if not token.proves(hello.get("proof"), self._token, "joiner", number, str(hello.get("nonce"))):
-            return "it hasn't this job's token", f"Set {token.VARIABLE} there to the token of the host that came first"
+            return (
+                "it hasn't this job's token",
+                f"Set {token.VARIABLE} here to the token that the host of that address shows",
+            )
         if hello.get("nodes") != self._spec.nodes:
             return f"it has --nodes={hello.get('nodes')}, not {self._spec.nodes}", "Give every host the same number"
         if hello.get("program") != token.program_of(self._spec):

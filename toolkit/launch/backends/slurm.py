@@ -43,7 +43,9 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         directory: The job's own; None where the script is to be shown only.
     """
     room = max(rooms(spec))
-    cores = room * int(spec.cpus_per_task or 1)
+    cores = max(room, spec.gpus_per_node or room * spec.gpus_per_task)
+    if spec.cpus_per_task is not None:
+        cores = room * int(spec.cpus_per_task)
     settings = {
         "job-name": spec.name,
         "nodes": spec.nodes,

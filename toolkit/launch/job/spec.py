@@ -143,7 +143,12 @@ class JobSpec:
         0, "GPUs of each task that trains [0]", "N", group="slurm", places=("slurm", "kubernetes"), least=0
     )
     cpus_per_task: str | None = option(
-        None, "cores of each task [the site's default]", "N", group="slurm", places=("slurm", "kubernetes"), kind=str
+        None,
+        "cores of each task [one, or one for each of its GPUs]",
+        "N",
+        group="slurm",
+        places=("slurm", "kubernetes"),
+        kind=str,
     )
     time: str | None = _slurm(
         None,

@@ -203,7 +203,8 @@ class Attempt:
                 self._warned = latest
                 self.crew.say(
                     f"note: no task has written a line, taken a step or computed for {quiet:.0f} s; the job is ended "
-                    f"after {limit:g} s of that (--stall_timeout)"
+                    f"after {limit:g} s of that (--stall_timeout). `toolkit stacks {self.crew.record.id}` says where "
+                    "they are"
                 )
             return
         where = self._where_tasks_are()
