@@ -317,7 +317,7 @@ def test_a_dry_run_says_that_addresses_are_chosen_later(capsys):
 
 @pytest.mark.slow
 def test_who_comes_too_late_is_told_so_and_who_is_refused_is_named_at_once(start, address, tmp_path):
-    first = start(address, "--workers=2", command=("train.py", "wait"))
+    first = start(address, "--workers=2", "--heartbeat_timeout=1", "--grace=1", command=("train.py", "wait"))
     while not listening(address):
         assert first.poll() is None
     (text,), (code,) = ends(start(address, "--workers=2", command=("other.py",)))

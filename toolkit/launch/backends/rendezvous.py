@@ -152,6 +152,7 @@ class RendezvousPlace:
         self._coming: list[tuple[socket.socket, Channel, str]] = []
         self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""
+        self._late: list[tuple[socket.socket, Channel, float]] = []  # And until when each waits for a seat.
         self._first: list[tuple[socket.socket, Channel, Event]] = []
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
@@ -186,14 +187,19 @@ class RendezvousPlace:
         return assign(self._spec.counts, self.hosts, self.addresses, ports)
 
     def receive(self) -> None:
-        """Seats a launcher that comes after the start, in the place of one that is gone."""
-        for connection, channel, _ in self._arrived():
+        """Seats a launcher that comes after the start in the place of one that is gone, once that is known."""
+        patience = time.monotonic() + self._spec.silence + self._spec.grace
+        self._late += [(connection, channel, patience) for connection, channel, _ in self._arrived()]
+        waiting, self._late = self._late, []
+        for connection, channel, until in waiting:
             host, seat = next(((h, s) for h, s in self.seats if s.free), (None, None))
-            if host is None or seat is None:
+            if host is not None and seat is not None:
+                self.addresses[host] = connection.getpeername()[0]
+                seat.take(connection, channel)
+            elif time.monotonic() < until:
+                self._late.append((connection, channel, until))
+            else:
                 self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
-                continue
-            self.addresses[host] = connection.getpeername()[0]
-            seat.take(connection, channel)
 
     def close(self, ended: ToolkitError | None = None) -> None:
         """Tells those that have come how the job has ended, and lets the address go."""
@@ -202,9 +208,9 @@ class RendezvousPlace:
         token.forget(self._spec.rendezvous or "")
         for _, seat in self.seats:
             seat.send("over", **word)
-        for _, channel, _ in self._first:
+        for _, channel, _ in [*self._first, *self._late]:
             channel.send(event("over", **word))
-        for connection, *_ in [*self._first, *self._coming]:
+        for connection, *_ in [*self._first, *self._late, *self._coming]:
             connection.close()
         self._listener.close()
 
@@ -214,18 +220,18 @@ class RendezvousPlace:
         deadline = began + self._spec.start_timeout
         if self._spec.nodes > 1:
             self._say(f"launch: {self._here()}, waiting for {self._spec.nodes - 1} more")
-            if not os.environ.get(token.VARIABLE):
-                self._say_token()
+        if self._spec.nodes > 1 and not os.environ.get(token.VARIABLE):
+            shown = sys.stdout is not None and sys.stdout.isatty()  # In no file.
+            (output.say if shown else self._say)(token.words(self._spec.rendezvous or "", self._token, shown=shown))
         while len(self._first) < self._spec.nodes - 1:
-            if received:
-                self.close(JobStopped(received[0]))
-                raise JobStopped(received[0])
+            error: ToolkitError | None = JobStopped(received[0]) if received else None
             if time.monotonic() > deadline:
                 error = LaunchError(
                     asked=f"{self._spec.nodes} hosts are to meet at {self._spec.rendezvous}",
                     found=f"{1 + len(self._first)} came within {self._spec.start_timeout:g} s{self._refused}",
                     remedy="Run the same command on every host, and see that they can reach that address",
                 )
+            if error is not None:
                 self.close(error)
                 raise error
             waits = [self._listener.fileno(), *(channel.fileno() for _, channel, _ in self._coming)]
@@ -234,14 +240,6 @@ class RendezvousPlace:
             if time.monotonic() - said > _SAID:
                 said = time.monotonic()
                 self._say(f"launch: {self._here()} after {said - began:.0f} s")
-
-    def _say_token(self) -> None:
-        """Says how hosts that share no home directory have the token; itself on a terminal only, and in no file."""
-        begin = f"launch: start hosts that don't share this home directory with {token.VARIABLE}="
-        if sys.stdout is not None and sys.stdout.isatty():
-            output.say(f"{begin}{self._token}")
-        else:
-            self._say(f"{begin}..., which is in {token.file(self._spec.rendezvous or '')}")
 
     def _here(self) -> str:
         return f"{1 + len(self._first)} of {self._spec.nodes} hosts at {self._spec.rendezvous}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import files
 
-__all__ = ["VARIABLE", "file", "forget", "known", "made", "nonce", "program_of", "proof", "proves"]
+__all__ = ["VARIABLE", "file", "forget", "known", "made", "nonce", "program_of", "proof", "proves", "words"]
 
 VARIABLE = "TOOLKIT_TOKEN"
 
@@ -75,6 +75,12 @@ def proof(token: str, role: str, *numbers: str) -> str:
 def proves(found: object, token: str, role: str, *numbers: str) -> bool:
     """Returns whether something that was sent is such a proof."""
     return isinstance(found, str) and hmac.compare_digest(found.encode(), proof(token, role, *numbers).encode())
+
+
+def words(address: str, token: str, *, shown: bool) -> str:
+    """Returns how hosts that share no home directory have the token: itself, or the name of its file."""
+    said = token if shown else f"..., which is in {file(address)}"
+    return f"launch: start hosts that don't share this home directory with {VARIABLE}={said}"
 
 
 def program_of(spec: JobSpec) -> str:
