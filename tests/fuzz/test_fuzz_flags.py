@@ -214,6 +214,7 @@ ITS = (
     named=st.sampled_from([["--name=a", "--image=i", "--workers=2"], ["--name=a", "--image=i"], []]),
 )
 @example(given_=["--workers=999999999"], what=["-m", "x"], named=["--name=a", "--image=i"])
+@example(given_=["--env", "\ud800"], what=["-m", "x"], named=["--name=a", "--image=i", "--workers=2"])
 @example(given_=["--workers=" + "9" * 30], what=["-m", "x"], named=["--name=a", "--image=i"])
 def test_any_command_line_of_launch_for_kubernetes(given_, what, named):
     with answered():

@@ -106,3 +106,34 @@ def test_constants_of_an_outer_function_are_left_alone():
 
     np.testing.assert_array_equal(outer(), np.full((3, 3), 3.0))
     overlap.weights_first([eager])  # Outside of any graph there is no order.
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_has_a_state_keeps_its_order(monkeypatch, kept):
+    """A variable that is assigned and then scales the gradients: TensorFlow orders both when the trace ends."""
+    if not kept:
+        monkeypatch.setattr(overlap, "_stateful_before", lambda _: {})
+    keras.utils.set_random_seed(1)
+    model, scale = network("dense"), tf.Variable(0.0)
+
+    def step(x, *, ordered):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2)
+        found = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        scale.assign(0.9 * scale + 0.1 * loss)
+        found = [gradient / (1.0 + scale) for gradient in found]
+        if ordered:
+            overlap.weights_first(found)
+        return found
+
+    x = tf.random.stateless_normal((2, *model.input_shape[1:]), (1, 2))
+    if not kept:
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="cycle"):
+            tf.function(step)(x, ordered=True)
+        return
+    seen = []
+    for ordered in (False, True):
+        scale.assign(0.0)
+        seen.append([gradient.numpy() for gradient in tf.function(step)(x, ordered=ordered)])
+    for one, other in zip(*seen, strict=True):
+        np.testing.assert_array_equal(one, other)

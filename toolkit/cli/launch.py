@@ -108,7 +108,8 @@ def _command(given: argparse.Namespace) -> tuple[str, ...]:
 
 def _variable(text: str) -> str:
     """Returns NAME=VALUE; of NAME alone, with its value here."""
-    return text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}"
+    known = "=" not in text and text.isascii() and text in os.environ
+    return f"{text}={os.environ[text]}" if known else text
 
 
 def _help(page: str) -> str:

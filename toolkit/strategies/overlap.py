@@ -14,7 +14,7 @@ import contextlib
 import graphlib
 import os
 import weakref
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -62,33 +62,54 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
     graph = tf.compat.v1.get_default_graph()
     # A constant of an outer function is no tensor of this graph.
     made = dict.fromkeys(gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph)
+    before = _stateful_before(graph)
     try:
-        order = {operation: number for number, operation in enumerate(_in_order(graph))}
+        order = {operation: number for number, operation in enumerate(_in_order(graph, before))}
     except graphlib.CycleError:  # A loop of TensorFlow 1.
         return
     _with_edges.add(graph)
     makers = {operation: _only_for(operation, made) for operation in made}
     all_makers = set().union(*makers.values())
     for operation, only in makers.items():
-        needed = {each for maker in only for each in _needed_by(maker)} - only
+        needed = {each for maker in only for each in _needed_by(maker, before)} - only
         last = max(needed, key=order.__getitem__, default=None)
         consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
         for other in consumers - all_makers:
             hooks.runs_after(other, operation)
 
 
-def _in_order(graph: tf.Graph) -> Iterable[tf.Operation]:
+def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
+    """Returns for each operation that has a state, such as a variable's read, the last one before it.
+
+    When its function is traced, TensorFlow lets them run in the order in which they were made, by edges that aren't
+    there yet.
+    """
+    found, kinds, last = {}, dict[str, bool](), None
+    for operation in graph.get_operations():
+        kind = operation.type
+        if kind not in kinds:
+            kinds[kind] = operation.op_def.is_stateful
+        if kinds[kind]:
+            if last is not None:
+                found[operation] = last
+            last = operation
+    return found
+
+
+def _in_order(graph: tf.Graph, before: Mapping[tf.Operation, tf.Operation]) -> Iterable[tf.Operation]:
     """Returns a graph's operations so that each comes after what it needs.
 
     They are made in such an order: sorting them, which took as long as all the rest, is for a graph with edges of ours.
     """
     if graph not in _with_edges and tf.compat.v1.control_flow_v2_enabled():
         return graph.get_operations()
-    return graphlib.TopologicalSorter({each: _needed_by(each) for each in graph.get_operations()}).static_order()
+    needed = {each: _needed_by(each, before) for each in graph.get_operations()}
+    return graphlib.TopologicalSorter(needed).static_order()
 
 
-def _needed_by(operation: tf.Operation) -> list[tf.Operation]:
-    return [tensor.op for tensor in operation.inputs] + operation.control_inputs
+def _needed_by(operation: tf.Operation, before: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
+    found = [tensor.op for tensor in operation.inputs] + operation.control_inputs
+    return [*found, before[operation]] if operation in before else found
 
 
 def _only_for(gradient: tf.Operation, others: Container[tf.Operation]) -> set[tf.Operation]:
