@@ -58,10 +58,10 @@ class Trained:
         import keras
         import numpy as np
 
-        from toolkit.strategies.gradients import adapt_optimizers
-        from toolkit.strategies.state_shards import set_optimizer_state
+        from toolkit.strategies.fit.adapt import adapt_replicas
+        from toolkit.strategies.variables.zero1 import set_optimizer_state
 
-        adapt_optimizers()
+        adapt_replicas()
         set_optimizer_state(strategy, state)
         keras.utils.set_random_seed(1)
         with strategy.scope():

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies import collectives
+from toolkit.strategies.exchange import collectives
 from toolkit.training import state
 
 STEPS = 3

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from keras.src.backend.tensorflow import nn
 
-from toolkit.strategies import overlap
-from toolkit.strategies.exchange import GradientExchange, set_exchange
+from toolkit.strategies.exchange import overlap
+from toolkit.strategies.options import GradientExchange, set_exchange
 
 WAYS = {
     "without overlap": {"bytes_per_pack": 0, "order": False},

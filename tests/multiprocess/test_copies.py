@@ -9,7 +9,7 @@ import tensorflow as tf
 import toolkit
 strategy = toolkit.strategies.create("multi_worker")
 import keras, numpy as np
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
@@ -109,7 +109,7 @@ READS = """
 import json, sys
 import tensorflow as tf
 import toolkit
-from toolkit.strategies.reading import ReadsShares
+from toolkit.strategies.input.worker_input import ReadsShares
 strategy = toolkit.strategies.create("multi_worker")
 import keras, numpy as np
 random = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from toolkit import strategies
-from toolkit.strategies import losses
+from toolkit.strategies.step.batch_share import adapt_means
 
 random = np.random.default_rng(3)
 X = random.normal(size=(33, 6)).astype("float32")
@@ -20,7 +20,7 @@ WORDS = random.integers(1, 9, size=(33, 5)) * (np.arange(5) < random.integers(1,
 
 
 def test_keras_has_the_functions_that_are_wrapped():
-    losses.adapt_losses()
+    adapt_means()
     arguments = {
         "scale_loss_for_distribution": ["value"],
         "unscale_loss_for_distribution": ["value"],

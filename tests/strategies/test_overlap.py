@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies import overlap
+from toolkit.strategies.exchange import overlap
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 
 from toolkit import strategies
 from toolkit.errors import RequestError
-from toolkit.strategies import fitting, gradients, hooks, multi_worker, shared_files
-from toolkit.strategies.parameter_servers import branches, step, variables
+from toolkit.strategies import multi_worker
+from toolkit.strategies.fit import adapt
+from toolkit.strategies.parameter_servers import branches, variables, worker_step
 from toolkit.support import taken_over, wrapping
 from toolkit.support.taken_over import CALLED, WRAPPED, Taken
 
@@ -28,11 +29,8 @@ def test_what_is_installed_is_as_the_table_says():
 
 def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     strategies.create("mirrored")
-    fitting.adapt_keras()
-    gradients.adapt_optimizers()
-    hooks.install()
-    shared_files.adapt_checkpoints()
-    step.adapt_optimizers()
+    adapt.adapt_replicas()
+    worker_step.adapt_optimizers()
     variables.adapt_lookups()
     branches.adapt_branches()
     mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}

@@ -9,7 +9,7 @@ from absl import flags
 from toolkit import data, models, parallel
 from toolkit.cli.log import say
 from toolkit.cli.plan_table import Comparison, show_comparisons
-from toolkit.strategies import mesh
+from toolkit.strategies.exchange import mesh
 from toolkit.training import Meter, Run
 
 __all__ = ["train_ways"]

@@ -8,9 +8,7 @@ resume is recorded by `recipe.open_run`: all flags that a recipe defines itself,
 from absl import flags
 
 from toolkit.strategies import GradientExchange
-from toolkit.strategies.exchange import COMMUNICATIONS, DTYPES
-from toolkit.strategies.parameter_servers import ParameterServerOptions
-from toolkit.strategies.parameter_servers.options import PLACEMENTS
+from toolkit.strategies.options import COMMUNICATIONS, DTYPES, PLACEMENTS, ParameterServerOptions
 
 __all__ = [
     "GROUPS",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.errors import RequestError
 from toolkit.models.table import NAMES
 from toolkit.parallel.machine import DEVICES
-from toolkit.strategies.exchange import DTYPES
+from toolkit.strategies.options import DTYPES
 
 if TYPE_CHECKING:
     from toolkit.parallel import Machine, Plan, Setting

@@ -34,7 +34,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         ModelError: The plan is another model's, or the model can't be copied.
     """
     from toolkit.parallel.kinds import anew, settings_of
-    from toolkit.support.recompute import recomputed
+    from toolkit.strategies.fit.recompute import recomputed
 
     layers = dict(trace(model).layers)
     if strange := [name for name in plan.choices if name not in layers]:

@@ -14,9 +14,9 @@ import tensorflow as tf
 from toolkit.parallel import activations
 from toolkit.parallel.layers import equation_parts
 from toolkit.parallel.sharded import Exchanging, Sharded, in_a_step, refuse
-from toolkit.strategies import collectives
-from toolkit.strategies.mesh import Among, mesh_of
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"]
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from toolkit.parallel import activations
 from toolkit.parallel.sharded import Sharded, in_a_step, refuse
-from toolkit.strategies import collectives
-from toolkit.strategies.mesh import Among
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import Among
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import same_everywhere
 
 __all__ = ["ShardedEmbedding"]

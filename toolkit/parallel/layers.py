@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.parallel.sharded import Sharded, in_a_step, refuse
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense", "equation_parts", "split_letter"]
 

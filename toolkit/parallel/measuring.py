@@ -20,9 +20,12 @@ from toolkit.parallel.graph import copy_model
 from toolkit.parallel.kinds import plain_layer
 from toolkit.parallel.machine import Link, Machine
 from toolkit.parallel.trace import Call, size_of, trace
-from toolkit.strategies import agreement, collectives, gradients, mesh
-from toolkit.strategies.exchange import exchange_of
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.exchange import collectives, mesh
+from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.options import exchange_of
+from toolkit.strategies.processes import agreement
+from toolkit.strategies.step.optimizer import reduced
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["measure"]
 
@@ -166,7 +169,7 @@ def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool
             outputs = layer(*args, **{**kwargs, "training": True})
         found = [g for g in tape.gradient(outputs, watched) if g is not None] if watched else []
         if exchanged:
-            found = gradients.reduced(found, [None] * len(found))
+            found = reduced(found, [None] * len(found))
         return _read([*found, *keras.tree.flatten(outputs)])
 
     return run
@@ -187,7 +190,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     count = mesh.replicas(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
-        gradients.adapt_optimizers()
+        adapt_replicas()
         variable = ReplicaShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
     else:
         variable = keras.Variable("zeros", [_UPDATED], name="weights")
@@ -229,7 +232,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
 
     def summed(sizes: Sequence[int]) -> Callable[[], tf.Tensor]:
         sent = [[tf.random.uniform([size]) for size in sizes] for _ in range(count)]
-        return lambda: _read(gradients.reduced(sent[collectives.replica_id_and_count()[0]], [None] * len(sizes)))
+        return lambda: _read(reduced(sent[collectives.replica_id_and_count()[0]], [None] * len(sizes)))
 
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)
@@ -241,11 +244,11 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
     sizes = [max(1, round(share * size)) for size in sizes] or [1]
     few = max(clock.seconds(summed([1024])) - empty, 0.0)
     many = max(clock.seconds(summed(sizes)) - empty, few + 1e-9)
-    reduced = sum(sizes) * tf.as_dtype(exchange_of(clock.strategy).dtype).size
+    sent = sum(sizes) * tf.as_dtype(exchange_of(clock.strategy).dtype).size
     return Link(
         bandwidth=bandwidth,
         latency=max(short, waiting),
-        reducing=2 * (count - 1) / count * reduced / (many - few),
+        reducing=2 * (count - 1) / count * sent / (many - few),
         smallest=few,
     )
 

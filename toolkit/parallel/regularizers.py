@@ -5,9 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import collectives, weighting
-from toolkit.strategies.mesh import Among
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import Among
+from toolkit.strategies.step import batch_share
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedConstraint", "ShardedRegularizer"]
 
@@ -37,10 +38,10 @@ class ShardedRegularizer(keras.regularizers.Regularizer):
         if type(self.whole) in _SUMS:
             own = self.whole(shard)
             groups = collectives.replica_id_and_count(Among.PEERS)[1]
-            times = count if weighting.current() is None else 1 / groups
+            times = count if batch_share.current() is None else 1 / groups
             # The value is the whole variable's on every replica, the gradient is the shard's.
             return tf.stop_gradient(collectives.all_reduce(own, among=Among.GROUP) - times * own) + times * own
-        return weighting.weigh(self.whole(variable.gather(shard)))
+        return batch_share.weigh(self.whole(variable.gather(shard)))
 
 
 class ShardedConstraint(keras.constraints.Constraint):

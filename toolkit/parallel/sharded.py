@@ -18,12 +18,11 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.parallel import activations
 from toolkit.parallel.regularizers import ShardedConstraint, ShardedRegularizer
-from toolkit.strategies import collectives
-from toolkit.strategies.exchange import DTYPES
-from toolkit.strategies.exporting import adapt_exports
-from toolkit.strategies.gradients import adapt_optimizers
-from toolkit.strategies.mesh import Among, mesh_of
-from toolkit.strategies.replica_shards import ReplicaShardedVariable
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.options import DTYPES
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["Sharded", "in_a_step", "refuse"]
 
@@ -82,8 +81,7 @@ class Sharded(Exchanging):
         if axis is None:
             return super().add_weight(*args, **kwargs)  # type: ignore[misc]
         self._check_size(kwargs["shape"][axis])
-        adapt_optimizers()
-        adapt_exports()
+        adapt_replicas()
         with keras.name_scope(self.name, caller=self):
             variable = ReplicaShardedVariable(
                 kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]

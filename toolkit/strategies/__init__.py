@@ -3,50 +3,27 @@
 A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
 
-exchange      how replicas exchange gradients: what a strategy is asked for
+options       what users give a strategy: how gradients are exchanged, where variables live
 one_device    everything on one device
-communication  NCCL or the ring between processes
-sharing       a replica's share of each global batch
-mesh          groups of replicas that hold one copy of a sharded model between them
-hooks         what only private functions of TensorFlow allow
-agreement     values that the processes of a strategy exchange between steps, and their barrier
-collectives   exchanges between the replicas of a step, each with its gradient
-replica_shards  a variable of which each replica of a group holds a shard
-optimizers    the optimizers of a model, and what each trains
-out_of_scope  what users do outside of steps and of a strategy's scope
-building      variables, made before the first step
-early_shares  a worker's share, cut before a batch's examples are decoded
-step_logs     what a step of `fit` reports, over all replicas
-overlap       gradients that travel while others are computed, between processes
-weighting     how much a replica's means count in a step of `fit`
-losses        losses whose weights and masks are those of the whole batch
-moments       sums of a synchronised normalisation, in one exchange each way
-state_shards  optimizer state in shards: each replica's part of what all have
-shard_updates  what an optimizer needs for sharded variables
-accumulation  gradients of several steps, added up by each replica for itself and exchanged once
-summing       the sum of gradients over replicas: in packs, rows beside one another, shards over their groups
-gradients     the exchange of gradients, after which each replica does what one device does
-uneven_inputs  epochs that end for all with the shortest, where each worker reads data of its own
-reducing      `reduce` as Keras's training loop calls it
-shutdown      the shutdown barrier: processes that train together end together
-consistency   what must be the same on all workers: facts, random numbers, data, weights, statistics
-reading       how a worker reads: the whole data set, of which it keeps its share of each batch
-shared_files  files that every worker writes under the same name
-exporting     `Model.export`: whole weights, written by one process
-fitting       what Keras's training loop needs from several processes
+processes     what processes that train together agree on, and how they begin and end together
+exchange      how tensors travel between replicas, and when
+variables     variables in shards, optimizers' slots in shards, and what all replicas have alike
+input         how a batch is divided, and how an epoch ends for all workers alike
+step          one step's numbers: shares of the batch, losses, gradients, logs
+fit           what Keras's `fit`, callbacks and saving need, and the list of what is wrapped
 mirrored      a replica on each device of this machine, gradients all-reduced
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
-resolving     who trains together, and the wait for the others
 multi_worker  a replica on each device of several processes, gradients all-reduced
 parameter_server  variables on parameter servers, steps dispatched to workers
-table         names, `create`, what "auto" means, and what a strategy is
+description   what a strategy is, for the summary of a run
+table         names, `create`, and what "auto" means
 """
 
 from typing import Any
 
-from toolkit.strategies.exchange import GradientExchange
-from toolkit.strategies.parameter_servers import ParameterServerOptions
-from toolkit.strategies.table import NAMES, create, describe
+from toolkit.strategies.description import describe
+from toolkit.strategies.options import GradientExchange, ParameterServerOptions
+from toolkit.strategies.table import NAMES, create
 
 __all__ = [
     "NAMES",
@@ -80,9 +57,9 @@ def batch_mean(values, weights=None):
         batch, and 0 where all weights are 0. Call it outside of a `tf.function`, a branch or a loop within the step:
         replicas exchange their sums of weights.
     """
-    from toolkit.strategies import weighting
+    from toolkit.strategies.step import batch_share
 
-    return weighting.batch_mean(values, weights)
+    return batch_share.batch_mean(values, weights)
 
 
 def enable_fit(strategy):
@@ -123,6 +100,6 @@ def computes_here(strategy) -> bool:
 
 def is_chief(strategy) -> bool:
     """Says whether this process writes what all share; see `agreement.is_chief`."""
-    from toolkit.strategies import agreement
+    from toolkit.strategies.processes import agreement
 
     return agreement.is_chief(strategy)

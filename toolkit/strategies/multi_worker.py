@@ -4,10 +4,7 @@ This is `tf.distribute.MultiWorkerMirroredStrategy` with what Keras 3's `fit` la
 """
 
 import contextlib
-import faulthandler
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,16 +12,24 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import gradients, hooks, mirrored, overlap
-from toolkit.strategies.agreement import processes
-from toolkit.strategies.communication import options_for
-from toolkit.strategies.consistency import seed_alike
-from toolkit.strategies.fitting import adapt_keras
-from toolkit.strategies.reading import ReadsShares
-from toolkit.strategies.reducing import ReducesForKeras
-from toolkit.strategies.resolving import resolve, resolver_here, tasks, wait_for_others
-from toolkit.strategies.shared_files import adapt_checkpoints
-from toolkit.strategies.shutdown import wait_at_exit
+from toolkit.strategies import mirrored
+from toolkit.strategies.exchange import overlap, private
+from toolkit.strategies.exchange.communication import options_for
+from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.input.worker_input import ReadsShares
+from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.processes.consistency import seed_alike
+from toolkit.strategies.processes.resolver import (
+    ends_in,
+    expect_heartbeats,
+    keeps_sigterm,
+    resolve,
+    resolver_here,
+    tasks,
+    wait_for_others,
+)
+from toolkit.strategies.processes.shutdown import wait_at_exit
+from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
@@ -79,9 +84,9 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
         communication_options, why = options_for(communication_options, communication, resolver)
         if resolver is not None:
             wait_for_others(resolver, start_timeout)
-            hooks.expect_heartbeats(resolver.cluster_spec(), seconds=_HEARTBEAT_SHARE * status.heartbeat_timeout())
+            expect_heartbeats(resolver.cluster_spec(), seconds=_HEARTBEAT_SHARE * status.heartbeat_timeout())
         overlap.let_exchanges_begin()
-        with _ends_in(start_timeout), _keeps_sigterm():
+        with ends_in(start_timeout), keeps_sigterm():
             try:
                 super().__init__(resolver, communication_options)
             except RuntimeError as error:
@@ -147,7 +152,7 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
-        _ready(strategy, "CommunicationOptions don't ask for NCCL" * (hooks.communication_of(strategy) != "nccl"))
+        _ready(strategy, "CommunicationOptions don't ask for NCCL" * (private.communication_of(strategy) != "nccl"))
     return strategy
 
 
@@ -197,10 +202,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
-    adapt_keras()
-    adapt_checkpoints()
-    hooks.install()
-    gradients.adapt_optimizers()
+    adapt_replicas()
     seed_alike(strategy)
     wait_at_exit(strategy)
     status.report(state="connected", strategy="multi_worker")
@@ -211,28 +213,3 @@ def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     )
     if tf.config.get_visible_devices("GPU"):
         _LOG.info("Gradients travel by %s", "gRPC, not NCCL: " + why if why else "NCCL, from GPU to GPU")
-
-
-@contextlib.contextmanager
-def _ends_in(seconds: float) -> Iterator[None]:
-    """Ends the process where connecting takes too long.
-
-    While TensorFlow waits for a peer it holds Python's interpreter lock and ignores SIGTERM: no
-    exception, thread or timer of Python's gets a turn. faulthandler's thread needs no lock.
-    """
-    faulthandler.dump_traceback_later(max(seconds, 60), exit=True)  # All have met: it should be a second.
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-@contextlib.contextmanager
-def _keeps_sigterm() -> Iterator[None]:
-    """Puts SIGTERM's handler back: TensorFlow's own notes the signal and does nothing."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGTERM, before)

@@ -6,9 +6,6 @@ This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks 
 
 import contextlib
 import logging
-import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,19 +13,21 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies import building
-from toolkit.strategies.fitting import adapt_keras
-from toolkit.strategies.optimizers import optimizers_of
-from toolkit.strategies.parameter_servers import ParameterServerOptions, private, sources, step
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
+from toolkit.strategies.fit.adapt import adapt_keras
+from toolkit.strategies.fit.building import adapt_building
+from toolkit.strategies.input.epoch_iterator import epoch_iterator
+from toolkit.strategies.options import ParameterServerOptions
+from toolkit.strategies.parameter_servers import private, sources, worker_step
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
-from toolkit.strategies.parameter_servers.server import serve
-from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable
+from toolkit.strategies.parameter_servers.server import meet
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
-from toolkit.support import redaction, status
+from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.support import status
 
 __all__ = ["ParameterServerStrategy", "create"]
 
@@ -65,7 +64,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.options = options
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         private.used_with_coordinator(self)
-        step.adapt_optimizers()
+        worker_step.adapt_optimizers()
         adapt_lookups()
         adapt_updates(self)
         servers = [task for task in members.tasks if task.job == "ps"]
@@ -74,7 +73,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._ledgers = {device: Ledger(device) for device in devices}
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
-        building.adapt_building()
+        adapt_building()
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 
@@ -86,7 +85,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
-        if building.epoch_iterator() is None or not isinstance(dataset, tf.data.Dataset):
+        if epoch_iterator() is None or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
         stream = sources.Stream(dataset)
         if not stream.is_dense:
@@ -222,31 +221,5 @@ def create(
             found="this task doesn't train",
             remedy="To evaluate checkpoints, do what recipes.cifar_parameter_server does in an evaluator",
         )
-    if start_timeout is None:
-        start_timeout = status.start_timeout()
-    _cluster.check_proxies(cluster, os.environ)
-    others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
-    # What tasks tell one another isn't enciphered, and a message shows where it differs.
-    arguments = redaction.masked_command(sys.argv[1:], os.environ)
-    program = _cluster.describe_program(
-        getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
-    )
-    if task.job != "chief":
-        _cluster.wait_for_tasks(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
-        serve(cluster, task)
-    _cluster.wait_for_tasks(cluster, task, timeout=start_timeout, peers=others, program=program)
-    _wait_for_servers(cluster, others)
+    meet(cluster, task, start_timeout)
     return ParameterServerStrategy(cluster, options or ParameterServerOptions())
-
-
-def _wait_for_servers(cluster: _cluster.Cluster, others: list) -> None:
-    """Waits for TensorFlow's start in tasks that have come to the rendezvous."""
-    until = time.monotonic() + 120
-    while missing := [task for task in others if not answers(cluster, task)]:
-        if time.monotonic() > until:
-            raise StrategyError(
-                asked="the chief waits for the TensorFlow servers of the workers and ps",
-                found=f"after 120 s there is no answer from {', '.join(map(str, missing[:4]))}",
-                remedy="See the end of their output",
-            )
-        time.sleep(0.05)

@@ -1,21 +1,21 @@
-"""The names of the strategies, what "auto" means, and what a strategy is, for a summary."""
+"""The names of the strategies, and what "auto" means."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
-from toolkit.strategies import mirrored, one_device
-from toolkit.strategies.parameter_servers import ParameterServerOptions
+from toolkit.strategies import one_device
+from toolkit.strategies.description import all_devices
+from toolkit.strategies.options import ParameterServerOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from toolkit.strategies.exchange import GradientExchange
+    from toolkit.strategies.options import GradientExchange
 
-__all__ = ["NAMES", "create", "describe"]
+__all__ = ["NAMES", "create"]
 
 NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")
 
@@ -74,34 +74,17 @@ def create(
             remedy="Choose one of " + ", ".join(NAMES),
         )
     _check_backend()
-    from toolkit.support import recompute, taken_over
+    from toolkit.strategies.fit.recompute import adapt_remat
+    from toolkit.support import taken_over
 
     taken_over.check()
-    recompute.install()
+    adapt_remat()
     # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
     membership = membership or discover(os.environ)
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
-        if gradients is not None and gradients.dtype != "float32":
-            raise StrategyError(
-                asked=f"gradients with communication dtype {gradients.dtype}",
-                found="parameter servers exchange gradients in their own dtype",
-                remedy="Leave gradients out, or train under mirrored or multi_worker",
-            )
-        if shards is not None:
-            raise StrategyError(
-                asked=f"shards={shards!r} with parameter servers",
-                found="workers of parameter servers exchange no activations",
-                remedy="Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), "
-                "or train under mirrored or multi_worker",
-            )
-        if optimizer_state != "replicated":
-            raise StrategyError(
-                asked=f"optimizer_state={optimizer_state!r} with parameter servers",
-                found="there the ps tasks hold an optimizer's state beside its variables",
-                remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
-            )
+        _refuse_replicas_options(gradients, shards, optimizer_state)
         from toolkit.strategies import parameter_server as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
@@ -128,71 +111,51 @@ def create(
             remedy="Leave it out",
         )
     else:
-        devices = tuple(devices) or _all_devices()
-        several = name == "mirrored" or (name == "auto" and len(devices) > 1)
-        strategy = (mirrored if several else one_device).create(devices)
+        devices = tuple(devices) or all_devices()
+        if name == "mirrored" or (name == "auto" and len(devices) > 1):
+            from toolkit.strategies import mirrored
+
+            strategy = mirrored.create(devices)
+        else:
+            strategy = one_device.create(devices)
     if gradients is not None:
-        from toolkit.strategies.exchange import set_exchange
+        from toolkit.strategies.options import set_exchange
 
         set_exchange(strategy, gradients)
     if optimizer_state != "replicated":
-        from toolkit.strategies.gradients import adapt_optimizers
-        from toolkit.strategies.state_shards import set_optimizer_state
+        from toolkit.strategies.fit.adapt import adapt_replicas
+        from toolkit.strategies.variables.zero1 import set_optimizer_state
 
-        adapt_optimizers()
+        adapt_replicas()
         set_optimizer_state(strategy, optimizer_state)
     if shards is not None:
-        from toolkit.strategies.mesh import set_shards
+        from toolkit.strategies.exchange.mesh import set_shards
 
         set_shards(strategy, shards)
     return strategy
 
 
-def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
-    """Returns what a strategy is, as values that JSON can hold, for the summary of a run.
-
-    Args:
-        strategy: Any, made by `create` or not.
-
-    Returns:
-        These, by name:
-
-        - strategy: The name by which `create` makes such a one; for others the name of the class.
-        - replicas: How many copies of the model train; under parameter servers the number of workers.
-        - devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
-        - cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
-        - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
-          copy of a model with sharded layers, and how many times.
-        - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
-        - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
-    """
-    import tensorflow as tf
-
-    # What `create` was given has the evaluators too; TensorFlow's own ParameterServerStrategy doesn't give a resolver.
-    resolver = strategy.cluster_resolver
-    cluster = getattr(strategy, "cluster", None) or (resolver and resolver.cluster_spec())
-    described: dict[str, Any] = {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
-    if cluster and isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        workers = len(cluster.as_dict()["worker"])
-        described |= {"strategy": "parameter_server", "replicas": workers, "devices": list(_all_devices())}
-    elif type(strategy).__name__ == "_DefaultDistributionStrategy":  # It doesn't say which device it uses.
-        described |= {"strategy": "one_device", "devices": [one_device.first_device()]}
-    else:
-        if isinstance(strategy, tf.distribute.MirroredStrategy):
-            described["strategy"] = "mirrored"
-        elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            from toolkit.strategies.hooks import communication_of
-
-            described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
-        from toolkit.strategies.mesh import made_here, mesh_of
-        from toolkit.strategies.state_shards import optimizer_state_of
-
-        if made_here(strategy):
-            described["mesh"] = dataclasses.asdict(mesh_of(strategy))
-            described["optimizer_state"] = optimizer_state_of(strategy)
-        devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
-        described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
-    return {**described, "cluster": cluster.as_dict()} if cluster else described
+def _refuse_replicas_options(gradients: "GradientExchange | None", shards: int | None, optimizer_state: str) -> None:
+    """Refuses with parameter servers what only replicas that exchange with one another can do."""
+    if gradients is not None and gradients.dtype != "float32":
+        raise StrategyError(
+            asked=f"gradients with communication dtype {gradients.dtype}",
+            found="parameter servers exchange gradients in their own dtype",
+            remedy="Leave gradients out, or train under mirrored or multi_worker",
+        )
+    if shards is not None:
+        raise StrategyError(
+            asked=f"shards={shards!r} with parameter servers",
+            found="workers of parameter servers exchange no activations",
+            remedy="Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), "
+            "or train under mirrored or multi_worker",
+        )
+    if optimizer_state != "replicated":
+        raise StrategyError(
+            asked=f"optimizer_state={optimizer_state!r} with parameter servers",
+            found="there the ps tasks hold an optimizer's state beside its variables",
+            remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
+        )
 
 
 def _required(name: str, membership: Membership | None, *, tasks: str) -> Membership:
@@ -203,18 +166,6 @@ def _required(name: str, membership: Membership | None, *, tasks: str) -> Member
             remedy=f"Start with toolkit launch {tasks}, set TF_CONFIG, or name a file of tf_configs/",
         )
     return membership
-
-
-def _all_devices() -> tuple[str, ...]:
-    import tensorflow as tf
-
-    for kind in ("GPU", "CPU"):
-        # Once a chief is connected, TensorFlow lists the devices of its workers and ps among its own.
-        jobs = (tf.DeviceSpec.from_string(device.name).job for device in tf.config.list_logical_devices(kind))
-        found = [job for job in jobs if job not in ("worker", "ps")]
-        if found:
-            return tuple(f"{kind}:{i}" for i in range(len(found)))
-    raise AssertionError("TensorFlow always has a CPU device")
 
 
 def _check_backend() -> None:

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import DataError, ModelError
-from toolkit.strategies import building
-from toolkit.strategies.mesh import made_here
+from toolkit.strategies.exchange.mesh import made_here
+from toolkit.strategies.fit import building
 from toolkit.training.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
-from toolkit.strategies import agreement
-from toolkit.strategies.optimizers import optimizers_of
+from toolkit.strategies.processes import agreement
+from toolkit.strategies.variables.optimizers import optimizers_of
 from toolkit.support import files, status
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore

@@ -72,7 +72,7 @@ class Stopping:
     """
 
     def __init__(self, signals: StopSignals, strategy: "tf.distribute.Strategy") -> None:
-        from toolkit.strategies import agreement
+        from toolkit.strategies.processes import agreement
 
         self.signals = signals
         self._strategy = strategy

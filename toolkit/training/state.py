@@ -34,7 +34,7 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
 
     A variable that is mirrored on several devices is read once.
     """
-    from toolkit.strategies import accumulation
+    from toolkit.strategies.step import accumulation
 
     _settle(model)
     accumulation.settle(model)
@@ -159,7 +159,7 @@ def _owner(name: str) -> int:
 
 
 def _optimizers(model: "keras.Model") -> list:
-    from toolkit.strategies.optimizers import optimizers_of
+    from toolkit.strategies.variables.optimizers import optimizers_of
 
     return optimizers_of(model)
 
@@ -168,7 +168,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
     """Returns what says for each of several optimizers which variables it trains: only their first step tells."""
     import numpy as np
 
-    from toolkit.strategies.optimizers import trained_by
+    from toolkit.strategies.variables.optimizers import trained_by
 
     optimizers = _optimizers(model)
     if len(optimizers) < 2:

@@ -28,7 +28,7 @@ _STEP = "the step"
 
 def broadcast_number(strategy: "tf.distribute.Strategy", value: int) -> int:
     """Returns the chief's number on every process: it alone sees what is on its disk."""
-    from toolkit.strategies import agreement
+    from toolkit.strategies.processes import agreement
 
     return int(agreement.broadcast(strategy, np.array([value], np.int64))[0])
 
@@ -44,7 +44,7 @@ def run_together(strategy: "tf.distribute.Strategy", action: Callable[[], _Resul
         ToolkitError: The action raised it in this process.
         CheckpointError: The action failed on another process, which this one would wait for.
     """
-    from toolkit.strategies import agreement
+    from toolkit.strategies.processes import agreement
 
     try:
         result, error = action(), None
@@ -73,7 +73,7 @@ def broadcast_checkpoint(strategy: "tf.distribute.Strategy", checkpoint: Checkpo
     """
     from safetensors import numpy as safetensors
 
-    from toolkit.strategies import agreement
+    from toolkit.strategies.processes import agreement
 
     if checkpoint is not None and agreement.processes(strategy) == 1:
         return checkpoint
@@ -89,7 +89,7 @@ def broadcast_checkpoint(strategy: "tf.distribute.Strategy", checkpoint: Checkpo
 
 
 def _broadcast_bytes(strategy: "tf.distribute.Strategy", content: bytes, size: int) -> bytes:
-    from toolkit.strategies import agreement
+    from toolkit.strategies.processes import agreement
 
     received = []
     for start in range(0, size, _CHUNK):
@@ -110,7 +110,7 @@ def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> 
     Raises:
         StrategyError: On every process, where any two differ.
     """
-    from toolkit.strategies.consistency import difference
+    from toolkit.strategies.variables.equality import difference
 
     found = difference(strategy, facts)
     if found is not None:
@@ -132,8 +132,8 @@ def check_restored(model: "keras.Model", *, step: int) -> None:
     Raises:
         CheckpointError: On every process, where any two differ.
     """
-    from toolkit.strategies.agreement import processes
-    from toolkit.strategies.consistency import checksum, difference
+    from toolkit.strategies.processes.agreement import processes
+    from toolkit.strategies.variables.equality import checksum, difference
 
     if processes(model.distribute_strategy) == 1:
         return

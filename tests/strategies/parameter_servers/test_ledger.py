@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import APPLIED, CAPACITY, INTERRUPTED, NOTHING, Ledger
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.step import Step
+from toolkit.strategies.parameter_servers.worker_step import Step
 
 
 def functions(ledger):

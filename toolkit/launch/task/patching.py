@@ -90,7 +90,7 @@ def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -
     """Makes our strategy; a partitioner asks for large variables to be sharded, which is done in this toolkit's way."""
     from toolkit.cluster import Cluster, Task
     from toolkit.strategies import parameter_server
-    from toolkit.strategies.parameter_servers import ParameterServerOptions
+    from toolkit.strategies.options import ParameterServerOptions
 
     cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
     task = Task(cluster_resolver.task_type or "chief", cluster_resolver.task_id or 0)

@@ -1,7 +1,7 @@
 """Step and speed of a script that knows nothing of this toolkit: whatever trains by Keras's `fit`.
 
-Public methods of `CallbackList` and `Model` are wrapped, outside of what `toolkit.strategies.fitting` wraps. A run of
-this toolkit's own reports by itself, and is left to it.
+Public methods of `CallbackList` and `Model` are wrapped, outside of what `toolkit.strategies.fit.callbacks` wraps. A
+run of this toolkit's own reports by itself, and is left to it.
 """
 
 import contextlib

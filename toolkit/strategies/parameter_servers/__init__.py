@@ -2,15 +2,14 @@
 
 The chief runs `fit`; a step pulls variables from the ps, computes on a worker, and pushes gradients, each applied once.
 
-options    where variables live, and how asynchronous training is
 private    what only private parts of TensorFlow and Keras allow
-server_shards  a variable whose rows are sharded over several ps
+ps_sharded_variable  a variable whose rows are sharded over several ps
 placement  which task holds which variable, and the table of it
 ledger     what each ps has applied, once each, and with which staleness
 tables     large tables of which a step pulls and pushes a few rows
 variables  a model's variables, by what a step does with them, and a step's own copy
 branches   what branches of a step assign, carried out of them
-step       a step: pull, compute, push
+worker_step  a step: pull, compute, push
 updates    of variables that are sharded, in a step and in a loop of the user's own
 functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from
@@ -21,7 +20,3 @@ dispatch   steps on their way to workers and back, and how many at once
 server     the life of a worker or ps: it serves until the chief is done
 session    what `fit`, `evaluate` and `predict` call
 """
-
-from toolkit.strategies.parameter_servers.options import ParameterServerOptions
-
-__all__ = ["ParameterServerOptions"]

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from toolkit.cluster import Cluster, Task, split
 from toolkit.errors import TaskLost
+from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import private
-from toolkit.strategies.parameter_servers.options import ParameterServerOptions
 
 __all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies import step_logs
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
-from toolkit.strategies.parameter_servers.step import Step, changes, push, tracing
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
+from toolkit.strategies.parameter_servers.worker_step import Step, changes, push, tracing
+from toolkit.strategies.step.train_step import results_noted
 from toolkit.support.scopes import outside
 
 __all__ = [
@@ -223,7 +223,7 @@ def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
         variables: Whose `reported` is set.
         kind: "train" or "test".
     """
-    with step_logs.results_noted(variables.model) as noted:
+    with results_noted(variables.model) as noted:
 
         def reports(logs: Any) -> Any:
             if not isinstance(logs, dict):

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
-from toolkit.strategies.sharing import row_range
+from toolkit.strategies.input.batch_split import row_range
+from toolkit.strategies.options import ParameterServerOptions
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 
 __all__ = ["Placement", "bytes_by_task", "table"]
 

@@ -18,9 +18,9 @@ from toolkit.strategies.parameter_servers.functions import (
     trace,
 )
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
-from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.step import Step, changes, tracing
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
+from toolkit.strategies.parameter_servers.worker_step import Step, changes, tracing
 
 __all__ = ["EXAMPLES", "Rounds"]
 

@@ -1,4 +1,4 @@
-"""The life of a worker or ps: it serves until the chief is done."""
+"""How chief, workers and ps begin: all wait for one another, then a worker or ps serves until the chief is done."""
 
 import logging
 import os
@@ -10,18 +10,56 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from toolkit.cluster import Cluster, Task
+from toolkit.cluster import Cluster, Task, check_proxies, describe_program, wait_for_tasks
+from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.dispatch import answers
-from toolkit.support import signals, status
+from toolkit.support import redaction, signals, status
 
-__all__ = ["serve"]
+__all__ = ["meet"]
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # Seconds between two looks at the chief.
 _PATIENCE = 5.0  # Seconds that it may be out of reach.
 
 
-def serve(cluster: Cluster, task: Task) -> NoReturn:
+def meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
+    """Waits for the others; in a worker or ps it serves then, and doesn't return.
+
+    Args:
+        cluster: All tasks.
+        task: Who this process is.
+        start_timeout: Seconds; None for 300, or what the launcher says.
+    """
+    if start_timeout is None:
+        start_timeout = status.start_timeout()
+    check_proxies(cluster, os.environ)
+    others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
+    # What tasks tell one another isn't enciphered, and a message shows where it differs.
+    arguments = redaction.masked_command(sys.argv[1:], os.environ)
+    program = describe_program(
+        getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
+    )
+    if task.job != "chief":
+        wait_for_tasks(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
+        _serve(cluster, task)
+    wait_for_tasks(cluster, task, timeout=start_timeout, peers=others, program=program)
+    _wait_for_servers(cluster, others)
+
+
+def _wait_for_servers(cluster: Cluster, others: list) -> None:
+    """Waits for TensorFlow's start in tasks that have come to the rendezvous."""
+    until = time.monotonic() + 120
+    while missing := [task for task in others if not answers(cluster, task)]:
+        if time.monotonic() > until:
+            raise StrategyError(
+                asked="the chief waits for the TensorFlow servers of the workers and ps",
+                found=f"after 120 s there is no answer from {', '.join(map(str, missing[:4]))}",
+                remedy="See the end of their output",
+            )
+        time.sleep(0.05)
+
+
+def _serve(cluster: Cluster, task: Task) -> NoReturn:
     """Serves, then ends the process: with 0 when the chief has ended, with 143 or 130 on a signal.
 
     TensorFlow's own `join` never returns, and lets no signal handler of Python's run.

@@ -11,15 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.optimizers import optimizers_of
+from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers.calls import Calls
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
-from toolkit.strategies.parameter_servers.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers.rounds import EXAMPLES
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
 from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
+from toolkit.strategies.variables.optimizers import optimizers_of
 
 __all__ = ["Session"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.sharing import row_range
+from toolkit.strategies.input.batch_split import row_range
 
 __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 

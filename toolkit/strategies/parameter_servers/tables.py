@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
-from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 
 __all__ = [
     "LocalTable",

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from toolkit.strategies.optimizers import optimizers_of
 from toolkit.strategies.parameter_servers.variables import Variables
+from toolkit.strategies.variables.optimizers import optimizers_of
 
 __all__ = ["Counters", "MetricTotals"]
 

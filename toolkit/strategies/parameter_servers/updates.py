@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.strategies.parameter_servers import private
-from toolkit.strategies.parameter_servers.server_shards import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.step import current
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.variables import LocalScope
+from toolkit.strategies.parameter_servers.worker_step import current
 
 __all__ = ["adapt_updates"]
 

@@ -1,0 +1,172 @@
+"""What is wrapped of Keras for several processes, without starting any: a strategy that says it has two."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.fit import adapt, callbacks
+from toolkit.strategies.processes import shared_files
+
+MOMENTS = (
+    "set_model",
+    "on_train_begin",
+    "on_train_batch_end",
+    "on_epoch_end",
+    "on_train_end",
+    "on_test_begin",
+    "on_predict_begin",
+)
+
+
+@pytest.fixture
+def adapted(monkeypatch):
+    """Keras's classes as they are adapted for models of several processes, for this test only."""
+    for owner, names in (
+        (keras.callbacks.CallbackList, MOMENTS),
+        (keras.Model, ("save", "save_weights")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    adapt.adapt_keras()
+
+
+def worker(monkeypatch, *, chief):
+    """A compiled model whose strategy has several processes, of which this is the chief or another."""
+    for module in (callbacks, shared_files):
+        monkeypatch.setattr(module, "processes", lambda _: 2)
+    monkeypatch.setattr(callbacks, "_has_replicas", lambda _: True)
+    monkeypatch.setattr(callbacks, "is_chief", lambda _: chief)
+    averaged = []
+    monkeypatch.setattr(callbacks, "average_statistics", averaged.append)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model, averaged
+
+
+def fit(model, *callbacks):
+    data = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    model.fit(*data, epochs=2, batch_size=4, validation_data=data, callbacks=list(callbacks), verbose=0)
+
+
+def written(folder, *, chief, monkeypatch):
+    model, averaged = worker(monkeypatch, chief=chief)
+    fit(
+        model,
+        keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
+        keras.callbacks.ModelCheckpoint(str(folder / "w.weights.h5"), save_weights_only=True, save_freq=1),
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.TensorBoard(str(folder / "board")),
+        keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
+    )
+    return sorted(path.name for path in folder.iterdir()), averaged
+
+
+@pytest.mark.slow
+def test_callbacks_of_the_chief_write(adapted, tmp_path, monkeypatch):
+    names, _ = written(tmp_path, chief=True, monkeypatch=monkeypatch)
+    assert names == ["backup", "board", "log.csv", "model.keras", "w.weights.h5"]
+
+
+@pytest.mark.slow
+def test_callbacks_of_the_others_do_not(adapted, tmp_path, monkeypatch):
+    names, _ = written(tmp_path, chief=False, monkeypatch=monkeypatch)
+    assert names == []
+
+
+@pytest.mark.slow
+def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted, monkeypatch):
+    model, averaged = worker(monkeypatch, chief=True)
+    fit(model)
+    assert len(averaged) == 4
+
+
+@pytest.mark.slow
+def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
+    _, averaged = worker(monkeypatch, chief=False)
+    for module in (callbacks, shared_files):
+        monkeypatch.setattr(module, "processes", lambda _: 1)
+    monkeypatch.setattr(callbacks, "_has_replicas", lambda _: False)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))
+    assert averaged == []
+    assert (tmp_path / "model.keras").exists()
+
+
+@pytest.mark.parametrize("name", ["model.keras", "it's a.b.keras", "plain.weights.h5"])
+def test_every_worker_saves_whole_files_and_leaves_nothing_beside_them(adapted, tmp_path, monkeypatch, name):
+    model, _ = worker(monkeypatch, chief=False)
+    path = tmp_path / name
+    path.write_text("an older one")
+    (model.save_weights if name.endswith("h5") else model.save)(path)
+    (model.load_weights if name.endswith("h5") else keras.models.load_model)(path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkeypatch):
+    model, _ = worker(monkeypatch, chief=True)
+    path = tmp_path / "some.weights.h5"
+    model.save_weights(path)
+    before = path.read_bytes()
+    seen = []
+
+    def failing(self, filepath, *args, **kwargs):
+        seen.append(filepath)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        shared_files._save(failing, model, path)
+    assert path.read_bytes() == before
+    assert seen[0].name.endswith(".weights.h5")
+    assert [p.name for p in tmp_path.iterdir()] == ["some.weights.h5"]
+
+
+@pytest.mark.parametrize("name", ["some.weights.h5", "whole.keras"])
+def test_a_save_that_fails_names_the_file_that_was_asked_for(adapted, tmp_path, monkeypatch, name):
+    model, _ = worker(monkeypatch, chief=True)
+    path = tmp_path / "no such" / name
+    with pytest.raises(OSError, match=re.escape(str(path))) as caught:
+        (model.save_weights if name.endswith("h5") else model.save)(path)
+    assert f".{name.partition('.')[0]}." not in str(caught.value)
+
+
+def test_adapting_twice_changes_nothing(adapted):
+    before = keras.Model.save
+    adapt.adapt_keras()
+    assert keras.Model.save is before
+
+
+def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(shared_files.TrackableSaver, "save", shared_files.TrackableSaver.save)
+    shared_files.adapt_checkpoints()
+    it = tf.train.Checkpoint(a=tf.Variable(3.0))
+    path = it.save(tmp_path / "it")
+    assert path == str(tmp_path / "it-1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "it-1.data-00000-of-00001", "it-1.index"]
+    it.a.assign(4.0)
+    manager = tf.train.CheckpointManager(it, str(tmp_path / "kept"), max_to_keep=1)
+    manager.save()
+    assert manager.save() == manager.latest_checkpoint
+    it.a.assign(5.0)
+    it.restore(manager.latest_checkpoint)
+    assert it.a.numpy() == 4.0
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    it.restore(path)
+    assert it.a.numpy() == 3.0
+
+
+def test_a_checkpoint_callback_may_be_given_to_a_second_fit(adapted, tmp_path, monkeypatch):
+    """The first `fit` has quietened it on a worker that isn't chief; that isn't a frequency of the user's."""
+    model, _ = worker(monkeypatch, chief=False)
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
+    for _ in range(2):
+        callbacks._check_frequencies([saving])
+        keras.callbacks.CallbackList([saving], model=model)
+    saving.save_freq = 7
+    with pytest.raises(StrategyError, match="save every 7 batches"):
+        callbacks._check_frequencies([saving])

@@ -1,0 +1,9 @@
+"""How tensors travel between replicas, and when: come here for collectives and for sums of gradients.
+
+mesh          groups of replicas that hold one copy of a sharded model between them
+communication  NCCL or the ring between processes
+private       what only private parts of TensorFlow allow
+collectives   exchanges between the replicas of a step, each with its gradient
+overlap       gradients that travel while others are computed, between processes
+gradients     sums of gradients over replicas: in packs, rows beside one another, shards over their groups
+"""

@@ -1,0 +1,244 @@
+"""Exchanges between the replicas of a step, each with its gradient.
+
+tf.distribute has an all-reduce, and an all-gather that asks for every shape first and whose gradient is a whole
+all-reduce. Here are the exchanges that layers split over replicas need, none of which moves a byte too many. Within one
+process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them.
+
+Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
+of the same shape. Each says among which replicas of the mesh it is, and takes a communication dtype, None for the
+tensor's own, in which elements are sent, both in the exchange and in its gradient; sums are made in the tensor's own.
+"""
+
+import itertools
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import private
+from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_max",
+    "all_to_all",
+    "concatenated",
+    "on_cpus_of_one_process",
+    "reduce_scatter",
+    "replica_id_and_count",
+]
+
+# Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
+_KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
+_TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorFlow's own heartbeat.
+
+
+class _Eager:
+    """Stands for no function."""
+
+
+_EAGER = _Eager()
+_counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
+
+
+def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
+    """Returns this replica's place among those that exchange, and how many do; (0, 1) where none do.
+
+    Among all, its place is its id. Parameter servers' workers train by themselves, and so does everything outside a
+    replica context.
+    """
+    members, place = _members(among)
+    return place, len(members)
+
+
+def _members(among: Among) -> tuple[list[int], int]:
+    """Returns the ids of the replicas among which this one is, and its place in that list."""
+    context = tf.distribute.get_replica_context()
+    mesh = mesh_of()
+    if context is None or mesh.shards * mesh.groups == 1:
+        return [0], 0
+    replica_id = int(tf.get_static_value(context.replica_id_in_sync_group))
+    members = mesh.members(replica_id, among)
+    return members, members.index(replica_id)
+
+
+def on_cpus_of_one_process() -> bool:
+    """Says whether the replicas are a process's CPU devices, which stand in for GPUs."""
+    return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
+
+
+def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns all replicas' tensors: [n, ...] to [replicas, n, ...]."""
+    return _exchanged(x, among, dtype, _gather, _scatter)
+
+
+def reduce_scatter(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Sends row r to replica r, and returns the sum of what each sent here: [replicas, n, ...] to [n, ...]."""
+    return _exchanged(x, among, dtype, _scatter, _gather)
+
+
+def all_to_all(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Sends row r to replica r, and returns what each sent here: [replicas, n, ...] to the same."""
+    return _exchanged(x, among, dtype, _swap, _swap)
+
+
+def _exchanged(x: tf.Tensor, among: Among, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
+    @tf.custom_gradient
+    def exchange(x: tf.Tensor) -> tuple:
+        return forward(x, among, dtype), lambda dy: backward(dy, among, dtype)
+
+    return exchange(x)
+
+
+def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None = None) -> tf.Tensor:
+    """Returns the sum over replicas, for tensors of any shape. It has no gradient."""
+    _, count = replica_id_and_count(among)
+    if count == 1:
+        return x
+    if _within_one_process():
+        return _together(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
+    if count == 2:  # Each needs but the other's: half the rounds of a reduce-scatter and a gather, and as many bytes.
+        return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), among, dtype), 0), tf.shape(x))
+    flat = tf.reshape(x, [-1])
+    size = tf.size(flat)
+    rows = tf.reshape(tf.pad(flat, [[0, -size % count]]), [count, -1])
+    whole = _gather(_scatter(rows, among, dtype), among, dtype)
+    return tf.reshape(tf.reshape(whole, [-1])[:size], tf.shape(x))
+
+
+def concatenated(x: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
+    return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
+
+
+def all_reduce_max(x: tf.Tensor, *, among: Among) -> tf.Tensor:
+    """Returns the largest of the replicas' scalars."""
+    _, count = replica_id_and_count(among)
+    if count == 1:
+        return x
+    return tf.reduce_max(_gather(tf.reshape(x, [1]), among, None))
+
+
+# One exchange each, without a gradient.
+
+
+def _gather(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
+    if count == 1:
+        return x[None]
+    if _within_one_process():
+        return _together(x, among, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
+    sent = tf.reshape(tf.cast(x, dtype or x.dtype), [-1])
+    got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent, among), tf.concat([[count], tf.shape(x)], 0))
+    got.set_shape([count, *x.shape])
+    return tf.cast(got, x.dtype)
+
+
+def _scatter(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
+    if count == 1:
+        return x[0]
+    if _within_one_process():
+        return _together(x, among, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
+    return tf.reduce_sum(_swap(x, among, dtype), 0)
+
+
+def _swap(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
+    _, count = replica_id_and_count(among)
+    if count == 1:
+        return x
+    if _within_one_process():
+        return _together(
+            x, among, lambda values, index: tf.cast(tf.stack(_sent([v[index] for v in values], dtype)), x.dtype)
+        )
+    sent = tf.reshape(tf.cast(x, dtype or x.dtype), [count, -1])
+    return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent, among))
+
+
+def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
+    got = tf.reshape(got, tf.shape(x))
+    got.set_shape(x.shape)
+    return tf.cast(got, x.dtype)
+
+
+def _within_one_process() -> bool:
+    return isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
+
+
+def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
+    """Makes each replica's result, of the tensors of those among which it is and its place there, in one thread."""
+    context = tf.distribute.get_replica_context()
+    replica_id, _ = replica_id_and_count()
+
+    def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
+        values = list(strategy.experimental_local_results(value))
+        results = []
+        for index, device in enumerate(strategy.extended.worker_devices):
+            members = mesh_of(strategy).members(index, among)
+            with tf.device(device):
+                results.append(result([values[member] for member in members], members.index(index)))
+        return results
+
+    try:
+        return context.merge_call(all_results, args=(x,))[replica_id]
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise StrategyError(
+            asked="the replicas of this process exchange values in a step",
+            found="the step does so in a tf.function, a branch or a loop, where TensorFlow doesn't allow it",
+            remedy="Compute masked or weighted losses outside of it; Keras compiles the whole step anyway",
+        ) from error
+
+
+def _sent(values: list, dtype: tf.DType | None) -> list:
+    """Returns tensors as they arrive."""
+    return values if dtype is None else [tf.cast(value, dtype) for value in values]
+
+
+def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
+    return tf.add_n([tf.cast(value, dtype) for value in values])
+
+
+def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
+    """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
+
+    On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
+    calls are in the order of TensorFlow's own.
+    All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
+    a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
+    another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
+    end the training with an error: so the key is made of the place, of the operation and of the tensor's size, and
+    what is sent is flat, or has a row for each replica.
+    """
+    members, place = _members(among)
+    replica_id = members[place]
+    if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
+        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
+    strategy = tf.distribute.get_strategy()
+    nccl = private.communication_of(strategy) == "nccl"
+    here = len(strategy.extended.worker_devices)
+    kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
+    call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
+    return operation(
+        input=x,
+        group_size=len(members),
+        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
+        instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
+        ordering_token=[private.ordering_token(strategy, replica_id % here)] if nccl else [],
+        communication_hint="nccl" if nccl else "auto",
+        timeout_seconds=_TIMEOUT,
+    )
+
+
+def _places(replica_id: int) -> Iterator[int]:
+    """Returns what counts a replica's calls in the function that is being traced, branches and loops included."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return _counts.setdefault(graph or _EAGER, defaultdict(itertools.count))[replica_id]

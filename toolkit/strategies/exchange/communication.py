@@ -1,0 +1,98 @@
+"""What several processes exchange tensors by: NCCL between GPUs, or TensorFlow's ring over gRPC.
+
+TensorFlow takes the ring unless it is asked for NCCL, with GPUs too. NCCL wants a GPU for each replica, and all its
+calls in one order on every device.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit import cluster as _cluster
+from toolkit.errors import StrategyError
+from toolkit.strategies.options import COMMUNICATIONS
+
+__all__ = ["choose", "kind_of", "options_for"]
+
+_IMPLEMENTATIONS = {
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
+
+
+def choose(
+    asked: str,
+    *,
+    gpus: Sequence[int],
+    addresses: Sequence[str],
+    own: str,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[str, str]:
+    """Returns "nccl" or "ring", and why it isn't NCCL.
+
+    Args:
+        asked: "auto", "nccl" or "ring".
+        gpus: Of each GPU that this process uses, how many logical devices it has.
+        addresses: "host:port" of each process that trains.
+        own: This one's.
+        environ: Environment variables.
+
+    Raises:
+        StrategyError: There is no such way, or NCCL is asked for where it can't be.
+    """
+    if asked not in COMMUNICATIONS:
+        remedy = "Choose one of " + ", ".join(COMMUNICATIONS)
+        raise StrategyError(asked=f"communication={asked!r}", found="there is no such choice", remedy=remedy)
+    host = own.rpartition(":")[0]
+    here = sum(address.rpartition(":")[0] == host for address in addresses)
+    if asked == "ring":
+        return "ring", "communication='ring' was set"
+    if why := _lacking(gpus):
+        if asked == "nccl":
+            raise StrategyError(
+                asked="communication='nccl'", found=why, remedy="Leave it out, or give each replica a GPU of its own"
+            )
+    elif asked == "auto" and here > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
+        why = f"{here} workers on {host} may use the same GPUs, because CUDA_VISIBLE_DEVICES isn't set"
+    return ("ring" if why else "nccl"), why
+
+
+def _lacking(gpus: Sequence[int]) -> str:
+    if not gpus:
+        return "there is no GPU to use"
+    return "a GPU is split into several logical devices" if max(gpus) > 1 else ""
+
+
+def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
+    """Returns TensorFlow's options of a strategy, and why they don't say NCCL; an implementation in them is kept.
+
+    Args:
+        options: TensorFlow's `CommunicationOptions`; None for its defaults.
+        asked: As `choose` takes it.
+        resolver: A resolver of TensorFlow's, or None.
+    """
+    options = options or tf.distribute.experimental.CommunicationOptions()
+    if options.implementation != tf.distribute.experimental.CommunicationImplementation.AUTO and asked == "auto":
+        return options, "" if kind_of(options) == "nccl" else "CommunicationOptions ask for it"
+    jobs = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    addresses, own = [], ""
+    if jobs and resolver.task_type:
+        together = _cluster.Cluster(jobs)
+        addresses = [together.address(task) for task in together.synchronous]
+        own = together.address(_cluster.Task(resolver.task_type, resolver.task_id))
+    gpus = [len(tf.config.get_logical_device_configuration(gpu) or [1]) for gpu in tf.config.get_visible_devices("GPU")]
+    kind, why = choose(asked, gpus=gpus, addresses=addresses, own=own)
+    if kind == "ring" and asked == "auto":  # Which is what TensorFlow takes.
+        return options, why
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds,
+        implementation=_IMPLEMENTATIONS[kind],
+    ), why
+
+
+def kind_of(options: Any) -> str:
+    """Returns what TensorFlow does by some options: "nccl" or "ring"."""
+    return "nccl" if options.implementation == _IMPLEMENTATIONS["nccl"] else "ring"

@@ -1,0 +1,111 @@
+"""Sums of gradients over replicas: of tensors in packs, of rows beside one another, of shards over their groups.
+
+A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives, overlap
+from toolkit.strategies.exchange.mesh import Among
+from toolkit.strategies.options import GradientExchange
+from toolkit.support.graphs import same_everywhere
+
+__all__ = ["mapped", "over_groups", "over_replicas", "sent_as", "values_of"]
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """Returns a gradient's values, of all rows or of some."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def mapped(gradient: Any, function: Callable) -> Any:
+    """Applies a function to a gradient's values, of all rows or of some."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def sent_as(exchange: GradientExchange) -> tf.DType | None:
+    """Returns the dtype in which elements are sent; None for their own."""
+    dtype = tf.as_dtype(exchange.dtype)
+    return dtype if dtype.size < 4 else None
+
+
+def over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
+    """Returns the sum of a shard's gradients: each group has that of its own examples, weighted already."""
+    if collectives.replica_id_and_count(Among.PEERS)[1] == 1:
+        return gradient
+    if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
+        return mapped(gradient, lambda values: collectives.all_reduce(values, among=Among.PEERS, dtype=dtype))
+    return _rows(gradient, Among.PEERS, dtype)
+
+
+def over_replicas(gradients: list, exchange: GradientExchange) -> list:
+    """Returns the sums over all replicas of gradients of what they all have.
+
+    Args:
+        gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
+        exchange: How they are sent.
+    """
+    # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
+    # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
+    alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
+    given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
+    dtype = sent_as(exchange)
+    if collectives.on_cpus_of_one_process():
+        # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
+        totals = [_added(gradient, dtype) for gradient in given]
+    elif overlap.begins_by_itself(tf.distribute.get_strategy()):
+        totals = _while_computing(given, exchange.bytes_per_pack, dtype)
+    else:
+        totals = _by_tensorflow(given, exchange.bytes_per_pack or 0, dtype)
+    return [
+        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
+        for total, gradient, same in zip(totals, gradients, alike, strict=True)
+    ]
+
+
+def _while_computing(gradients: list, bytes_per_pack: int | None, dtype: tf.DType | None) -> list:
+    whole = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
+    totals = iter(overlap.summed(whole, bytes_per_pack=bytes_per_pack, dtype=dtype))
+    return [
+        _rows(gradient, Among.ALL, dtype) if isinstance(gradient, tf.IndexedSlices) else next(totals)
+        for gradient in gradients
+    ]
+
+
+def _rows(gradient: tf.IndexedSlices, among: Among, dtype: tf.DType | None) -> tf.IndexedSlices:
+    """Returns all replicas' rows beside one another, as those of one device's lookups are.
+
+    Replicas may have different numbers of them: what is missing is filled with zeros of the first row.
+    """
+    size = tf.shape(gradient.indices)[0]
+    missing = collectives.all_reduce_max(size, among=among) - size
+    values = tf.pad(gradient.values, [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)])
+    values = collectives.all_gather(values, among=among, dtype=dtype)
+    indices = collectives.all_gather(tf.pad(gradient.indices, [[0, missing]]), among=among)
+    values = tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], 0))
+    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), gradient.dense_shape)
+
+
+def _by_tensorflow(gradients: list, bytes_per_pack: int, dtype: tf.DType | None) -> list:
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+    sent = gradients if dtype is None else [_cast(gradient, dtype) for gradient in gradients]
+    totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent, options)
+    return [_cast(total, gradient.dtype) for total, gradient in zip(totals, gradients, strict=True)]
+
+
+def _cast(gradient: Any, dtype: tf.DType) -> Any:
+    return mapped(gradient, lambda values: tf.cast(values, dtype))
+
+
+def _added(gradient: Any, dtype: tf.DType | None) -> Any:
+    """Returns the sum over the replicas of one process; of some rows, all replicas' rows beside one another."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return collectives.all_reduce(gradient, dtype=dtype)
+    values = gradient.values if dtype is None else tf.cast(tf.cast(gradient.values, dtype), gradient.dtype)
+    values, indices = collectives.concatenated(values), collectives.concatenated(gradient.indices)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -1,0 +1,195 @@
+"""Gradients that travel while others are computed, between processes.
+
+A collective without an ordering token begins when its own input is there. Three things keep TensorFlow from using it,
+each of which alone hides nothing of an exchange: its executor computes the whole chain of input gradients before the
+first weight's gradient, so every exchange waits for the end of the backward pass; all gradients are joined before they
+are sent; and a process that has one core has one thread between operations, which computes while messages wait.
+
+So a weight's gradient is computed before the gradient of its layer's input (`weights_first`), gradients travel in
+packs (`packed`), the last layers' first, and there are two threads at least (`let_exchanges_begin`). What DDP does for
+PyTorch (Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3), in TensorFlow's graph.
+"""
+
+import contextlib
+import graphlib
+import os
+import weakref
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives, private
+
+__all__ = ["begins_by_itself", "let_exchanges_begin", "packed", "summed", "weights_first"]
+
+BYTES_PER_PACK = 512 << 10  # Where nothing else is asked for: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
+
+_with_edges: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+
+
+def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
+    """Says whether an exchange of a strategy's replicas begins when its own input is there: on the ring, not NCCL."""
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return several and private.communication_of(strategy) != "nccl"
+
+
+def let_exchanges_begin() -> None:
+    """Gives a process that has one core a second thread between operations, before TensorFlow begins its work.
+
+    What was set before, by `tf.config.threading` or TF_NUM_INTEROP_THREADS, is kept.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    asked = tf.config.threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
+    if cores == 1 and not asked:
+        with contextlib.suppress(RuntimeError):  # It has begun, which the strategy says next.
+            tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+def weights_first(gradients: Sequence[tf.Tensor]) -> None:
+    """Has what makes a weight's gradient go before everything else that waits for the same tensor.
+
+    Nothing else is changed, so every number is the same. What makes a gradient is all that only this gradient needs.
+    Of what that is computed from, one operation is the last, such as the gradient of a layer's output; others that
+    need it wait. They come after it in an order that the graph has already, in which what makes the gradient can stand
+    directly behind that operation, so that waiting makes no circle.
+
+    Args:
+        gradients: In the graph of a step that is being traced; of any shape and dtype.
+    """
+    if tf.executing_eagerly() or not gradients:
+        return
+    graph = tf.compat.v1.get_default_graph()
+    # A constant of an outer function is no tensor of this graph.
+    made = dict.fromkeys(gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph)
+    before = _stateful_before(graph)
+    try:
+        order = {operation: number for number, operation in enumerate(_in_order(graph, before))}
+    except graphlib.CycleError:  # A loop of TensorFlow 1.
+        return
+    _with_edges.add(graph)
+    makers = {operation: _only_for(operation, made) for operation in made}
+    all_makers = set().union(*makers.values())
+    for operation, only in makers.items():
+        needed = {each for maker in only for each in _needed_by(maker, before)} - only
+        last = max(needed, key=order.__getitem__, default=None)
+        consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
+        for other in consumers - all_makers:
+            private.runs_after(other, operation)
+
+
+def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
+    """Returns for each operation that has a state, such as a variable's read, the last one before it.
+
+    When its function is traced, TensorFlow lets them run in the order in which they were made, by edges that aren't
+    there yet.
+    """
+    found, kinds, last = {}, dict[str, bool](), None
+    for operation in graph.get_operations():
+        kind = operation.type
+        if kind not in kinds:
+            kinds[kind] = operation.op_def.is_stateful
+        if kinds[kind]:
+            if last is not None:
+                found[operation] = last
+            last = operation
+    return found
+
+
+def _in_order(graph: tf.Graph, before: Mapping[tf.Operation, tf.Operation]) -> Iterable[tf.Operation]:
+    """Returns a graph's operations so that each comes after what it needs.
+
+    They are made in such an order: sorting them, which took as long as all the rest, is for a graph with edges of ours.
+    """
+    if graph not in _with_edges and tf.compat.v1.control_flow_v2_enabled():
+        return graph.get_operations()
+    needed = {each: _needed_by(each, before) for each in graph.get_operations()}
+    return graphlib.TopologicalSorter(needed).static_order()
+
+
+def _needed_by(operation: tf.Operation, before: Mapping[tf.Operation, tf.Operation]) -> list[tf.Operation]:
+    found = [tensor.op for tensor in operation.inputs] + operation.control_inputs
+    return [*found, before[operation]] if operation in before else found
+
+
+def _only_for(gradient: tf.Operation, others: Container[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that nothing but a gradient needs, itself included."""
+    waiting, found = [gradient], {gradient}
+    while waiting:
+        for each in {tensor.op for tensor in waiting.pop().inputs} - found:
+            needed_by = {consumer for tensor in each.outputs for consumer in tensor.consumers()}
+            if each not in others and needed_by <= found:
+                found.add(each)
+                waiting.append(each)
+    return found
+
+
+def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
+    """Divides tensors into packs, each of which is one exchange.
+
+    Args:
+        sizes: Bytes of each tensor, in the order in which they are known.
+        bytes_per_pack: A pack is full at so many bytes. Who has as many travels alone. 0 for one pack.
+
+    Returns:
+        The numbers of each pack's tensors. Every number is in one.
+    """
+    if not bytes_per_pack:
+        return [list(range(len(sizes)))] if sizes else []
+    packs: list[list[int]] = []
+    filling: list[int] = []
+    for number, size in enumerate(sizes):
+        if size >= bytes_per_pack:
+            packs.append([number])
+            continue
+        filling.append(number)
+        if sum(sizes[each] for each in filling) >= bytes_per_pack:
+            packs.append(filling)
+            filling = []
+    return [*packs, filling] if filling else packs
+
+
+def summed(gradients: Sequence[tf.Tensor], *, bytes_per_pack: int | None, dtype: tf.DType | None) -> list[tf.Tensor]:
+    """Returns the sums over all replicas, in as many exchanges as there are packs.
+
+    Args:
+        gradients: Of any shape, in the order in which they are known.
+        bytes_per_pack: As for `packed`, of what is sent; None for `BYTES_PER_PACK`.
+        dtype: In which elements are sent; None for their own. Sums are made in their own.
+    """
+    limit = BYTES_PER_PACK if bytes_per_pack is None else bytes_per_pack
+    totals: dict[int, tf.Tensor] = {}
+    for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
+        numbers = [number for number, gradient in enumerate(gradients) if gradient.dtype == kind]
+        width = (dtype or kind).size
+        sizes = [width * (gradients[number].shape.num_elements() or 0) for number in numbers]
+        for pack in packed(sizes, limit):
+            each = [numbers[place] for place in pack]
+            if len(each) == 1:
+                totals[each[0]] = _alone(gradients[each[0]], sizes[pack[0]] // (limit or sizes[pack[0]] or 1), dtype)
+            else:
+                totals.update(zip(each, _together([gradients[number] for number in each], dtype), strict=True))
+    return [totals[number] for number in range(len(gradients))]
+
+
+def _alone(gradient: tf.Tensor, pieces: int, dtype: tf.DType | None) -> tf.Tensor:
+    """Sends a large one in pieces: while one travels, another is copied, and a third is added."""
+    if pieces < 2:
+        return collectives.all_reduce(gradient, dtype=dtype)
+    flat = tf.reshape(gradient, [-1])
+    size = -(-flat.shape[0] // pieces)
+    each = [flat[first : first + size] for first in range(0, flat.shape[0], size)]
+    return _shaped(tf.concat([collectives.all_reduce(piece, dtype=dtype) for piece in each], 0), gradient)
+
+
+def _together(gradients: list[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
+    flat = [tf.reshape(gradient, [-1]) for gradient in gradients]
+    total = collectives.all_reduce(tf.concat(flat, 0), dtype=dtype)
+    parts = tf.split(total, tf.stack([tf.size(each) for each in flat]), num=len(flat))
+    return [_shaped(part, gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+def _shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
+    part = tf.reshape(part, tf.shape(like))
+    part.set_shape(like.shape)
+    return part

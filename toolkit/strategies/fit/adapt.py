@@ -1,0 +1,42 @@
+"""All that is wrapped of Keras and TensorFlow for our strategies, in one list: what is called first comes last."""
+
+from toolkit.strategies.exchange.private import adapt_collectives
+from toolkit.strategies.fit.building import adapt_building
+from toolkit.strategies.fit.callbacks import adapt_callbacks
+from toolkit.strategies.fit.export import adapt_exports
+from toolkit.strategies.fit.out_of_scope import adapt_calls
+from toolkit.strategies.input.epoch_iterator import adapt_epoch_iterator
+from toolkit.strategies.input.pipelines import adapt_pipelines
+from toolkit.strategies.processes.shared_files import adapt_checkpoints, adapt_models
+from toolkit.strategies.step.accumulation import adapt_accumulation
+from toolkit.strategies.step.batch_share import adapt_means
+from toolkit.strategies.step.moments import adapt_moments
+from toolkit.strategies.step.optimizer import adapt_optimizers
+from toolkit.strategies.step.sharded_optimizer import adapt_to_shards
+from toolkit.strategies.step.train_step import adapt_steps
+
+__all__ = ["adapt_keras", "adapt_replicas"]
+
+
+def adapt_keras() -> None:
+    """Has Keras's `fit`, callbacks and saving work under any strategy made here; called again, it does nothing."""
+    adapt_callbacks()
+    adapt_exports()
+    adapt_models()
+    adapt_epoch_iterator()
+
+
+def adapt_replicas() -> None:
+    """Has steps of several replicas give one device's numbers; called again, it does nothing."""
+    adapt_keras()
+    adapt_checkpoints()
+    adapt_collectives()
+    adapt_pipelines()
+    adapt_optimizers()
+    adapt_to_shards()
+    adapt_calls()
+    adapt_building()
+    adapt_accumulation()
+    adapt_means()
+    adapt_steps()
+    adapt_moments()

@@ -1,0 +1,143 @@
+"""A model's variables, made before its first step: replicas of a running step can't make any.
+
+On one device Keras lets the first step make what isn't there yet. Under a strategy it takes a batch from the data,
+calls the model on tensors without values, and so fails where a model has no `call`, as GANs have none, and takes the
+first shuffle from the data. Here the data's own description of its batches takes the place of a batch; and a
+`train_step` of the user's own makes the variables as it does on one device: it is run once on tensors without values,
+in which gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten.
+
+Keras has no public hook for it: `Model._maybe_symbolic_build`, `Model._symbolic_build` and TFEpochIterator are private;
+`tests/strategies/test_building.py` fails when they change.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from toolkit.strategies.exchange import mesh
+from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_building", "build"]
+
+_LOG = logging.getLogger(__name__)
+_here = threading.local()
+_ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras stands them where there are no labels, or no weights.
+
+
+def adapt_building() -> None:
+    """Has `fit` and `evaluate` build models in this way under strategies made here; called again, it does nothing."""
+    wrap(keras.Model, "_maybe_symbolic_build", _maybe_build)
+    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
+    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile)
+    wrap(tf.GradientTape, "gradient", _gradient)
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        wrap(kind, "apply", _apply)
+
+
+def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Leaves XLA out of a step that exchanges something: it can't compile that, and the first step would end there."""
+    original(model, *args, **kwargs)
+    strategy = model._distribute_strategy
+    exchanges = mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
+    if exchanges and model.jit_compile is True:
+        model.jit_compile = False
+        _LOG.warning(
+            "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
+            "exchange in a step. The model trains without XLA"
+        )
+
+
+def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    if not mesh.made_here(model._distribute_strategy):
+        original(model, iterator, data_batch)
+        return
+    build(model, data_batch if iterator is None else _batch_spec(iterator._distributed_dataset.element_spec))
+
+
+def _batch_spec(spec: Any) -> Any:
+    """Returns the description of one replica's batch from that of a distributed dataset's element."""
+
+    def one(leaf: Any) -> Any:
+        leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
+        return None if type(leaf).__name__ in _ABSENT else leaf
+
+    return tf.nest.map_structure(one, spec)
+
+
+def build(model: keras.Model, data: Any) -> None:
+    """Builds what isn't built yet of a model, of its metrics and of its optimizers, in its strategy's scope.
+
+    Args:
+        model: A compiled model.
+        data: (x,), (x, y) or (x, y, weights), or whatever else its `train_step` takes: whatever has shapes and dtypes.
+
+    Raises:
+        Whatever calling the model raises, where neither that nor its own `train_step` can make the variables.
+    """
+    with model.distribute_strategy.scope():
+        by_step: Exception | None = None
+        if _has_own_step(model):
+            if not _lacks_variables(model):  # Such as a model that a checkpoint was restored into.
+                return
+            try:
+                _run_step(model, data)
+                return
+            except Exception as error:  # Whatever the user's own code raises.
+                by_step = error
+                _LOG.debug("train_step can't be run on tensors without values", exc_info=True)
+        try:
+            model._symbolic_build(data_batch=data)
+        except Exception:
+            if by_step is not None:  # Keras takes causes off what `fit` raises.
+                _LOG.error("train_step, run on tensors without values, fails too: %r", by_step)
+            raise
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    return type(model).train_step is not keras.Model.train_step and getattr(model, "compiled", False)
+
+
+def _lacks_variables(model: keras.Model) -> bool:
+    layers_and_metrics = [*model._flatten_layers(include_self=False), *model.metrics]
+    others = [*optimizers_of(model), getattr(model, "_compile_loss", None)]
+    return not all(getattr(each, "built", True) for each in [*layers_and_metrics, *others])
+
+
+def _run_step(model: keras.Model, data: Any) -> None:
+    """Runs the model's own `train_step` once, outside of replicas and without values: it makes all variables."""
+    given = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
+        data,
+        none_is_leaf=True,
+    )
+    recorded: list[tuple[Any, list]] = []
+    _here.recorded = recorded
+    try:
+        backend.compute_output_spec(model.train_step, given)
+    finally:
+        _here.recorded = None
+    for optimizer, variables in recorded:
+        if not optimizer.built:
+            optimizer.build(variables)
+    model._post_build()
+
+
+def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    recorded = getattr(_here, "recorded", None)
+    if recorded is None:
+        original(optimizer, grads, trainable_variables)
+    else:
+        recorded.append((optimizer, list(trainable_variables or [])))
+
+
+def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_here, "recorded", None) is None:
+        return original(tape, target, sources, *args, **kwargs)
+    # A variable of several replicas has no handle here, and one that isn't made yet none at all.
+    return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)

@@ -1,0 +1,224 @@
+"""What Keras's own training loop needs from several processes, and has no hook for.
+
+Keras 3 knows nothing of other workers. `CallbackList` is the one object through which `fit`,
+`evaluate` and `predict` of every model pass at the right moments; so its public methods are
+wrapped, once for the process, for models that were built under a strategy of several processes.
+Others notice nothing; `tests/strategies/test_fit_callbacks.py` fails when Keras changes there. CONTRIBUTING
+lists all places where Keras's classes are touched.
+"""
+
+import functools
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.saving import saving_lib
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import mesh
+from toolkit.strategies.processes.agreement import extremes, is_chief, processes
+from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
+from toolkit.strategies.variables.optimizers import variables_of
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable, drop_snapshots, take_snapshots
+from toolkit.support.scopes import outside
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_callbacks"]
+
+# A callback of ours says so by an attribute, `reads_weights`.
+_READ_NO_WEIGHTS = {
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TerminateOnNaN,
+}
+_NEVER = sys.maxsize  # Steps between two savings.
+
+
+def adapt_callbacks() -> None:
+    """Makes callbacks and saving fit several processes; calling it again changes nothing."""
+    callbacks = keras.callbacks.CallbackList
+    wrap(callbacks, "set_model", _quieten)
+    wrap(callbacks, "on_train_begin", _begin_training)
+    wrap(callbacks, "on_epoch_begin", _begin_epoch)
+    wrap(callbacks, "on_train_batch_end", _end_batch)
+    wrap(callbacks, "on_epoch_end", _end_epoch)
+    wrap(callbacks, "on_train_end", _end_training)
+    for moment in ("on_test_begin", "on_predict_begin"):
+        wrap(callbacks, moment, _begin_other)
+    wrap(saving_lib, "get_attr_skipset", _without_strategy)
+
+
+def _shared(model: Any) -> bool:
+    return model is not None and processes(model.distribute_strategy) > 1
+
+
+def _has_replicas(model: Any) -> bool:
+    strategy = model.distribute_strategy if model is not None else None
+    return mesh.made_here(strategy) and mesh.replicas(strategy) > 1
+
+
+def _dispatching(model: Any) -> Any:
+    """Returns the model's strategy if it dispatches steps to workers, else None."""
+    strategy = model.distribute_strategy if model is not None else None
+    return strategy if hasattr(strategy, "replace_functions") else None
+
+
+def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
+    """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
+    if (strategy := _dispatching(model)) is not None:
+        strategy.replace_functions(model)
+    if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
+        _check_frequencies(callbacks.callbacks)
+    if _shared(model) and not is_chief(model.distribute_strategy):
+        for callback in callbacks.callbacks:
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.filename = os.devnull
+            elif isinstance(callback, keras.callbacks.TensorBoard):
+                callback.log_dir = _scratch().name
+            elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+                callback.save_freq = _NEVER
+            elif isinstance(callback, keras.callbacks.BackupAndRestore):
+                callback.save_freq = _NEVER  # It still restores what the chief wrote.
+                callback.delete_checkpoint = False
+    original(callbacks, model)
+
+
+def _check_frequencies(callbacks: Iterable) -> None:
+    for callback in callbacks:
+        frequency = getattr(callback, "save_freq", None)
+        if isinstance(frequency, int) and frequency != _NEVER:  # As an earlier `fit` has left it here.
+            raise StrategyError(
+                asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
+                found="the layers are sharded over processes, and the shards are gathered only at the end of an epoch",
+                remedy='Save with save_freq="epoch", or use toolkit.training.Run with checkpoint_steps',
+            )
+
+
+@functools.cache  # A temporary directory lives as long as its object: to the end of the process.
+def _scratch() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
+
+
+def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    if (strategy := _dispatching(callbacks.model)) is not None:
+        strategy.begin(callbacks.model)
+    original(callbacks, *args, **kwargs)  # A callback may restore weights.
+    if _shared(callbacks.model) and callbacks.model.built:
+        check_equal_weights(callbacks.model)
+        callbacks._toolkit_training = True
+        mine = any(_may_stop_in_an_epoch(callback) for callback in callbacks.callbacks)
+        callbacks._toolkit_may_stop = bool(_largest(callbacks.model, mine))
+        callbacks._toolkit_first_batch = getattr(callbacks.model.distribute_strategy, "first_batch", None)
+
+
+def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
+    if _shared(callbacks.model):
+        drop_snapshots(variables_of(callbacks.model))
+    original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
+    if (strategy := _dispatching(callbacks.model)) is not None:
+        steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
+        strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
+
+
+def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, *args, **kwargs)
+    if getattr(callbacks, "_toolkit_may_stop", False):  # Each for itself, they would wait for one another's steps.
+        callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
+    if (first := getattr(callbacks, "_toolkit_first_batch", None)) is not None:
+        callbacks._toolkit_first_batch = None
+        first.compare()
+
+
+def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    model = callbacks.model
+    if _has_replicas(model):
+        average_statistics(model)
+    if not _shared(model):
+        original(callbacks, *args, **kwargs)
+        return
+    if _some_read_weights(callbacks):  # Callbacks of the chief's alone may save.
+        take_snapshots(variables_of(model))
+    original(callbacks, *args, **kwargs)
+    # Whoever goes on finds what the chief's callbacks have written; and all stop together.
+    model.stop_training = bool(_largest(model, bool(model.stop_training)))
+
+
+def _some_read_weights(callbacks: Any) -> bool:
+    """Says whether a callback of any process may read sharded weights at the end of an epoch. It is a collective."""
+    model = callbacks.model
+    if not any(isinstance(variable, ReplicaShardedVariable) for variable in variables_of(model)):
+        return False
+    return bool(_largest(model, any(_may_read_weights(callback) for callback in callbacks.callbacks)))
+
+
+def _largest(model: Any, value: int) -> int:
+    """Returns the largest of the workers' whole numbers. It is a collective."""
+    return int(extremes(model.distribute_strategy, np.array([value], np.int64))[1][0])
+
+
+def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback has anything done after a batch that names `stop_training`, as one device's may.
+
+    Workers then ask one another after each batch, which takes one or two milliseconds; others' steps cost nothing.
+    """
+    after_batches = ("on_train_batch_end", "on_batch_end")
+    given = [getattr(callback, name, None) for name in (*after_batches, "on_train_batch_begin", "on_batch_begin")]
+    kinds = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
+    own = [value for kind in kinds for value in vars(kind).values()] if kinds else []
+    functions = [getattr(each, "__func__", each) for each in (*given, *own)]
+    return any(_names_stopping(each.__code__) for each in functions if hasattr(each, "__code__"))
+
+
+def _names_stopping(code: types.CodeType) -> bool:
+    within = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return "stop_training" in code.co_names or any(_names_stopping(each) for each in within)
+
+
+def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
+    """Whether its end of an epoch does anything that isn't known to leave weights alone."""
+    if isinstance(callback, keras.callbacks.EarlyStopping):
+        return bool(callback.restore_best_weights)
+    own = getattr(callback.on_epoch_end, "__func__", callback.on_epoch_end)
+    known = type(callback) in _READ_NO_WEIGHTS or not getattr(callback, "reads_weights", True)
+    return own is not keras.callbacks.Callback.on_epoch_end and not known
+
+
+def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    if _shared(callbacks.model):
+        # `fit` puts an optimizer's averages in the place of weights after the last epoch's callbacks: what the chief
+        # alone is to save is gathered again.
+        take_snapshots(variables_of(callbacks.model))
+    original(callbacks, *args, **kwargs)
+    if _shared(callbacks.model):
+        callbacks._toolkit_training = False
+        extremes(callbacks.model.distribute_strategy, np.array([0], np.int64))
+
+
+def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    if _has_replicas(callbacks.model) and callbacks.model.built:
+        average_statistics(callbacks.model)
+    looked_at = getattr(callbacks, "_toolkit_training", False)  # In `fit`, before.
+    if _shared(callbacks.model) and callbacks.model.built and not looked_at:
+        check_equal_weights(callbacks.model)
+    original(callbacks, *args, **kwargs)
+
+
+def _without_strategy(original: Callable, kind: str) -> Any:
+    """Lets Keras look at an optimizer that it makes for it and throws away, outside of any strategy's scope.
+
+    `fit` in a scope, as Keras's guide has it, has callbacks save there: the optimizer's variable would be a broadcast,
+    which the chief alone enters.
+    """
+    if not tf.distribute.has_strategy():
+        return original(kind)
+    return outside(lambda: original(kind))

@@ -1,0 +1,39 @@
+"""`Model.export` of a model under several replicas: whole weights, and one process that writes.
+
+A SavedModel has one variable where a strategy has one on each device: of a sharded weight, the first shard.
+"""
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from toolkit.strategies.processes.agreement import extremes, is_chief, processes
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_exports"]
+
+
+def adapt_exports() -> None:
+    """Has models export the same files as on one device; called again, it does nothing."""
+    wrap(keras.Model, "export", _export)
+
+
+def _export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = model.distribute_strategy
+    together = processes(strategy) > 1
+    with contextlib.ExitStack() as stack:
+        for variable in model.variables:
+            if isinstance(variable, ReplicaShardedVariable):
+                stack.enter_context(variable.in_one_place())
+        if together and not is_chief(strategy):  # The directory is everybody's; to trace, all have what one has.
+            filepath = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-")), "exported")
+        result = original(model, filepath, *args, **kwargs)
+    if together:  # Whoever goes on may load it.
+        extremes(strategy, np.array([0], np.int64))
+    return result

@@ -1,0 +1,81 @@
+"""What users do outside of steps and of a strategy's scope, and what works there on one device.
+
+A model is compiled again after its scope, with an optimizer that was made there; a callback prints a learning rate; a
+single batch is predicted. Variables of several replicas are TensorFlow's, which are no Python numbers, can't be mixed
+with plain ones, and give each replica the whole of a batch that no data set brings.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import variables as keras_variables
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import mesh
+from toolkit.strategies.processes.agreement import processes
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_calls"]
+
+
+def adapt_calls() -> None:
+    """Has these calls give one device's answers under strategies made here; called again, it does nothing."""
+    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
+    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
+    wrap(keras.Model, "predict_on_batch", _predict_once)
+    wrap(keras.Model, "quantize", _quantize)
+    for name in ("__float__", "__int__"):
+        wrap(keras_variables.Variable, name, _number)
+
+
+def _compile_in_scope(original: Callable, model: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+    """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope."""
+    if mesh.replicas(model.distribute_strategy) == 1:
+        return original(model, optimizer, *args, **kwargs)
+    with model.distribute_strategy.scope():
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            _make_in_scope(optimizer)
+        return original(model, optimizer, *args, **kwargs)
+
+
+def _make_in_scope(optimizer: Any) -> None:
+    """Gives an optimizer that was made outside of the scope, and hasn't been used, its variables in it."""
+    # It makes its count of steps and its learning rate when it is made.
+    if optimizer.built or any(isinstance(each.value, tf.distribute.DistributedValues) for each in optimizer.variables):
+        return
+    try:
+        made = type(optimizer).from_config(optimizer.get_config())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise StrategyError(
+            asked=f"compile was given a {type(optimizer).__name__} that was made outside of strategy.scope()",
+            found=f"its get_config() isn't enough to make it again in the scope ({str(error).splitlines()[0]})",
+            remedy="Make the optimizer in `with strategy.scope():`",
+        ) from error
+    vars(optimizer).clear()  # It stays the object that the user has.
+    vars(optimizer).update(vars(made))
+
+
+def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    if processes(model.distribute_strategy) > 1:
+        raise StrategyError(
+            asked="model.quantize on several workers",
+            found="TensorFlow sends no variables of 8 bits from one worker to the others",
+            remedy="Save the model, load it in a process that trains alone, and quantize it there",
+        )
+    return original(model, *args, **kwargs)
+
+
+def _predict_once(original: Callable, model: Any, x: Any) -> Any:
+    """Returns what the first replica has predicted: all of them are given the whole batch."""
+    outputs = original(model, x)
+    count = mesh.replicas(model.distribute_strategy)
+    return outputs if count == 1 else keras.tree.map_structure(lambda each: each[: len(each) // count], outputs)
+
+
+def _number(original: Callable, variable: Any) -> Any:
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        kind = float if original.__name__ == "__float__" else int
+        return kind(keras.ops.convert_to_numpy(variable))
+    return original(variable)

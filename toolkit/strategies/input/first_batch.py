@@ -1,0 +1,68 @@
+"""The first batch of each process's data: where they differ, each keeps its share of other examples."""
+
+import logging
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.input.batch_split import stated
+from toolkit.strategies.processes.consistency import difference
+
+__all__ = ["FirstBatch", "show_first"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class FirstBatch:
+    """The first batch of each process's data, of which each is to keep its share.
+
+    Args:
+        strategy: The strategy whose processes read the data.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._sum = 0
+
+    def take(self, *parts: np.ndarray) -> None:
+        """Notes it, called when it is read."""
+        for part in parts:
+            raw = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
+            self._sum = zlib.crc32(raw, self._sum)
+
+    def compare(self) -> None:
+        """Warns where the processes' differ. It is a collective, to be called when all have read one."""
+        found = difference(self._strategy, {"first batch": self._sum})
+        if found is not None:
+            _LOG.warning(
+                "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
+                "rest to the others, so if their data differ, most examples are never used. Give all workers the same "
+                "data, or set AutoShardPolicy.OFF if each has its own",
+                found.process,
+                found.chief,
+            )
+
+
+def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
+    """Returns the same dataset, which shows its first element to a function when that is read.
+
+    Args:
+        dataset: Any dataset.
+        look: Takes a NumPy array for each dense component of the first element; what it returns isn't used. An
+            iterator that goes on from a checkpoint doesn't call it.
+    """
+
+    def seen(*parts: Any) -> np.bool_:
+        look(*parts)
+        return np.True_
+
+    def keep(index: tf.Tensor, batch: Any) -> tf.Tensor:
+        dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant]
+        # Stateless, so that the dataset's iterators can be saved; and so nothing but its result keeps it in the graph.
+        first = lambda: tf.ensure_shape(tf.numpy_function(seen, dense, tf.bool, stateful=False), ())  # noqa: E731
+        return tf.cond(tf.equal(index, 0), first, lambda: tf.constant(True))
+
+    return stated(dataset.enumerate().filter(keep).map(lambda _, batch: batch), dataset.cardinality())

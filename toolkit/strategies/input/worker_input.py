@@ -1,0 +1,112 @@
+"""How a worker reads: the whole data set, of which it keeps its share of each batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.input import batch_split
+from toolkit.strategies.input.early_split import undecoded
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts
+from toolkit.strategies.input.first_batch import FirstBatch, show_first
+from toolkit.strategies.input.pipelines import untuned
+from toolkit.strategies.input.uneven_inputs import JoinedDataset
+from toolkit.strategies.processes.agreement import extremes, process_index, processes
+
+__all__ = ["ReadsShares"]
+
+_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to devices.
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class ReadsShares:
+    """Goes before TensorFlow's class of a strategy of several processes.
+
+    Attributes:
+        first_batch: That of the data which Keras's loop was given last; None where each worker has data of its own.
+    """
+
+    first_batch: FirstBatch | None = None
+    extended: Any
+    num_replicas_in_sync: int
+    distribute_datasets_from_function: Callable
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
+
+        Every worker reads the whole dataset and keeps its share, so that no example counts twice
+        and no replica goes without; of what it reads it decodes its own share only, where that can
+        be told. Under AutoShardPolicy.OFF each worker's batches are its own, and together they are
+        the global batch; under FILE TensorFlow deals the files out. Both may leave one worker with
+        less: an epoch of `fit` then ends for all with the first that runs out. A training loop of
+        your own gets TensorFlow's own dataset there.
+        """
+        if not isinstance(dataset, tf.data.Dataset) or not batch_split.is_batched(dataset):
+            return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        self.first_batch = None
+        local = len(self.extended.worker_devices)
+        # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
+        iterator = epoch_iterator()
+        keras = iterator is not None and processes(self) > 1
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            if not keras or policy != _Policy.OFF:
+                theirs = super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+                return JoinedDataset(self, theirs) if keras else theirs
+            own = batch_split.shares(dataset, indices=range(local), count=local)
+            return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
+        if keras and not predicts():
+            batch_split.check_arrays(iterator.data_adapter, self.num_replicas_in_sync)
+        undivided, decode = undecoded(dataset)
+        if keras:
+            self.first_batch = FirstBatch(self)
+            undivided = show_first(undivided, self.first_batch.take)
+
+        may_be_empty = predicts()
+
+        def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            mine = batch_split.shares_of_worker(context)
+            count = self.num_replicas_in_sync
+            return decode(batch_split.shares(undivided, indices=mine, count=count, may_be_empty=may_be_empty))
+
+        if not keras:
+            return self.distribute_datasets_from_function(share, options)
+        shared = self._read_evenly(share)
+        # Keras knows the length of arrays too, whose datasets don't say it.
+        batches = iterator.data_adapter.num_batches
+        self._check_lengths(-1 if batches is None else int(batches))
+        unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+        return JoinedDataset(self, shared) if unknown else shared
+
+    def _has_one_device(self) -> bool:
+        return len(self.extended.worker_devices) == 1
+
+    def _read_evenly(self, share: Callable) -> Any:
+        """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
+        if self._has_one_device():
+            # As Keras reads for one device without a strategy. TensorFlow's distributed iterators, which bring batches
+            # to devices, take 80 ms to make in each epoch, and at times crash where one is dropped that isn't at its
+            # end, as Keras does each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, one of some hundred
+            # evaluations on arrays).
+            pipelines, index = processes(self), process_index(self)
+            return untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
+        extended = self.extended
+        before = extended.experimental_enable_get_next_as_optional
+        # Else all workers ask one another in each step whether each has got a batch.
+        extended.experimental_enable_get_next_as_optional = False
+        try:
+            return self.distribute_datasets_from_function(lambda context: untuned(share(context)))
+        finally:
+            extended.experimental_enable_get_next_as_optional = before
+
+    def _check_lengths(self, batches: int) -> None:
+        """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""
+        lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
+        if lowest != highest:
+            raise StrategyError(
+                asked="every worker is to read the whole data set, and to keep its share of each batch",
+                found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
+                remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
+            )

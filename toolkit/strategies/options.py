@@ -1,0 +1,133 @@
+"""What users give a strategy: how gradients are exchanged, where variables live, how asynchronous training is."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import StrategyError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = [
+    "COMMUNICATIONS",
+    "DTYPES",
+    "OPTIMIZER_STATES",
+    "PLACEMENTS",
+    "GradientExchange",
+    "ParameterServerOptions",
+    "exchange_of",
+    "set_exchange",
+]
+
+COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
+DTYPES = ("float32", "float16", "bfloat16")
+OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
+PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
+_ATTRIBUTE = "_toolkit_gradient_exchange"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientExchange:
+    """How replicas exchange gradients.
+
+    Attributes:
+        dtype: The communication dtype: "float32" for the gradients' own, or "float16" or "bfloat16" for half the
+            bytes. float16 ends at 65,504, bfloat16 has 8 bits of precision. GPUs also add in it, processes that
+            exchange without NCCL in the gradients' own.
+        bytes_per_pack: Between processes, gradients are sent in packs of about so many bytes, each while others are
+            computed; 0 for all in one, when the last is known; None for 512 KiB, the best size at 1 Gbit/s.
+
+    Raises:
+        StrategyError: There is no such dtype, or the size is negative.
+    """
+
+    dtype: str = "float32"
+    bytes_per_pack: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise StrategyError(
+                asked=f"gradients with communication dtype {self.dtype}",
+                found="gradients aren't exchanged in that dtype",
+                remedy="Choose one of " + ", ".join(DTYPES),
+            )
+        if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
+            raise StrategyError(
+                asked=f"gradients in packs of {self.bytes_per_pack} bytes",
+                found="a pack can't be smaller than 0",
+                remedy="Leave bytes_per_pack out, or give such as 4194304",
+            )
+
+
+def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange) -> None:
+    """Has a strategy's replicas exchange gradients in this way, from the next model that is compiled."""
+    setattr(strategy, _ATTRIBUTE, exchange)
+
+
+def exchange_of(strategy: "tf.distribute.Strategy") -> GradientExchange:
+    """Returns how a strategy's replicas exchange gradients."""
+    return getattr(strategy, _ATTRIBUTE, GradientExchange())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterServerOptions:
+    """How parameter servers are used.
+
+    Attributes:
+        variables: "round_robin", each next variable on the next ps, as TensorFlow does it; "balanced",
+            each on the ps that holds the fewest bytes; "sharded", balanced, and the rows of large ones
+            sharded over several ps.
+        shards: The number of shards of each sharded variable; None for one on each ps.
+        min_shard_bytes: No shard is smaller; so smaller variables stay whole.
+        synchronous: Rounds: the workers share each batch, and their gradients are applied together.
+        max_staleness: How many updates may be applied between the reading of parameters and the update by the
+            gradient that was computed from them; None for no limit. One is a lot for SGD with momentum 0.9, or Adam
+            at a high rate: even one device that applies each gradient one step late learns as badly as two workers
+            without a limit.
+        steps_per_dispatch: How many steps a worker is sent at once; None for what suits their length.
+        min_lazy_bytes: Tables of this size or more, such as an Embedding's, are updated lazily: optimizers with moving
+            averages, such as Adam, update a row only in steps that look it up. Smaller tables are updated as on one
+            device. SGD without momentum and Adagrad update tables of any size as on one device.
+
+    Raises:
+        StrategyError: A value is out of its range, or two exclude each other.
+    """
+
+    variables: str = "round_robin"
+    shards: int | None = None
+    min_shard_bytes: int = 256 << 10
+    synchronous: bool = False
+    max_staleness: int | None = None
+    steps_per_dispatch: int | None = None
+    min_lazy_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if self.variables not in PLACEMENTS:
+            raise _wrong("variables", self.variables, "there is no such placement", "one of " + ", ".join(PLACEMENTS))
+        _check("shards", self.shards, least=1)
+        _check("min_shard_bytes", self.min_shard_bytes, least=1)
+        _check("min_lazy_bytes", self.min_lazy_bytes, least=1)
+        _check("max_staleness", self.max_staleness, least=0)
+        _check("steps_per_dispatch", self.steps_per_dispatch, least=1)
+        if self.shards is not None and self.variables != "sharded":
+            raise _wrong(
+                "shards", self.shards, f"variables={self.variables!r} keeps variables whole", "variables='sharded' too"
+            )
+        if self.synchronous and (self.max_staleness or (self.steps_per_dispatch or 1) > 1):
+            raise StrategyError(
+                asked="synchronous rounds with "
+                + ("max_staleness" if self.max_staleness else "several steps per dispatch"),
+                found="a round computes all gradients from the same parameters, one step at a time",
+                remedy="Leave one of the two out",
+            )
+
+
+def _check(name: str, value: Any, *, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _wrong(name, value, f"it must be a whole number of at least {least}", f"{least} or more")
+
+
+def _wrong(name: str, value: Any, found: str, give: str) -> StrategyError:
+    return StrategyError(asked=f"{name}={value!r}", found=found, remedy=f"Give {give}")

@@ -1,0 +1,287 @@
+"""A step: pull the variables, run the user's own `train_step`, push what it changes.
+
+`train_step` is Keras's or the user's, unchanged: it reads the step's own copies, and where it applies
+gradients they are sent to the ps and applied there by the optimizer's own update.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers.branches import adapt_branches
+from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.tables import (
+    LocalTable,
+    LocalValue,
+    RowsOfVariable,
+    UpdatedValue,
+    with_each_row_once,
+)
+from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
+from toolkit.strategies.variables.optimizers import trained_by
+from toolkit.support.wrapping import wrap
+
+__all__ = ["Step", "adapt_optimizers", "changes", "current", "push", "tracing"]
+
+_here = threading.local()  # `_here.step` is the one that is being traced.
+
+
+@contextlib.contextmanager
+def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
+    """While entered, optimizers ask this step what to do with gradients, and variables have the scope's values."""
+    _here.step = step
+    try:
+        with scope:
+            yield
+    finally:
+        _here.step = None
+
+
+def current() -> Any:
+    """Returns the step that is being traced, None outside of one."""
+    return getattr(_here, "step", None)
+
+
+def adapt_optimizers() -> None:
+    """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
+    wrap(keras.optimizers.Optimizer, "apply", _apply)
+    wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+    adapt_branches()
+
+
+def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    step = current()
+    if step is None:
+        return original(optimizer, grads, trainable_variables)
+    grads, variables = _paired(optimizer, grads, trainable_variables)
+    return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
+
+
+def _apply_scaled(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    step = current()
+    if step is None:
+        return original(optimizer, grads, trainable_variables)
+    return step.apply_scaled(optimizer, *_paired(optimizer, grads, trainable_variables))
+
+
+def _paired(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list, list]:
+    grads = list(grads)
+    variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
+    for gradient, variable in zip(grads, variables, strict=False):
+        if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
+            gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
+    return grads, variables
+
+
+class _OptimizerScope(LocalScope):
+    """What an optimizer sees while it applies: its counters' values in the step, and of what is sharded one shard."""
+
+    def __init__(self, step: "Step", values: Sequence[Any]) -> None:
+        super().__init__(step.variables.counters, values)
+        self.updating = False  # Whether a variable's own update is under way.
+        self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
+        self.rows: tuple[Any, tf.Tensor] | None = None  # The variable or shard, and which of its rows.
+        self._wholes = step.variables.values
+        self._step = step
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = self._wholes.get(id(variable))
+        found = None
+        if self.shard is not None and isinstance(value, ServerShardedVariable) and value.like is self.shard[0]:
+            found = value = value.shards[self.shard[1]]
+        if self.rows is not None and value is not None and value.shape == self.rows[0].shape:
+            found = RowsOfVariable(value, self.rows[1])
+        return super().get_current_value(variable) if found is None else found
+
+    def add_update(self, update: tuple) -> None:
+        """Takes an assignment, of variables on the ps where this step is to change them, such as sums of gradients."""
+        variable, value = update
+        whole = self._wholes.get(id(variable))
+        if self.updating or whole is None or id(variable) in self.values:
+            super().add_update(update)
+            return
+        value = tf.cast(value, whole.dtype)
+        for index, shard in enumerate(shards_of(whole)):
+            if self._step.wanted(shard.device):
+                with self._step.begun(shard.device):
+                    shard.assign(whole.rows(value, index) if isinstance(whole, ServerShardedVariable) else value)
+
+
+class Step:
+    """One step, while it is traced.
+
+    Args:
+        variables: The model's.
+        scope: The step's own copy of them.
+        versions: By ps device, which version the copy was read at.
+        slots: By ps device, the step's slot in its ledger, on that device.
+        only: Devices of the ps whose variables are to be updated; None for all.
+    """
+
+    def __init__(
+        self, variables: Variables, scope: LocalScope, versions: dict, slots: dict, only: frozenset | None = None
+    ) -> None:
+        self.variables = variables
+        self.scope = scope
+        self.versions = versions
+        self.slots = slots
+        self.only = only
+        self.entries: dict[str, tf.Tensor] = {}  # By ps device, what its ledger is to hold when it has applied.
+        self.optimizer_scope: _OptimizerScope | None = None
+        self._by_rows: dict[int, str] = {}  # How some rows only are updated, by a variable's value's id.
+
+    def wanted(self, device: str) -> bool:
+        return self.only is None or device in self.only
+
+    def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
+        counters = self.variables.counters
+        scope = _OptimizerScope(self, [self.scope.values[id(v)] for v in counters])
+        self.optimizer_scope = scope
+        values = self.variables.values
+        looked_up = [v for g, v in zip(grads, variables, strict=False) if isinstance(g, tf.IndexedSlices)]
+        self._by_rows = {id(values[id(v)]): self.variables.by_rows(optimizer, v) for v in looked_up}
+        with scope:
+            shards = [shard for v in variables for shard in shards_of(v.value)]
+            devices = sorted({shard.device for shard in shards})
+            # Something is changed before the gradients are sent, or where they aren't.
+            if optimizer.weight_decay is not None or optimizer.gradient_accumulation_steps:
+                dense = [g for g in grads if g is not None]
+                with tf.control_dependencies([tf.convert_to_tensor(g) for g in dense]):
+                    ready = tf.constant(0)
+                for device in devices:
+                    with tf.device(device), tf.control_dependencies([tf.identity(ready)]):
+                        self.begin(device)
+            with private.gradients_through(optimizer, self.send):
+                result = original(grads, variables)
+            for device in devices:
+                if self.wanted(device):
+                    here = [shard for shard in shards if shard.device == device]
+                    with tf.device(device), tf.control_dependencies([shard.value() for shard in here]):
+                        self._finish(device)
+        self.optimizer_scope = None
+        # What counts goes on from where the optimizer left it.
+        for v in counters:
+            if id(v) in scope.assigned:
+                self.scope.add_update((v, scope.values[id(v)]))
+        # A step that applies twice sees its own first update.
+        for v in variables:
+            if id(v) in self.scope.values:
+                before = self.scope.values[id(v)]
+                fresh = before.anew() if isinstance(before, LocalTable) else UpdatedValue(values[id(v)], before)
+                self.scope.values[id(v)] = fresh
+        return result
+
+    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
+        """Applies gradients of a loss that was scaled, or enters in the ledgers that they were left out."""
+
+        def skip() -> None:
+            values = self.variables.values
+            for device in sorted({shard.device for v in variables for shard in shards_of(values[id(v)])}):
+                with tf.device(device):
+                    self.begin(device)
+                    self._finish(device)
+
+        private.apply_if_finite(optimizer, grads, variables, skip)
+
+    def begin(self, device: str) -> None:
+        if device in self.entries or not self.wanted(device) or device not in self.variables.ledgers:
+            return
+        self.variables.applied_on.add(device)
+        self.entries[device] = self.variables.ledgers[device].begin(self.slots[device], self.versions[device])
+
+    def _finish(self, device: str) -> None:
+        if device in self.entries:
+            self.variables.ledgers[device].finish(self.slots[device], self.entries.pop(device))
+
+    def begun(self, device: str) -> Any:
+        """While entered, operations wait until the update has begun on a ps."""
+        return tf.control_dependencies([self.entries[device]] if device in self.entries else [])
+
+    def send(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
+        """Moves gradients to where their variables are, the small ones of each ps as one tensor."""
+        out: list[tuple] = []
+        by_device: dict[str, list[tuple]] = {}
+        for gradient, value in grads_and_vars:
+            if gradient is None:
+                out.append((None, value))
+                continue
+            whole = gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+            if self._by_rows.get(id(value)) == "lazy":  # Else as on one device, which squares what it finds.
+                whole = with_each_row_once(gradient)
+            if isinstance(value, ServerShardedVariable):
+                for index, shard in enumerate(value.shards):
+                    by_device.setdefault(shard.device, []).append((value.rows(whole, index), shard))
+            else:
+                by_device.setdefault(value.device, []).append((whole, value))
+        for device, pairs in by_device.items():
+            if not self.wanted(device):
+                continue
+            by_rows = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+            dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+            gradients = [gradient for gradient, _ in dense]
+            sent = packed(gradients)
+            with tf.device(device):
+                arrived = [tf.identity(flat) for flat in sent]
+                rows = [tf.nest.map_structure(tf.identity, pair[0], expand_composites=True) for pair in by_rows]
+                with tf.control_dependencies([*arrived, *(each.values for each in rows)]):
+                    self.begin(device)
+                with self.begun(device):
+                    gradients = unpacked(arrived, gradients)
+            for pairs_here, given in ((dense, gradients), (by_rows, rows)):
+                out += [(gradient, value) for gradient, (_, value) in zip(given, pairs_here, strict=True)]
+        return out
+
+    def update(self, original: Callable, shard: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
+        """Updates a variable, or a shard of one, in the place of `strategy.extended.update`."""
+        if not self.wanted(shard.device):
+            return None
+        scope = self.optimizer_scope
+        of = getattr(shard, "_shard_of", None)
+        if scope is not None:
+            scope.updating, scope.shard = True, of
+            whole = shard if of is None else of[0]
+            if args and isinstance(args[0], tf.IndexedSlices) and self._by_rows.get(id(whole)):
+                indices, by_rows = args[0].indices, fn
+                scope.rows = shard, indices
+                fn, args = lambda v, *rest: by_rows(RowsOfVariable(v, indices), *rest), (args[0].values, *args[1:])
+        try:
+            with self.begun(shard.device):
+                return original(shard, fn, args, kwargs, group)
+        finally:
+            if scope is not None:
+                scope.updating, scope.shard, scope.rows = False, None, None
+
+
+def changes(
+    variables: Variables, scope: LocalScope, before: Sequence[LocalValue], only: frozenset | None = None
+) -> dict[str, list]:
+    """Returns, by device, (what a step added to a served variable that it assigned, how to add it)."""
+    by_device: dict[str, list[tuple]] = {}
+    for v, old in zip(variables.served, before, strict=True):
+        if id(v) not in scope.assigned:
+            continue
+        value = variables.values[id(v)]
+        change = tf.convert_to_tensor(scope.values[id(v)])
+        adds = tf.as_dtype(v.dtype).is_floating or tf.as_dtype(v.dtype).is_integer
+        if adds:
+            change = change - old.read_value()
+        for index, shard in enumerate(shards_of(value)):
+            if only is None or shard.device in only:
+                mine = value.rows(change, index) if isinstance(value, ServerShardedVariable) else change
+                by_device.setdefault(shard.device, []).append((mine, shard.assign_add if adds else shard.assign))
+    return by_device
+
+
+def push(changed: dict[str, list]) -> None:
+    """Has the ps add what a step changed besides its parameters, such as moving averages."""
+    for device, pairs in changed.items():
+        sent = packed([change for change, _ in pairs])
+        with tf.device(device):
+            arrived = unpacked(sent, [change for change, _ in pairs])
+            for (_, assign), change in zip(pairs, arrived, strict=True):
+                assign(change)

@@ -1,0 +1,125 @@
+"""Who trains together: TensorFlow's resolver of a cluster, the wait for the others, and when one counts as gone."""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
+from tensorflow.python.eager import context
+
+from toolkit import cluster as _cluster
+from toolkit.errors import StrategyError
+from toolkit.support import status
+
+__all__ = ["ends_in", "expect_heartbeats", "keeps_sigterm", "resolve", "resolver_here", "tasks", "wait_for_others"]
+
+
+def resolver_here() -> Any:
+    """Returns the resolver of the environment's cluster; None where this process is alone, as TensorFlow has it."""
+    found = _cluster.discover(os.environ)
+    return None if found is None or found.task.job == "evaluator" else resolve(found.cluster, found.task)
+
+
+def resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
+    """Returns TensorFlow's resolver of those tasks of a cluster that train together.
+
+    Raises:
+        StrategyError: They don't, or this task isn't one of them.
+    """
+    if any(other.job == "ps" for other in members.tasks):
+        raise StrategyError(
+            asked="multi_worker trains by all-reduce between chief and workers",
+            found="the cluster has parameter servers, which multi_worker can't use",
+            remedy="Leave the ps tasks out of the cluster",
+        )
+    if task not in members.synchronous:
+        raise StrategyError(
+            asked=f"{task} uses the strategy multi_worker",
+            found="only the chief and the workers of the cluster train",
+            remedy="Start this task as chief or worker, or don't start it",
+        )
+    together = members.restricted_to(members.synchronous)
+    workers = [other.index for other in together.tasks if other.job == "worker"]
+    if workers and workers != list(range(len(workers))):
+        raise StrategyError(
+            asked="multi_worker counts the workers from 0 on",
+            found=f"the cluster has worker {', '.join(map(str, workers))} only",
+            remedy="List all workers, or number them without gaps",
+        )
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(together.as_dict()), task_type=task.job, task_id=task.index, rpc_layer="grpc"
+    )
+
+
+def tasks(resolver: Any) -> dict[str, str]:
+    """Returns the addresses of a resolver's tasks, by their names."""
+    jobs = resolver.cluster_spec().as_dict()
+    return {f"{job}:{index}": address for job, listed in jobs.items() for index, address in enumerate(listed)}
+
+
+def wait_for_others(resolver: Any, timeout: float) -> None:
+    """Waits until all that train together can be reached, and run the same program."""
+    jobs = resolver.cluster_spec().as_dict()
+    if jobs and resolver.task_type:
+        members = _cluster.Cluster(jobs)
+        task = _cluster.Task(resolver.task_type, resolver.task_id)
+        _cluster.check_proxies(members, os.environ)
+        # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
+        # the worker's index in any of them.
+        program = _cluster.describe_program(
+            getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
+        )
+        _cluster.wait_for_tasks(members.restricted_to(members.synchronous), task, timeout=timeout, program=program)
+
+
+def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> None:
+    """Says after how many seconds without a heartbeat a worker counts as gone, before a strategy is made.
+
+    MultiWorkerMirroredStrategy configures TensorFlow's coordination service itself, with ten seconds, unless that has
+    been done; there is no public way to say another number. A heartbeat that isn't answered within half the time ends
+    a worker: a gap of 10 s needs more than 20 s.
+    """
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job))
+        for job in ("chief", "worker")
+        if job in cluster_spec.jobs
+    ]
+    if context.context().coordination_service is None:
+        context.context().configure_coordination_service(
+            service_type="standalone",
+            service_leader=multi_worker_util.coordination_leader(cluster_spec),
+            heartbeat_timeout_in_ms=max(1, round(1000 * seconds)),
+            coordinated_jobs=jobs,
+        )
+
+
+@contextlib.contextmanager
+def ends_in(seconds: float) -> Iterator[None]:
+    """Ends the process where connecting takes too long.
+
+    While TensorFlow waits for a peer it holds Python's interpreter lock and ignores SIGTERM: no
+    exception, thread or timer of Python's gets a turn. faulthandler's thread needs no lock.
+    """
+    faulthandler.dump_traceback_later(max(seconds, 60), exit=True)  # All have met: it should be a second.
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def keeps_sigterm() -> Iterator[None]:
+    """Puts SIGTERM's handler back: TensorFlow's own notes the signal and does nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,88 @@
+"""Files that every worker of a script writes under the same name: each is whole at any moment.
+
+Every worker of an unmodified script calls `model.save`, or saves a `tf.train.Checkpoint`, with the same path. Written
+in place, they would write into each other's files. Each writes them, although they write the same: whoever goes on may
+read them at once, and a worker that left it to the chief could read older ones, or have a disk of its own.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
+
+from toolkit.strategies.processes.agreement import processes
+from toolkit.support import files
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_checkpoints", "adapt_models"]
+
+
+def adapt_models() -> None:
+    """Has models of several processes write whole files; called again, it does nothing."""
+    wrap(keras.Model, "save", _save)
+    wrap(keras.Model, "save_weights", _save)
+
+
+def adapt_checkpoints() -> None:
+    """Has TensorFlow do so in this process, which trains with others; called again, it does nothing."""
+    # What tf.train.Checkpoint and CheckpointManager write by; both then note the path that it returns.
+    wrap(TrackableSaver, "save", _save_checkpoint)
+
+
+def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes aside, and puts the whole file in place."""
+    strategy = model.distribute_strategy
+    if hasattr(strategy, "replace_functions"):  # It dispatches steps to workers.
+        strategy.wait_for_steps(model)
+    if processes(strategy) == 1 or not _is_here(filepath):
+        return original(model, filepath, *args, **kwargs)
+    path = pathlib.Path(filepath)
+    # Keras tells the format by the end of the name.
+    suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
+    with files.replacing(path, name=f".{path.name.removesuffix(suffix)}.{_own()}{suffix}") as aside:
+        return original(model, aside, *args, **kwargs)
+
+
+def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes the files of a checkpoint aside, and puts all of them in place: others' index would be of other data."""
+    if not tf.executing_eagerly() or not _is_here(file_prefix):
+        return original(saver, file_prefix, *args, **kwargs)
+    path = pathlib.Path(file_prefix)
+    aside = path.with_name(f".{path.name}.{_own()}")
+    try:
+        original(saver, str(aside), *args, **kwargs)
+        with _locked(path.parent):
+            for part in sorted(path.parent.glob(f"{aside.name}.*")):  # The data come before their index.
+                part.replace(path.with_name(path.name + part.name.removeprefix(aside.name)))
+    finally:
+        for part in path.parent.glob(f"{aside.name}.*"):
+            part.unlink(missing_ok=True)
+    return tf.constant(os.fspath(file_prefix))
+
+
+def _is_here(path: Any) -> bool:
+    return isinstance(path, (str, os.PathLike)) and "://" not in str(path)
+
+
+def _own() -> str:
+    """What no other process calls its files."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+    """While entered, no other process is in here for this directory, as far as its file system knows of locks."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,12 @@
+"""One step's numbers, those of one device: come here for losses, gradients and logs.
+
+In the order of a step of `fit`: `train_step` is told its replica's share, losses are weighted by it, `optimizer` sums
+gradients over replicas and updates, and `train_step` makes the logs the whole batch's.
+
+batch_share   each replica's share of a batch, and losses and means weighted by it
+moments       sums of a synchronised normalisation, in one exchange each way
+train_step    the step itself: it knows its share, and its logs are the whole batch's
+sharded_optimizer  what an optimizer needs for sharded variables
+accumulation  gradients of several steps, added up by each replica for itself and exchanged once
+optimizer     `apply`: gradients are summed over replicas, then each does what one device does
+"""

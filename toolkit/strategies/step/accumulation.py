@@ -1,0 +1,161 @@
+"""Gradients of several steps, added up by each replica for itself and exchanged once, between processes.
+
+Keras adds gradients of `gradient_accumulation_steps` steps up, and uses their mean. Exchanged in each of these steps
+they would cost as many exchanges. So a replica's sums are its own: variables that TensorFlow keeps for each replica and
+adds where they are read, saved or compared, and divides where they are set, so that a checkpoint has the whole sum and
+goes on with any number of replicas.
+
+What has to be known in every step is still exchanged in every step, each replica adding its part of the total: rows of
+tables, which would come as whole tables, and gradients that a loss scale may have made infinite. Where layers or the
+optimizer's state are in shards, all are exchanged in every step: norms are needed before the branch in which Keras
+updates.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives, overlap
+from toolkit.strategies.exchange.gradients import mapped, over_replicas
+from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.options import exchange_of
+from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.zero1 import optimizer_state_of
+from toolkit.support.scopes import outside
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_accumulation", "exchanged_later", "later", "settle"]
+
+_here = threading.local()
+
+
+def adapt_accumulation() -> None:
+    """Makes Keras's optimizers add up by replica; called again, it does nothing."""
+    optimizer = keras.optimizers.Optimizer
+    wrap(optimizer, "build", _build)
+    wrap(optimizer, "add_variable_from_reference", _add_variable)
+    wrap(optimizer, "_backend_apply_gradients", _apply)
+    wrap(optimizer, "_clip_gradients", lambda original, self, grads: original(self, _whole(grads)))
+
+
+def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int]:
+    """Returns the numbers of those gradients that need no exchange before Keras updates."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
+        return frozenset()
+    return frozenset(
+        number
+        for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
+        if isinstance(gradient, tf.Tensor)
+        and _adds_by_replica(optimizer, variable)
+        and not getattr(variable, "overwrite_with_gradient", False)
+    )
+
+
+@contextlib.contextmanager
+def exchanged_later(optimizer: Any, variables: Collection) -> Iterator[None]:
+    """While entered, gradients of these variables that an optimizer is given are those of this replica."""
+    before, _here.later = _later(), frozenset(optimizer._var_key(variable) for variable in variables)
+    try:
+        yield
+    finally:
+        _here.later = before
+
+
+def settle(model: keras.Model) -> None:
+    """Gives each replica an equal part of what all have added up, as one that reads a checkpoint of now will have.
+
+    Sums are then made of the same numbers in a run that goes on and in one that is resumed. It is a collective.
+    """
+    for optimizer in optimizers_of(model):
+        for variable in optimizer.variables if optimizer.built else ():
+            if _is_by_replica(variable):
+                variable.assign(variable.numpy())
+
+
+def _later() -> frozenset:
+    return getattr(_here, "later", frozenset())
+
+
+def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
+    strategy = optimizer._distribution_strategy
+    _here.by_replica = (
+        replicas(strategy) > 1
+        and overlap.begins_by_itself(strategy)
+        and optimizer_state_of(strategy) == "replicated"
+        and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
+    )
+    try:
+        original(optimizer, variables)
+    finally:
+        _here.by_replica = False
+
+
+def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    name = kwargs.get("name", args[0] if args else None)
+    if name != "gradient_accumulator" or not getattr(_here, "by_replica", False):
+        return original(optimizer, reference_variable, *args, **kwargs)
+
+    def make() -> keras.Variable:
+        with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
+            return keras.Variable(
+                "zeros",
+                shape=reference_variable.shape,
+                dtype=reference_variable.dtype,
+                trainable=False,
+                aggregation="sum",
+                synchronization="on_read",
+                name=f"{reference_variable.path}_{name}".replace("/", "_"),
+            )
+
+    # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
+    made = make() if tf.distribute.in_cross_replica_context() else outside(make)
+    optimizer._track_variable(made)
+    return made
+
+
+def _adds_by_replica(optimizer: Any, variable: Any) -> bool:
+    if not optimizer.gradient_accumulation_steps:
+        return False
+    return _is_by_replica(optimizer._accumulated_gradients[optimizer._get_variable_index(variable)])
+
+
+def _is_by_replica(variable: Any) -> bool:
+    return getattr(variable, "synchronization", None) == "on_read" and variable.aggregation == "sum"
+
+
+def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
+    count = collectives.replica_id_and_count()[1]
+    own = [count > 1 and _adds_by_replica(optimizer, variable) for variable in variables]
+    if not any(own):
+        original(optimizer, grads, variables)
+        return
+    waits = [optimizer._var_key(variable) in _later() for variable in variables]
+    total = [its and not wait for its, wait in zip(own, waits, strict=True)]
+    _here.waits, _here.total = waits, total
+    grads = [mapped(g, lambda values: values / count) if its else g for g, its in zip(grads, total, strict=True)]
+    try:
+        original(optimizer, grads, variables)
+    finally:
+        _here.waits = _here.total = None
+
+
+def _whole(grads: Sequence) -> list:
+    """Returns gradients of all replicas, of what each has added up, where Keras updates."""
+    out = list(grads)
+    waits, total = getattr(_here, "waits", None), getattr(_here, "total", None)
+    if waits is None or total is None:
+        return out
+    count = collectives.replica_id_and_count()[1]
+    out = [mapped(g, lambda values: values * count) if its else g for g, its in zip(out, total, strict=True)]
+    numbers = [number for number, its in enumerate(waits) if its]
+    numbers.reverse()  # The last layers' gradients are known first.
+    if numbers:
+        totals = over_replicas([out[number] for number in numbers], exchange_of(tf.distribute.get_strategy()))
+        for number, total in zip(numbers, totals, strict=True):
+            out[number] = total
+    return out

@@ -1,0 +1,250 @@
+"""Each replica's share of a step's batch, and losses, their gradients and means weighted by it.
+
+Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
+written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
+and its gradient is sum over r of w_r * g_r. So `gradients` multiplies by w_r and all-reduces, and in a step of `fit` no
+loss is divided by the number of replicas. A loop of the user's own around `strategy.run` sums, as TensorFlow's guides
+have it.
+
+A loss that Keras divides by the replica's own sum of weights or mask, d_r, becomes l_r * (d_r / sum over r of d_r) /
+w_r. What TensorFlow's `compute_average_loss` and `scale_regularization_loss` divide for replicas whose gradients are
+summed is divided by w_r, for the same reason.
+
+Keras has no public hook for it: three functions of `keras.src.losses.loss` are wrapped here, and nowhere else;
+`tests/strategies/test_losses.py` fails when they change.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as _loss
+
+from toolkit.strategies.exchange import collectives
+from toolkit.support.graphs import computed_from
+from toolkit.support.wrapping import wrap
+
+__all__ = ["Share", "adapt_means", "batch_mean", "counted", "current", "unweigh", "weigh"]
+
+_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+class Share:
+    """This replica's share of a step's batch.
+
+    Args:
+        rows: How many examples it has.
+
+    Attributes:
+        in_loss: Whether the loss that is being differentiated is weighted already.
+        scaled: Losses that a LossScaleOptimizer has scaled, and that were weighted before.
+        scaled_by: The ids of those optimizers: the gradients that they are given are weighted already.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.in_loss = False
+        self.scaled: list[tf.Tensor] = []
+        self.scaled_by: set[int] = set()
+        self._rows = tf.cast(rows, tf.float64)
+        self._weight: tf.Tensor | None = None
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """Its part of all replicas' examples, a float64 scalar; asked for first, a collective."""
+        if self._weight is None:
+            self._weight = tf.math.divide_no_nan(self._rows, collectives.all_reduce(self._rows))
+        return self._weight
+
+
+def current() -> Share | None:
+    """Returns the share of the step that is being traced or run; None outside of `fit` and `evaluate`."""
+    return getattr(_here, "share", None)
+
+
+@contextlib.contextmanager
+def counted(share: Share | None) -> Iterator[None]:
+    """While entered, `current` returns this."""
+    before, _here.share = current(), share
+    try:
+        yield
+    finally:
+        _here.share = before
+
+
+def weigh(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as it is, whose gradient counts by this replica's share.
+
+    Where replicas exchange activations, a gradient that goes to another replica has to be weighted on its way.
+    """
+    return _scaled(x, lambda gradient, weight: gradient * weight)
+
+
+def unweigh(x: tf.Tensor) -> tf.Tensor:
+    """Takes back what `weigh` does, where gradients come from others: they will be weighted when they are exchanged."""
+    return _scaled(x, lambda gradient, weight: gradient / weight)
+
+
+def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
+    share = current()
+    if share is None:
+        return x
+    weight = tf.cast(share.weight, x.dtype)
+
+    @tf.custom_gradient
+    def same(x: tf.Tensor) -> tuple:
+        return tf.identity(x), lambda gradient: gradient if share.in_loss else scale(gradient, weight)
+
+    return same(x)
+
+
+def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
+    """Returns this replica's part of a mean over the whole batch; see `toolkit.strategies.batch_mean`."""
+    values = tf.convert_to_tensor(values)
+    weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
+    share = current()
+    total = tf.stop_gradient(collectives.all_reduce(tf.reduce_sum(weights)))
+    part = tf.math.divide_no_nan(tf.reduce_sum(values * weights), total)
+    return part if share is None else tf.math.divide_no_nan(part, tf.cast(share.weight, part.dtype))
+
+
+def adapt_means() -> None:
+    """Makes losses, their gradients and means those of the whole batch; called again, it does nothing."""
+    wrap(tf.GradientTape, "gradient", _gradient)
+    wrap(keras.metrics.Mean, "update_state", _update_mean)
+    wrap(_loss, "scale_loss_for_distribution", _unless_in_fit)
+    wrap(_loss, "unscale_loss_for_distribution", _unless_in_fit)
+    wrap(_loss, "reduce_weighted_values", _reduced)
+    for name in ("add_loss", "_get_own_losses", "_clear_losses"):
+        wrap(keras.Layer, name, _of_this_replica)
+    wrap(tf.nn, "compute_average_loss", _average)
+    wrap(tf.nn, "scale_regularization_loss", _regularization)
+
+
+def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Takes a scalar, which is a mean over this replica's share, for as much as that share counts."""
+    share = current()
+    if share is not None and sample_weight is None and not keras.ops.shape(values):
+        sample_weight = share.weight * collectives.replica_id_and_count()[1]
+    return original(metric, values, sample_weight)
+
+
+def _gradient(
+    original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
+) -> Any:
+    """Takes a vector of losses for the sum that it is: its gradients are added, where those of a mean are averaged.
+
+    Only gradients of variables are exchanged. Those of tensors, as in a gradient penalty, stay on their replica.
+    """
+    share = current()
+    if share is None:
+        return original(tape, target, sources, output_gradients, **kwargs)
+
+    def seed(each: Any) -> tf.Tensor:
+        ones = tf.ones_like(each)
+        return ones if each.shape.rank == 0 else tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
+
+    vectors = any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
+    if vectors and output_gradients is None and _of_variables(sources):
+        output_gradients = tf.nest.map_structure(seed, target)
+    before, share.in_loss = share.in_loss, _is_of(target, share.scaled)
+    try:
+        return original(tape, target, sources, output_gradients, **kwargs)
+    finally:
+        share.in_loss = before
+
+
+def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
+    """Says whether what is differentiated is one of these losses, or was computed from one."""
+    targets = [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+    if not losses or any(each is loss for each in targets for loss in losses):
+        return bool(losses)
+    if tf.executing_eagerly():
+        return False
+    made = {loss.op for loss in losses}
+    return any(each in made for each in computed_from([each.op for each in targets], made))
+
+
+def _of_variables(sources: Any) -> bool:
+    return not any(tf.is_tensor(each) and not _is_variable(each) for each in tf.nest.flatten(sources))
+
+
+def _is_variable(each: Any) -> bool:
+    return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
+
+
+def _of_this_replica(original: Callable, layer: Any, *args: Any) -> Any:
+    """Has what a layer adds to the loss kept by replica: the replicas of a process are threads, which take turns."""
+    replica, count = collectives.replica_id_and_count()
+    if count == 1:
+        return original(layer, *args)
+    kept = vars(layer)  # Passes by what Keras does when an attribute is set.
+    shared, kept["_losses"] = kept["_losses"], kept.setdefault("_toolkit_losses", {}).setdefault(replica, [])
+    try:
+        return original(layer, *args)
+    finally:
+        kept["_losses"] = shared
+
+
+def _average(
+    original: Callable, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    value = original(per_example_loss, sample_weight, global_batch_size)
+    share = current()
+    if share is None:
+        return value
+    if global_batch_size is None:  # TensorFlow takes the number of replicas times the examples of this one.
+        return value * tf.cast(collectives.replica_id_and_count()[1], value.dtype)
+    return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
+
+
+def _regularization(original: Callable, regularization_loss: Any) -> Any:
+    value = original(regularization_loss)
+    if current() is None:
+        return value
+    return value * tf.cast(collectives.replica_id_and_count()[1], value.dtype)
+
+
+def _unless_in_fit(original: Callable, value: Any) -> Any:
+    """In a step of `fit` means are averaged, not summed: there is nothing to scale."""
+    return original(value) if current() is None else value
+
+
+def _reduced(
+    original: Callable,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Reduces as Keras does, and multiplies by what this replica's part of the divisor is too much or too little."""
+    value = original(values, sample_weight, mask, reduction, dtype)
+    _, count = collectives.replica_id_and_count()
+    if count == 1 or reduction in (None, "none") or value.shape.rank != 0:
+        return value
+    share = current()
+    own = _divisor(sample_weight, mask, reduction, value.dtype)
+    if reduction == "sum":
+        # A sum over replicas, where they are averaged.
+        return value if share is None else tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
+    if own is None:
+        return value
+    part = tf.math.divide_no_nan(own, collectives.all_reduce(own))
+    if share is None:
+        return value * part * count
+    return value * tf.math.divide_no_nan(part, tf.cast(share.weight, value.dtype))
+
+
+def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Tensor | None:
+    """Returns what Keras divides this replica's sum by; None where it is the number of elements."""
+    if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        weights = None if sample_weight is None else tf.cast(sample_weight, dtype)
+        own = tf.reduce_sum(_loss.apply_mask(weights, mask, dtype=dtype, reduction=reduction))
+    elif reduction in ("mean", "sum_over_batch_size") and mask is not None:
+        own = tf.reduce_sum(tf.cast(mask, dtype))
+    else:
+        return None
+    return tf.stop_gradient(own)

@@ -1,0 +1,179 @@
+"""What an optimizer needs for variables of which each replica holds a shard: norms, wholes, and slots that are shards.
+
+Gradients have been exchanged when it comes to this (see `optimizer`). Keras has no public hook for it: the methods of
+`keras.optimizers.Optimizer` that are wrapped here stand in `adapt_to_shards`.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.gradients import mapped, values_of
+from toolkit.strategies.exchange.mesh import Among
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_cut, make_part_of_slot, make_slot, shards_slots
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_to_shards", "finite_alike"]
+
+_here = threading.local()
+
+
+def adapt_to_shards() -> None:
+    """Makes Keras's optimizers train sharded variables; called again, it does nothing."""
+    optimizer = keras.optimizers.Optimizer
+    wrap(optimizer, "_backend_apply_gradients", _apply_shards)
+    wrap(optimizer, "_clip_gradients", _clip)
+    wrap(optimizer, "add_variable_from_reference", _slot)
+    wrap(optimizer, "_update_model_variables_moving_average", _average)
+
+
+def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
+    """Gathers shards for an optimizer that has to see a variable whole, and the norms by which others clip.
+
+    Of variables whose slots are sharded over all replicas, it is given this replica's parts, which come together then.
+    """
+    sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
+    cut = [is_cut(optimizer, variable) for variable in variables]
+    if not any(sharded + cut) or collectives.replica_id_and_count()[1] == 1:
+        original(optimizer, grads, variables)
+        return
+    if isinstance(optimizer, WHOLE):
+        # Each replica has all slots of what is gathered.
+        grads = [
+            v.gather(tf.convert_to_tensor(g)) if its else g for g, v, its in zip(grads, variables, sharded, strict=True)
+        ]
+        variables = [_Whole(v) if its else v for v, its in zip(variables, sharded, strict=True)]
+        original(optimizer, grads, variables)
+        return
+    if optimizer.clipnorm or optimizer.global_clipnorm:
+        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, cut)
+    in_branch = bool(optimizer.gradient_accumulation_steps)
+    _here.parts = parts = Parts(
+        optimizer, [v for v, its in zip(variables, cut, strict=True) if its], in_branch=in_branch
+    )
+    part = iter(parts.each)
+    try:
+        original(optimizer, grads, [next(part) if its else v for v, its in zip(variables, cut, strict=True)])
+        parts.bring_together()
+    finally:
+        _here.squares = _here.parts = None
+
+
+def _average(original: Callable, optimizer: Any, *args: Any) -> None:
+    """Has averages be of whole weights."""
+    if (parts := getattr(_here, "parts", None)) is not None:
+        parts.bring_together()
+    original(optimizer, *args)
+
+
+def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequence:
+    """Returns the gradients that Keras is going to clip: with accumulation in a branch, where replicas can't meet."""
+    steps = optimizer.gradient_accumulation_steps
+    if not steps:
+        return grads
+    sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)] for variable in variables]
+    return [(gradient + total) / steps for gradient, total in zip(grads, sums, strict=True)]
+
+
+def _squares(grads: Sequence, sharded: Sequence[bool], cut: Sequence[bool]) -> list:
+    """Returns each whole gradient's sum of squares: of shards the group's, of parts all replicas'."""
+    squares = [_square(gradient) for gradient in grads]
+    return _added(_added(squares, sharded, Among.GROUP), cut, Among.ALL)
+
+
+def _added(squares: Sequence, chosen: Sequence[bool], among: Among) -> list:
+    """Returns sums, the chosen ones of several replicas: one exchange for all."""
+    if not any(chosen):
+        return list(squares)
+    totals = collectives.all_reduce(tf.stack([s for s, its in zip(squares, chosen, strict=True) if its]), among=among)
+    whole = iter(tf.unstack(totals))
+    return [next(whole) if its else square for square, its in zip(squares, chosen, strict=True)]
+
+
+def _square(gradient: Any) -> tf.Tensor:
+    values = values_of(gradient)
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32 if values.dtype.size < 4 else values.dtype)))
+
+
+def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
+    """Clips by the norms of whole variables where some are sharded, in the ways that Keras does."""
+    squares = getattr(_here, "squares", None)
+    if squares is None:
+        return original(optimizer, grads)
+    most, norms = optimizer.clipnorm, [tf.sqrt(square) for square in squares]
+    if not most:
+        most, norms = optimizer.global_clipnorm, [tf.sqrt(tf.add_n(squares))] * len(squares)
+        grads = [tf.convert_to_tensor(gradient) for gradient in grads]  # It adds rows that are named twice.
+    scales = [most / tf.maximum(norm, most) for norm in norms]
+    return [
+        mapped(gradient, lambda values, scale=scale: values * tf.cast(scale, values.dtype))
+        for gradient, scale in zip(grads, scales, strict=True)
+    ]
+
+
+class _Whole:
+    """A sharded variable as an optimizer sees a variable, where it has to see all of it."""
+
+    def __init__(self, variable: ReplicaShardedVariable) -> None:
+        self.variable = variable
+        self.path, self.name = variable.path, variable.name
+        self.dtype = variable.value.dtype
+        self.shape = tf.TensorShape(variable.shape)
+        self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
+        self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return self._tensor
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return self._tensor * other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return self._tensor - other
+
+    def assign(self, value: tf.Tensor) -> None:
+        self._tensor = value
+        self.variable.value.assign(self.variable.shard_of(value))
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        self.assign(self._tensor - tf.convert_to_tensor(value))
+
+
+def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives a sharded variable's slots, such as its momentum, shards where its own are, and others where asked for."""
+    return _make_slot(
+        lambda: original(optimizer, reference_variable, *args, **kwargs), optimizer, reference_variable, *args, **kwargs
+    )
+
+
+def _make_slot(
+    original: Callable, optimizer: Any, reference: Any, name: str | None = None, initializer: Any = "zeros"
+) -> Any:
+    if not isinstance(reference, ReplicaShardedVariable):
+        sharded = shards_slots(optimizer, reference, name)
+        return make_part_of_slot(optimizer, reference, name, initializer) if sharded else original()
+    if isinstance(optimizer, WHOLE) and name != "average":
+        return original()
+    # An average is put in the place of weights, which end in zeros.
+    return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")
+
+
+def finite_alike(grads: list, variables: Sequence, cut: frozenset) -> list:
+    """Has all replicas find the same answer where the shard of one has overflowed: it shows in a gradient of each."""
+    shards = [
+        gradient
+        for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
+        if gradient is not None and (number in cut or isinstance(variable, ReplicaShardedVariable))
+    ]
+    if not shards:
+        return grads
+    trace = tf.add_n([tf.reduce_sum(tf.cast(values_of(gradient), tf.float32) * 0.0) for gradient in shards])
+    first = next(number for number, gradient in enumerate(grads) if gradient is not None)
+    poison = collectives.all_reduce(trace)  # 0, or not a number.
+    grads[first] = mapped(grads[first], lambda values: values + tf.cast(poison, values.dtype))
+    return grads

@@ -1,0 +1,194 @@
+"""A `train_step` or `test_step` on several replicas: it knows its replica's share, and its logs are the whole batch's.
+
+In a step each replica sees its own metrics and its own share of the batch only, and Keras takes the mean of what the
+replicas return. Here, whatever of it is the result of a metric is computed anew from the sums of all replicas, which
+travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
+"""
+
+import contextlib
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.input.batch_split import row_count
+from toolkit.strategies.step.batch_share import Share, counted
+from toolkit.support.wrapping import wrap
+
+__all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
+
+_LOG = logging.getLogger(__name__)
+_TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
+_MOST_IN_FLOAT64 = 4096  # Elements of all metrics; above, as those of a confusion matrix, bytes count.
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
+_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+def adapt_steps() -> None:
+    """Has the steps of models under several replicas know their shares; called again, it does nothing."""
+    wrap(keras.Model, "make_train_function", functools.partial(_make, "train_step"))
+    wrap(keras.Model, "make_test_function", functools.partial(_make, "test_step"))
+    wrap(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has Keras make its function of a step that knows its share: Keras takes the model's method when it makes it."""
+    if replicas(model.distribute_strategy) == 1:
+        return original(model, *args, **kwargs)
+    step = getattr(model, name)
+    if name == "train_step" and getattr(step, "__func__", None) is not keras.Model.train_step:
+        _LOG.info(
+            "The loss of %s.train_step is taken for a mean over its replica's examples. If it is another mean, such as "
+            "one over words, compute it with toolkit.strategies.batch_mean",
+            type(model).__name__,
+        )
+    before = model.__dict__.get(name)
+
+    @functools.wraps(step)
+    def with_share(data: Any) -> Any:
+        if collectives.replica_id_and_count()[1] == 1:
+            return step(data)
+        share = Share(row_count(data))
+        if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
+            share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
+        with counted(share), results_noted(model) as noted:
+            return _of_all_replicas(step(data), noted, lambda: share.weight)
+
+    model.__dict__[name] = with_share
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        del model.__dict__[name]
+        if before is not None:
+            model.__dict__[name] = before
+
+
+def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives each replica draws of its own: its copy of a generator's state is the others', and so would noise be."""
+    seed = original(generator, *args, **kwargs)
+    replica, count = collectives.replica_id_and_count()
+    if count == 1 or not tf.is_tensor(seed):
+        return seed
+    return seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
+
+
+class _Result(NamedTuple):
+    """A tensor that a metric's `result` returned, and its place among those."""
+
+    tensor: Any
+    metric: keras.Metric
+    place: int
+
+
+@contextlib.contextmanager
+def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
+    """While entered by a replica, notes which tensors are results of a model's metrics, by the tensors' ids.
+
+    A train_step may return them under names of its own, and beside others.
+    """
+    noted: dict[int, _Result] = {}
+    metrics = [metric for metric in model.metrics if isinstance(metric, keras.Metric)]
+    for metric in metrics:
+        kept = vars(metric)  # Passes by what Keras does when an attribute is set.
+        kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
+        kept.setdefault("result", functools.partial(_noting, metric))
+    before, _here.noted = getattr(_here, "noted", None), noted
+    try:
+        yield noted
+    finally:
+        _here.noted = before
+        for metric in metrics:
+            kept = vars(metric)
+            kept["_toolkit_steps"] -= 1
+            if not kept["_toolkit_steps"]:
+                del kept["_toolkit_steps"], kept["result"]
+
+
+def _noting(metric: keras.Metric) -> Any:
+    value = type(metric).result(metric)
+    noted = getattr(_here, "noted", None)
+    if noted is not None:
+        noted |= {id(leaf): _Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
+    return value
+
+
+def _of_all_replicas(logs: Any, noted: dict[int, _Result], weight: Callable[[], tf.Tensor]) -> Any:
+    """Returns a step's logs as one device would have them.
+
+    Args:
+        logs: What a `train_step` or `test_step` has returned: any structure.
+        noted: What `results_noted` has noted in it.
+        weight: Returns this replica's part of all replicas' examples, a float64 scalar; a collective.
+    """
+    leaves = keras.tree.flatten(logs)
+    metrics = {id(r.metric): r.metric for r in (noted.get(id(leaf)) for leaf in leaves) if r is not None}
+    results = _results(list(metrics.values()))
+
+    def of_all(leaf: Any) -> Any:
+        result = noted.get(id(leaf))
+        if result is not None and id(result.metric) in results:
+            whole = results[id(result.metric)][result.place]
+        elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
+            whole = collectives.all_reduce(leaf * tf.cast(weight(), leaf.dtype))
+        else:
+            return leaf
+        _known[id(whole)] = whole
+        return whole
+
+    return keras.tree.pack_sequence_as(logs, [of_all(leaf) for leaf in leaves])
+
+
+def _results(metrics: list[keras.Metric]) -> dict[int, list]:
+    """Returns the results of metrics over all replicas, flat, by the metrics' ids."""
+    sums = {id(v): v for metric in metrics for v in metric.variables if v.aggregation == "sum"}
+    if not sums:
+        return {}
+    tensors = [tf.convert_to_tensor(v) for v in sums.values()]
+    exact = sum(each.shape.num_elements() for each in tensors) <= _MOST_IN_FLOAT64
+    wide = tf.float64 if exact else tf.float32
+    flat = tf.concat([tf.reshape(tf.cast(each, wide), [-1]) for each in tensors], 0)
+    parts = tf.split(collectives.all_reduce(flat), [each.shape.num_elements() for each in tensors])
+    totals = [
+        (v, tf.cast(tf.reshape(part, each.shape), each.dtype))
+        for v, each, part in zip(sums.values(), tensors, parts, strict=True)
+    ]
+    with keras.StatelessScope(state_mapping=totals):
+        return {
+            id(metric): [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(type(metric).result(metric))]
+            for metric in metrics
+            if any(id(v) in sums for v in metric.variables)
+        }
+
+
+class ReducesForKeras:
+    """Goes before TensorFlow's class of a strategy."""
+
+    made_by_toolkit = True
+    experimental_local_results: Any
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces what TensorFlow does, and scalars along an axis.
+
+        Of a step's logs Keras asks the mean along axis 0 of scalars (keras-team/keras#20585). Nothing else may be
+        touched: metrics' variables are reduced through this method too.
+        """
+        if isinstance(value, (tuple, list, dict)):
+            return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
+        parts = self.experimental_local_results(value)
+        if _are_of_all_replicas(parts):
+            return parts[0]
+        if axis is not None and all(part.shape.rank == 0 for part in parts):
+            axis = None
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+
+def _are_of_all_replicas(values: Any) -> bool:
+    """Says whether `_of_all_replicas` has returned these tensors: each replica has the same."""
+    return all(_known.get(id(value)) is value for value in values)

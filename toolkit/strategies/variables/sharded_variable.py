@@ -1,0 +1,216 @@
+"""A variable of which each replica of a group holds a shard; read, saved and set it is whole.
+
+Under tf.distribute each replica has a copy of its own of every variable. Nothing says that the copies must be equal:
+here each holds its shard, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
+`save`, `get_weights`, checkpoints and another number of replicas know nothing of shards.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange.collectives import all_gather, replica_id_and_count
+from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.processes.agreement import process_index, processes
+
+__all__ = ["ReplicaShardedVariable", "drop_snapshots", "take_snapshots"]
+
+_GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
+_PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
+_reads = iter(range(1, 2**31 - 1))
+
+
+class ReplicaShardedVariable(keras.Variable):
+    """A `keras.Variable` with a shard on each replica of a group, or of all, of the strategy in whose scope it is made.
+
+    Args:
+        initializer: Makes the whole value, so that it is the same at any number of replicas.
+        shape: The shape of the whole.
+        axis: The axis along which the whole is cut; None for the whole laid out flat.
+        among: The replicas that have a shard each: those of a group, or all.
+        repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
+            such as Ftrl divides by it.
+        kwargs: As for `keras.Variable`.
+
+    Attributes:
+        shard_shape: The shape of each shard, padding included.
+    """
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Sequence[int],
+        *,
+        axis: int | None,
+        among: Among = Among.GROUP,
+        repeats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.among = among
+        self.repeats = repeats
+        self.strategy = tf.distribute.get_strategy()
+        self.count = len(mesh_of(self.strategy).members(0, among))
+        self._laid_out = [math.prod(shape)] if axis is None else list(shape)
+        self.axis = axis or 0
+        self.shard_shape = list(self._laid_out)
+        self.shard_shape[self.axis] = -(-self._laid_out[self.axis] // self.count)
+        self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
+        self._plain: tf.Variable | None = None
+        super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
+
+    def _initialize_with_initializer(self, initializer: Callable) -> None:
+        """Keras's hook for this; it also comes later, where a variable is made in a stateless scope."""
+        whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
+        self._value = tf.Variable(
+            tf.zeros(self.shard_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
+        )
+        self._set(whole)
+
+    @property
+    def shards(self) -> list[tf.Variable]:
+        """This process's shards, in the order of its replicas."""
+        return list(self.strategy.experimental_local_results(self._value))
+
+    def _set(self, whole: np.ndarray) -> None:
+        self._snapshot = None
+        shards = self.shards
+        first = process_index(self.strategy) * len(shards) if processes(self.strategy) > 1 else 0
+        for replica_id, shard in enumerate(shards, first):
+            shard.assign(self._cut(whole, replica_id))
+
+    def _cut(self, whole: np.ndarray, replica_id: int) -> np.ndarray:
+        """Returns a replica's shard of a whole array."""
+        whole = whole.reshape(self._laid_out)
+        size = self.shard_shape[self.axis]
+        indices = np.arange(size) + replica_id % self.count * size
+        if self.repeats:
+            return np.take(whole, np.minimum(indices, whole.shape[self.axis] - 1), axis=self.axis)
+        shard = np.take(whole, indices[indices < whole.shape[self.axis]], axis=self.axis)
+        return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
+
+    def assign(self, value: Any) -> Any:
+        """Sets the whole; in a step, this replica's shard, by the shard or by a whole that each replica has."""
+        if tf.distribute.get_strategy() is self.strategy and tf.distribute.get_replica_context() is not None:
+            new = tf.cast(value, self._value.dtype)
+            self._value.assign(new if list(new.shape) == self.shard_shape else self.shard_of(new))
+            return value
+        array = np.asarray(keras.ops.convert_to_numpy(value))
+        if array.shape != tuple(self._shape):
+            raise ValueError(f"{self.path} has shape {tuple(self._shape)} and can't be set to one of {array.shape}")
+        self._set(array.astype(self._value.dtype.as_numpy_dtype))
+        return value
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole. In several processes it is a collective, unless a snapshot still holds."""
+        shards = [shard.numpy() for shard in self.shards]
+        if self._snapshot is not None and all(map(np.array_equal, shards, self._snapshot[0])):
+            return self._snapshot[1].copy()
+        if processes(self.strategy) > 1:
+            with tf.device("CPU:0"):
+                everybodys = tf.raw_ops.CollectiveGatherV2(
+                    input=np.stack(shards),
+                    group_size=processes(self.strategy),
+                    group_key=_GROUP,
+                    instance_key=next(_reads),
+                    ordering_token=[],
+                    timeout_seconds=_PATIENCE,
+                )
+            shards = list(everybodys.numpy())
+        whole = np.concatenate(shards[: self.count], axis=self.axis)  # The first group's.
+        return np.take(whole, range(self._laid_out[self.axis]), axis=self.axis).reshape(self._shape)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    @contextlib.contextmanager
+    def in_one_place(self) -> Iterator[None]:
+        """While entered, this holds the whole in one plain variable. In several processes it begins with a collective.
+
+        A step must not be run meanwhile.
+        """
+        shards, whole = self._value, self.numpy()
+        self._value = self._plain = tf.Variable(whole, trainable=self.trainable, name=self.name)
+        try:
+            yield
+        finally:
+            self._value, self._plain = shards, None
+
+    # tf.train.Checkpoint asks variables for what it saves.
+    def _serialize_to_tensors(self) -> dict:
+        return {"VARIABLE_VALUE": self.whole()}
+
+    def _restore_from_tensors(self, restored: dict) -> Any:
+        self.assign(restored["VARIABLE_VALUE"])
+        return self._value
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        if self._plain is None:
+            raise StrategyError(
+                asked=f"tf.saved_model.save of a model with {self.path}",
+                found="each replica holds a shard of it, and a SavedModel has one variable for all replicas",
+                remedy="Use model.export(path), which writes whole weights",
+            )
+        return super()._export_to_saved_model_graph(*args, **kwargs)
+
+    def whole(self) -> tf.Tensor:
+        """Returns the whole, as a tensor, outside of steps."""
+        if self._plain is not None:
+            return self._plain.read_value()
+        if self._value is None:  # Keras looks for shapes, and makes variables afterwards.
+            return tf.convert_to_tensor(self.value)
+        if processes(self.strategy) > 1:
+            if tf.executing_eagerly():
+                return tf.constant(self.numpy())
+            # Read when it is run. While Keras looks for shapes it never is.
+            value = tf.numpy_function(self.numpy, [], self._value.dtype)
+            value.set_shape(self._shape)
+            return value
+        return self._joined([shard.value() for shard in self.shards[: self.count]])
+
+    def gather(self, shard: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, the whole of which each replica has a shard: of this variable, or of its gradient."""
+        return self._joined(tf.unstack(all_gather(shard, among=self.among), self.count))
+
+    def _joined(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+        laid_out = tf.gather(tf.concat(shards, self.axis), tf.range(self._laid_out[self.axis]), axis=self.axis)
+        return tf.reshape(laid_out, self._shape)
+
+    def shard_of(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns, in a step, this replica's shard of a whole."""
+        padding = [[0, 0] for _ in self._laid_out]
+        padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._laid_out[self.axis]
+        padded = tf.pad(tf.reshape(whole, self._laid_out), padding)
+        return tf.split(padded, self.count, self.axis)[replica_id_and_count(self.among)[0]]
+
+    def take_snapshot(self) -> None:
+        """Keeps the whole as it is now; see `take_snapshots`."""
+        self._snapshot = None
+        self._snapshot = [shard.numpy() for shard in self.shards], self.numpy()
+
+    def drop_snapshot(self) -> None:
+        """Lets go of what `take_snapshot` kept."""
+        self._snapshot = None
+
+
+def take_snapshots(variables: Sequence[Any]) -> None:
+    """Has sharded variables keep their whole values, so that one process alone can read them until they change.
+
+    Only the chief writes files, and to read a shard of another process's both must take part. It is
+    a collective.
+    """
+    for variable in variables:
+        if isinstance(variable, ReplicaShardedVariable) and processes(variable.strategy) > 1:
+            variable.take_snapshot()
+
+
+def drop_snapshots(variables: Sequence[Any]) -> None:
+    """Lets go of what `take_snapshots` kept."""
+    for variable in variables:
+        if isinstance(variable, ReplicaShardedVariable):
+            variable.drop_snapshot()

@@ -1,0 +1,262 @@
+"""Optimizer state in shards: of a layer that every replica has, each keeps the slots of its part.
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, stage 1:
+gradients are summed by a reduce-scatter, so that each replica has the sum of its part; it updates that part of the
+weights with its part of the slots, and an all-gather brings the weights together: as many bytes as an all-reduce.
+
+A part is a stretch of the flattened variable, which optimizers that look at elements don't notice. Those that look at
+layers as a whole are refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import Among, replicas
+from toolkit.strategies.options import OPTIMIZER_STATES
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.support.scopes import outside
+
+__all__ = [
+    "WHOLE",
+    "Parts",
+    "cut_among",
+    "is_cut",
+    "make_part_of_slot",
+    "make_slot",
+    "optimizer_state_of",
+    "part_of_rows",
+    "scattered",
+    "set_optimizer_state",
+    "shards_slots",
+]
+
+_ATTRIBUTE = "_toolkit_optimizer_state"
+# They look at a layer's variable as a whole.
+WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
+
+
+def set_optimizer_state(strategy: tf.distribute.Strategy, state: str) -> None:
+    """Has optimizers that are built under a strategy keep their state in such a way.
+
+    Raises:
+        StrategyError: There is no such way.
+    """
+    if state not in OPTIMIZER_STATES:
+        raise StrategyError(
+            asked=f"optimizer_state={state!r}",
+            found="there is no such choice",
+            remedy="Choose " + " or ".join(OPTIMIZER_STATES),
+        )
+    setattr(strategy, _ATTRIBUTE, state)
+
+
+def optimizer_state_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns in which way optimizers that are built under a strategy keep their state."""
+    return getattr(strategy, _ATTRIBUTE, "replicated")
+
+
+def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
+    """Says whether an optimizer's slot of this name is to be sharded for a variable.
+
+    Raises:
+        StrategyError: It is asked for, and the optimizer looks at variables as a whole.
+    """
+    strategy = optimizer._distribution_strategy
+    if optimizer_state_of(strategy) == "replicated" or replicas(strategy) == 1:
+        return False
+    if isinstance(optimizer, WHOLE):
+        raise StrategyError(
+            asked=f"optimizer_state='sharded' with {type(optimizer).__name__}",
+            found="its update of a weight depends on the whole layer",
+            remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out",
+        )
+    # Averages are weights that everybody may be given at the next step.
+    return isinstance(variable, keras.Variable) and name != "average"
+
+
+def make_part_of_slot(
+    optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any
+) -> ReplicaShardedVariable:
+    """Makes a sharded slot for a variable that every replica has, and notes that its update is."""
+    optimizer.__dict__.setdefault("_toolkit_cut", set()).add(optimizer._var_key(reference))
+    return make_slot(optimizer, reference, name, initializer, axis=None, among=Among.ALL, repeats=True)
+
+
+def make_slot(
+    optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any, **how: Any
+) -> ReplicaShardedVariable:
+    """Makes a slot of which replicas have shards.
+
+    Args:
+        optimizer: A Keras optimizer.
+        reference: The variable that it is for.
+        name: The slot's.
+        initializer: As for `add_variable_from_reference`.
+        how: `axis`, `among` and `repeats` of the `ReplicaShardedVariable`.
+    """
+
+    def make() -> ReplicaShardedVariable:
+        with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
+            return ReplicaShardedVariable(
+                keras.initializers.get(initializer),
+                tuple(reference.shape),
+                dtype=reference.dtype,
+                trainable=False,
+                name=f"{reference.path}_{name}".replace("/", "_"),
+                **how,
+            )
+
+    # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
+    slot = make() if tf.distribute.in_cross_replica_context() else outside(make)
+    optimizer._track_variable(slot)
+    return slot
+
+
+def is_cut(optimizer: Any, variable: Any) -> bool:
+    """Says whether each replica updates its part of a variable only."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
+    cut = optimizer.__dict__.get("_toolkit_cut")
+    return bool(cut) and optimizer._var_key(variable) in cut
+
+
+def cut_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
+    """Returns the numbers of those variables that are cut. An optimizer that isn't built yet is built for them."""
+    if not optimizer.built and optimizer_state_of(optimizer._distribution_strategy) == "sharded":
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+    return frozenset(number for number, variable in enumerate(variables) if is_cut(optimizer, variable))
+
+
+def scattered(gradients: Sequence[tf.Tensor], *, dtype: tf.DType | None) -> list[tf.Tensor]:
+    """Returns of each gradient's sum over all replicas this one's part, flat: one exchange for all of a dtype."""
+    _, count = collectives.replica_id_and_count()
+    rows = [_rows(gradient, count) for gradient in gradients]
+    out: dict[int, tf.Tensor] = {}
+    for numbers in _by_dtype(rows):
+        joined = tf.concat([rows[number] for number in numbers], 1)
+        part = collectives.reduce_scatter(joined, among=Among.ALL, dtype=dtype)
+        parts = tf.split(part, [rows[number].shape[1] for number in numbers])
+        out.update(zip(numbers, parts, strict=True))
+    return [out[number] for number in range(len(rows))]
+
+
+class Parts:
+    """This replica's parts of variables, while an optimizer updates them.
+
+    Args:
+        optimizer: A Keras optimizer.
+        variables: Those that are cut.
+        in_branch: Whether updates are made in a branch, out of which no tensor comes.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any], *, in_branch: bool) -> None:
+        self.each = [_Part(optimizer, variable, in_branch=in_branch) for variable in variables]
+
+    def bring_together(self) -> None:
+        """Sets every replica's copies to what all have made of their parts; called again, it does nothing."""
+        each, self.each = self.each, []
+        values = [tf.convert_to_tensor(part) for part in each]
+        for numbers in _by_dtype(values):
+            joined = tf.concat([values[number] for number in numbers], 0)
+            everybodys = collectives.all_gather(joined, among=Among.ALL)
+            sizes = [values[number].shape[0] for number in numbers]
+            for number, whole in zip(numbers, tf.split(everybodys, sizes, axis=1), strict=True):
+                each[number].set_whole(tf.reshape(whole, [-1]))
+
+
+class _Part:
+    """This replica's part of a variable, flat, as an optimizer sees a variable."""
+
+    def __init__(self, optimizer: Any, variable: Any, *, in_branch: bool) -> None:
+        strategy = tf.distribute.get_strategy()
+        copies = strategy.experimental_local_results(variable.value)
+        place, count = collectives.replica_id_and_count()
+        self._copy = copies[place % len(copies)]
+        self._whole = variable.shape
+        self._size = _size(variable, count)
+        self._first = place * self._size
+        self._tensor = None if in_branch else self._read()
+        self._unique_id = optimizer._var_key(variable)  # By which Keras finds its slots.
+        self.path, self.name = variable.path, variable.name
+        self.dtype = self._copy.dtype
+        self.shape = tf.TensorShape([self._size])
+
+    def _read(self) -> tf.Tensor:
+        flat = tf.reshape(self._copy.read_value(), [-1])
+        missing = max(0, self._first + self._size - flat.shape[0])
+        part = tf.pad(flat[self._first : self._first + self._size], [[0, missing]])[: self._size]
+        part.set_shape([self._size])
+        return part
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return self._read() if self._tensor is None else self._tensor
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) * other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) - other
+
+    def assign(self, value: Any) -> None:
+        """Sets the part; in a branch, in the replica's copy."""
+        value = tf.convert_to_tensor(value)
+        if self._tensor is not None:
+            self._tensor = value
+            return
+        flat = tf.reshape(self._copy.read_value(), [-1])
+        joined = tf.concat([flat[: self._first], value, flat[self._first + self._size :]], 0)
+        self.set_whole(joined)
+
+    def assign_add(self, value: Any) -> None:
+        """Adds to the part; of some elements, too."""
+        self.assign(tf.convert_to_tensor(self) + tf.convert_to_tensor(value))
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts from the part; of some elements, too."""
+        self.assign(tf.convert_to_tensor(self) - tf.convert_to_tensor(value))
+
+    scatter_add, scatter_sub = assign_add, assign_sub
+
+    def set_whole(self, flat: tf.Tensor) -> None:
+        """Sets the replica's copy to a flat whole, padded or not."""
+        size = self._copy.shape.num_elements()
+        self._copy.assign(tf.reshape(flat[:size], self._whole))
+
+
+def part_of_rows(gradient: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
+    """Returns of the gradient of some rows what belongs to this replica's part, by element: [k] of the flat part."""
+    place, count = collectives.replica_id_and_count()
+    size = _size(variable, count)
+    columns = _elements(variable) // variable.shape[0]
+    first = tf.cast(gradient.indices, tf.int64)[:, None] * columns + tf.range(columns, dtype=tf.int64)
+    own = tf.reshape(first, [-1]) - place * size
+    here = (own >= 0) & (own < size)
+    values = tf.boolean_mask(tf.reshape(gradient.values, [-1]), here)
+    return tf.IndexedSlices(values, tf.boolean_mask(own, here), tf.constant([size], tf.int64))
+
+
+def _elements(variable: Any) -> int:
+    return tf.TensorShape(variable.shape).num_elements()
+
+
+def _size(variable: Any, count: int) -> int:
+    return -(-_elements(variable) // count)
+
+
+def _rows(tensor: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns a tensor flat, padded, a row for each replica."""
+    flat = tf.reshape(tensor, [-1])
+    size = -(-flat.shape[0] // count)
+    return tf.reshape(tf.pad(flat, [[0, size * count - flat.shape[0]]]), [count, size])
+
+
+def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    found: dict[Any, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        found.setdefault(tensor.dtype, []).append(number)
+    return list(found.values())
