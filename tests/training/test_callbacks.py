@@ -10,10 +10,11 @@ import rich.console
 import tensorflow as tf
 
 from toolkit.errors import RequestError, StoppedBySignal
-from toolkit.training import Run, learning_rate, signals
-from toolkit.training.position import Position
-from toolkit.training.recording import Recording
-from toolkit.training.tracker import Tracker
+from toolkit.training import Run, learning_rate
+from toolkit.training.callbacks import stop_signals
+from toolkit.training.callbacks.recorder import Recorder
+from toolkit.training.callbacks.tracker import Tracker
+from toolkit.training.checkpoints.position import Position
 
 
 def test_throughput_leaves_out_the_warm_up_and_steps_passed_over(monkeypatch):
@@ -47,12 +48,12 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     file = io.StringIO()
     console = rich.console.Console(file=file, force_terminal=terminal, width=width)
     monkeypatch.setattr(rich, "get_console", lambda: console)
-    monkeypatch.setattr("toolkit.training.recording._BAR_SECONDS", 0)
-    monkeypatch.setattr("toolkit.training.recording._LINE_SECONDS", 0)
+    monkeypatch.setattr("toolkit.training.callbacks.recorder._BAR_SECONDS", 0)
+    monkeypatch.setattr("toolkit.training.callbacks.recorder._LINE_SECONDS", 0)
     tracker = Tracker(epochs=2, resumed=Position())
     tracker.set_params({"steps": 3})
     tracker.on_train_begin()
-    display = Recording(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
+    display = Recorder(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
     display.set_model(keras.Sequential())
     display.on_epoch_begin(0)
     display.on_train_batch_end(0, {"loss": 1.25, "accuracy": 0.5})
@@ -102,7 +103,7 @@ def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, req
     own = signal.signal(number, signal.SIG_DFL)
     request.addfinalizer(lambda: signal.signal(number, own))
     before = signal.getsignal(number)
-    with signals.StopSignals() as stop:
+    with stop_signals.StopSignals() as stop:
         with pytest.raises(StoppedBySignal) as stopped:
             signal.raise_signal(number)
         assert stopped.value.exit_code == 128 + number
@@ -111,7 +112,7 @@ def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, req
         assert stop.received == number
         if number == signal.SIGTERM:  # Slurm's scancel tells a task and its launcher, which tells the task again.
             signal.raise_signal(number)
-            monkeypatch.setattr(signals, "_SAME", 0.0)
+            monkeypatch.setattr(stop_signals, "_SAME", 0.0)
         with pytest.raises(StoppedBySignal):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
@@ -120,7 +121,7 @@ def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, req
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.StopSignals() as stop:
+        with stop_signals.StopSignals() as stop:
             stop.held = True
             signal.raise_signal(signal.SIGHUP)
             assert stop.received is None

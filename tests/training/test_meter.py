@@ -8,7 +8,7 @@ import pytest
 
 from toolkit.cluster import Cluster, Membership, Task
 from toolkit.training import Meter
-from toolkit.training.meter import interface
+from toolkit.training.callbacks.meter import interface
 
 
 def member(addresses):

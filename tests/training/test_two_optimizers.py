@@ -10,7 +10,8 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StoppedBySignal
 from toolkit.strategies.variables.optimizers import optimizers_of
-from toolkit.training import Run, state
+from toolkit.training import Run
+from toolkit.training.checkpoints import state
 
 
 class Pair(keras.Model):

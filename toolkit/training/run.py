@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, StoppedBySignal
 from toolkit.support import umask
-from toolkit.training import restoring, results
-from toolkit.training.checkpoints import CheckpointStore, NullCheckpointStore
+from toolkit.training import restore
+from toolkit.training.callbacks.stop_signals import StopSignals
+from toolkit.training.checkpoints.broadcast import broadcast_number, check_same
+from toolkit.training.checkpoints.store import CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
-from toolkit.training.signals import StopSignals
-from toolkit.training.together import broadcast_number, check_same
+from toolkit.training.summary import Summary
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
     from toolkit.cluster import Membership
-    from toolkit.training.watching import Watching
+    from toolkit.training.callbacks.monitor import Monitor
 
 __all__ = ["Run"]
 
@@ -84,7 +85,7 @@ class Run:
         self._checkpoint_steps, self._keep, self._best, self._profile = checkpoint_steps, keep, best, profile
         self._config: dict[str, Any] = {"recipe": recipe}
         self._signals, self._entered = StopSignals(), contextlib.ExitStack()
-        self._watching: Watching | None = None
+        self._monitor: Monitor | None = None
         self._rows: list[dict[str, Any]] = []  # Those of parts that are complete.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
@@ -94,7 +95,7 @@ class Run:
             self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
             if directory is None and self._resume:
                 _LOG.info("Resuming the run in %s", path)
-        self._results = results.Results(self._directory, self._config, described=self.described)
+        self._summary = Summary(self._directory, self._config, described=self.described)
 
     def __enter__(self) -> "Run":
         self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow make files here too.
@@ -103,12 +104,12 @@ class Run:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if self._watching is not None:
-            self._watching.close()
-        if isinstance(error, (StoppedBySignal, Diverged)) and self._watching is not None:
+        if self._monitor is not None:
+            self._monitor.close()
+        if isinstance(error, (StoppedBySignal, Diverged)) and self._monitor is not None:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
-                self._results.write(outcome, self._watching, steps=getattr(error, "step", None))
+                self._summary.write(outcome, self._monitor, steps=getattr(error, "step", None))
             except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._entered.close()
@@ -116,7 +117,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds, once `fit` has returned."""
-        return self._results.summary
+        return self._summary.summary
 
     @property
     def path(self) -> pathlib.Path | None:
@@ -135,11 +136,11 @@ class Run:
         """
         self._directory.record_config(config)
         self._config.update(config)
-        self._results.facts.update(config)
+        self._summary.facts.update(config)
 
     def add_facts(self, **facts: Any) -> None:
         """Adds facts, which may change on resume, to summary.json."""
-        self._results.add(facts)
+        self._summary.add(facts)
 
     def described(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Returns what summary.json is to say: override it to add to that."""
@@ -201,15 +202,15 @@ class Run:
             Diverged: A weight is NaN or infinite.
             ToolkitError: Checkpoints or results can't be written.
         """
-        restoring.check_length(epochs, options)
+        restore.check_length(epochs, options)
         if self.membership is not None and self.membership.task.job == "evaluator":
-            from toolkit.training.following import follow
+            from toolkit.training.evaluator import follow
 
             follow(self._asked, model, validation_data, recipe=self._config["recipe"])
             return None
         from toolkit.data import Batches
-        from toolkit.training.data_position import batch_size_of, place_in, shuffled_by_keras
-        from toolkit.training.watching import Watching
+        from toolkit.training.callbacks.monitor import Monitor
+        from toolkit.training.checkpoints.data_position import batch_size_of, place_in, shuffled_by_keras
 
         self._begin_part()
         batch_size = batch_size_of(x, options.get("batch_size"))
@@ -220,11 +221,9 @@ class Run:
                 self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
         self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
-        self.check_same(
-            strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=restoring.parameters(model)
-        )
+        self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=restore.parameters(model))
         self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
-        checkpoint, resumed = restoring.restore(
+        checkpoint, resumed = restore.restore(
             model,
             x if y is None else (x, y),
             directory=self._directory,
@@ -232,9 +231,9 @@ class Run:
             wanted=self._resume,
             epochs=epochs,
         )
-        self._results.resumed_step = None if checkpoint is None else checkpoint.step
-        ended = restoring.ended_for_good(checkpoint, callbacks)
-        complete = self._results.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
+        self._summary.resumed_step = None if checkpoint is None else checkpoint.step
+        ended = restore.ended_for_good(checkpoint, callbacks)
+        complete = self._summary.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         data = None
         if of_steps:
             x = x.train(start_step=resumed.step)
@@ -243,7 +242,7 @@ class Run:
             data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=as_it_is)
             if checkpoint is not None and not complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
-        self._watching = Watching(
+        self._monitor = Monitor(
             directory=self._directory,
             store=self._store,
             signals=self._signals,
@@ -253,7 +252,7 @@ class Run:
             data=data,
             callbacks=callbacks,
             checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
-            best=self._best if self._watching is None else self._watching.best,  # Which knows the best value so far.
+            best=self._best if self._monitor is None else self._monitor.best,  # Which knows the best value so far.
             checkpoint=checkpoint,
             resumed=resumed,
             profile=self._profile,
@@ -264,9 +263,9 @@ class Run:
             options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         options["initial_epoch"] = epochs if ended else resumed.epoch
-        self._watching.say(restoring.in_words(checkpoint, resumed, epochs=epochs, ended=ended))
-        history = model.fit(x, y, callbacks=self._watching.callbacks, **options)
-        self._results.finish(model, self._watching)
+        self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended))
+        history = model.fit(x, y, callbacks=self._monitor.callbacks, **options)
+        self._summary.finish(model, self._monitor)
         return history
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
@@ -290,9 +289,9 @@ class Run:
 
     def _begin_part(self) -> None:
         """Gives each call of `fit` its own checkpoints: an earlier one is complete by now."""
-        if self._watching is not None:
-            self._watching.close()
-            self._rows = self._watching.rows
+        if self._monitor is not None:
+            self._monitor.close()
+            self._rows = self._monitor.rows
         self._parts += 1
         if self._parts > 1 and isinstance(self._directory, RunDirectory):
             again = self._directory.checkpoints.with_name(f"checkpoints-{self._parts}")

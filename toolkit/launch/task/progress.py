@@ -110,7 +110,7 @@ def _after(owner: Any, name: str, do: Callable) -> None:
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if not any(type(each).__module__ == "toolkit.training.recording" for each in self.callbacks):
+        if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in self.callbacks):
             do(*args, *kwargs.values())
         return result
 

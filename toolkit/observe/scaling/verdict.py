@@ -30,7 +30,7 @@ class Size:
         examples_per_second: The rate of all replicas together.
         global_batch: Examples of a step.
         emulated: Whether replicas share the cores of this machine.
-        step: Milliseconds of a step and its parts, as `toolkit.training.profiling` has them; None if not measured.
+        step: Milliseconds of a step and its parts, as the `Breakdown` of a run has them; None if not measured.
     """
 
     replicas: int

@@ -15,7 +15,7 @@ from toolkit.support import signals
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["StopSignals", "Stopping"]
+__all__ = ["StopAgreement", "StopSignals"]
 
 _LOG = logging.getLogger(__name__)
 _SAME = 5.0  # Seconds in which two SIGTERMs are one.
@@ -61,7 +61,7 @@ class StopSignals:
         )
 
 
-class Stopping:
+class StopAgreement:
     """Says after a step which signal the processes stop on.
 
     A process that stopped by itself would leave the others waiting in the next step's all-reduce.

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from toolkit import strategies
-from toolkit.training.position import Position
+from toolkit.training.checkpoints.position import Position
 
 __all__ = ["Tracker"]
 

@@ -14,22 +14,22 @@ from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.processes import agreement
 from toolkit.strategies.variables.optimizers import optimizers_of
 from toolkit.support import files, status
-from toolkit.training import state
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
-from toolkit.training.data_position import DataPosition, build
-from toolkit.training.host_state import CallbackState, random_state, restore_random
-from toolkit.training.position import Position
-from toolkit.training.recording import Recording
-from toolkit.training.signals import Stopping
-from toolkit.training.tracker import Tracker
+from toolkit.training.callbacks.recorder import Recorder
+from toolkit.training.callbacks.stop_signals import StopAgreement
+from toolkit.training.callbacks.tracker import Tracker
+from toolkit.training.checkpoints import state
+from toolkit.training.checkpoints.data_position import DataPosition, build
+from toolkit.training.checkpoints.host_state import CallbackState, random_state, restore_random
+from toolkit.training.checkpoints.position import Position
+from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
 
-__all__ = ["Best", "Saving"]
+__all__ = ["Best", "Checkpointer"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 
 
-class Saving(keras.callbacks.Callback):
+class Checkpointer(keras.callbacks.Callback):
     """Writes a checkpoint after every epoch, every `every_steps` steps, and when a signal has come.
 
     A checkpoint holds everything that the next step depends on, so that a resumed run ends with the weights of one that
@@ -40,7 +40,7 @@ class Saving(keras.callbacks.Callback):
     Args:
         store: Where checkpoints go.
         stopping: Asked after every step.
-        recording: Its rows are part of a checkpoint.
+        recorder: Its rows are part of a checkpoint.
         tracker: Where training stands.
         callbacks: The user's, whose counters are part of a checkpoint.
         data: The user's data; None where it begins at the right step by itself.
@@ -58,8 +58,8 @@ class Saving(keras.callbacks.Callback):
         self,
         *,
         store: CheckpointStore | NullCheckpointStore,
-        stopping: Stopping,
-        recording: Recording,
+        stopping: StopAgreement,
+        recorder: Recorder,
         tracker: Tracker,
         callbacks: CallbackState,
         data: DataPosition | None = None,
@@ -70,7 +70,7 @@ class Saving(keras.callbacks.Callback):
         self.store = store
         self.stopping = stopping
         self.signals = stopping.signals
-        self.recording = recording
+        self.recorder = recorder
         self.tracker = tracker
         self.callbacks = callbacks
         self.data = data
@@ -190,7 +190,7 @@ class Saving(keras.callbacks.Callback):
             metadata={
                 "position": dataclasses.asdict(position),
                 "epochs": self.tracker.epochs,
-                "history": self.recording.rows,
+                "history": self.recorder.rows,
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit import strategies
-from toolkit.training import profiling as breakdown
-from toolkit.training.position import Position
-from toolkit.training.profiling import Profiling
-from toolkit.training.tracker import Tracker
+from toolkit.training.callbacks import profiler as breakdown
+from toolkit.training.callbacks.profiler import Profiler
+from toolkit.training.callbacks.tracker import Tracker
+from toolkit.training.checkpoints.position import Position
 
 MS = 10**9  # Picoseconds.
 
@@ -94,7 +94,7 @@ def trained(tmp_path, devices, *, steps=0, keep=False, batches=20):
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     tracker = Tracker(epochs=1, resumed=Position())
-    profiling = Profiling(steps=steps, keep=tmp_path if keep else None, tracker=tracker)
+    profiling = Profiler(steps=steps, keep=tmp_path if keep else None, tracker=tracker)
     data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1)))).repeat()
     model.fit(data, steps_per_epoch=batches, epochs=1, callbacks=[tracker, profiling], verbose=0, shuffle=False)
     return profiling.breakdown

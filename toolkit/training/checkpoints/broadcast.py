@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from toolkit.errors import CheckpointError, StrategyError, ToolkitError
-from toolkit.training import state
-from toolkit.training.checkpoints import Checkpoint
+from toolkit.training.checkpoints import state
+from toolkit.training.checkpoints.store import Checkpoint
 
 if TYPE_CHECKING:
     import keras

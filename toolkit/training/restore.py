@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
-from toolkit.training import state
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.training.checkpoints import state
+from toolkit.training.checkpoints.broadcast import broadcast_checkpoint, broadcast_number, check_restored, run_together
+from toolkit.training.checkpoints.position import Position
+from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory
-from toolkit.training.position import Position
-from toolkit.training.together import broadcast_checkpoint, broadcast_number, check_restored, run_together
 
 if TYPE_CHECKING:
     import keras
@@ -56,7 +56,7 @@ def restore(
     strategy = model.distribute_strategy
     resumes = bool(broadcast_number(strategy, wanted))
     if resumes and not model.built:
-        from toolkit.training.data_position import build
+        from toolkit.training.checkpoints.data_position import build
 
         build(model, data)
 

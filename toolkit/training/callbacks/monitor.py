@@ -6,21 +6,21 @@ from typing import Any
 import keras
 
 from toolkit import strategies
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
-from toolkit.training.data_position import DataPosition
+from toolkit.training.callbacks.checkpointer import Best, Checkpointer
+from toolkit.training.callbacks.profiler import Profiler
+from toolkit.training.callbacks.recorder import Board, Recorder
+from toolkit.training.callbacks.stop_signals import StopAgreement, StopSignals
+from toolkit.training.callbacks.tracker import Tracker
+from toolkit.training.checkpoints.data_position import DataPosition
+from toolkit.training.checkpoints.host_state import CallbackState
+from toolkit.training.checkpoints.position import Position
+from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory
-from toolkit.training.host_state import CallbackState
-from toolkit.training.position import Position
-from toolkit.training.profiling import Profiling
-from toolkit.training.recording import Board, Recording
-from toolkit.training.saving import Best, Saving
-from toolkit.training.signals import Stopping, StopSignals
-from toolkit.training.tracker import Tracker
 
-__all__ = ["Watching"]
+__all__ = ["Monitor"]
 
 
-class Watching:
+class Monitor:
     """Makes the callbacks of one `fit`, and says afterwards what they have seen.
 
     Args:
@@ -75,13 +75,13 @@ class Watching:
         writes = isinstance(directory, RunDirectory)
         self._tracker = tracker = Tracker(epochs=epochs, resumed=resumed, global_batch_size=global_batch_size)
         steps = 0 if profile is True else profile
-        self._profiling = Profiling(steps=steps, keep=directory.tensorboard, tracker=tracker)
+        self._profiler = Profiler(steps=steps, keep=directory.tensorboard, tracker=tracker)
         known = list(rows) if checkpoint is None else checkpoint.metadata["history"]
-        self._recording = Recording(directory.history, known, earlier=rows, tracker=tracker, shows=progress, bar=writes)
-        self._saving = Saving(
+        self._recorder = Recorder(directory.history, known, earlier=rows, tracker=tracker, shows=progress, bar=writes)
+        self._checkpointer = Checkpointer(
             store=store,
-            stopping=Stopping(signals, strategy),
-            recording=self._recording,
+            stopping=StopAgreement(signals, strategy),
+            recorder=self._recorder,
             tracker=tracker,
             callbacks=CallbackState(callbacks),
             data=data,
@@ -95,21 +95,21 @@ class Watching:
             isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in callbacks
         )
         if writes and profile and not others and strategies.computes_here(strategy):  # One at a time can profile.
-            self.callbacks.append(self._profiling)
+            self.callbacks.append(self._profiler)
         self.callbacks += callbacks
         if directory.tensorboard is not None:
             self.callbacks.append(Board(str(directory.tensorboard), write_graph=False))
-        self.callbacks += [self._recording, self._saving]
+        self.callbacks += [self._recorder, self._checkpointer]
 
     def say(self, line: str) -> None:
         """Shows a line, as the progress of training is shown; "" for none."""
         if line:
-            self._recording.say(line)
+            self._recorder.say(line)
 
     @property
     def rows(self) -> list[dict]:
         """One row per epoch, those of earlier processes included."""
-        return self._recording.rows
+        return self._recorder.rows
 
     @property
     def examples_per_second(self) -> float | None:
@@ -119,11 +119,11 @@ class Watching:
     @property
     def breakdown(self) -> dict[str, Any] | None:
         """Where a step's time goes; None where no profile could be taken."""
-        found = self._profiling.breakdown
+        found = self._profiler.breakdown
         return None if found is None else found.as_dict()
 
     def close(self) -> None:
         """Ends what training may have been stopped in the midst of: the progress bar, a profile, the model's step."""
-        self._recording.close()
-        self._profiling.close()
-        self._saving.close()
+        self._recorder.close()
+        self._profiler.close()
+        self._checkpointer.close()

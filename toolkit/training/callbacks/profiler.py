@@ -24,9 +24,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.training.tracker import Tracker
+from toolkit.training.callbacks.tracker import Tracker
 
-__all__ = ["Breakdown", "Profiling", "read"]
+__all__ = ["Breakdown", "Profiler", "read"]
 
 _LOG = logging.getLogger(__name__)
 _FIRST = 4  # Steps that trace, compile and allocate. Those that are profiled are over when speed begins to be measured.
@@ -74,7 +74,7 @@ def read(directory: pathlib.Path, *, replicas: int) -> Breakdown | None:
         directory: What was given to the profiler: it holds plugins/profile/TIME/HOST.xplane.pb.
         replicas: In all processes.
     """
-    # TensorFlow documents the file, not where its class is: tests/training/test_breakdown.py fails if that moves.
+    # TensorFlow documents the file, not where its class is: tests/training/test_profiler.py fails if that moves.
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
@@ -194,7 +194,7 @@ def _length(intervals: list[Interval]) -> int:
     return sum(end - begin for begin, end in intervals)
 
 
-class Profiling(keras.callbacks.Callback):
+class Profiler(keras.callbacks.Callback):
     """Profiles some early steps, once.
 
     Args:

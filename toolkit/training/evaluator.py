@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RunDirectoryError
 from toolkit.support import files, status
-from toolkit.training import state
-from toolkit.training.checkpoints import CheckpointStore
+from toolkit.training.checkpoints import state
+from toolkit.training.checkpoints.store import CheckpointStore
 from toolkit.training.directory import choose
 
 if TYPE_CHECKING:

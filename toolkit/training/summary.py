@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 from toolkit import __version__, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, redaction, status
-from toolkit.training import state
+from toolkit.training.checkpoints import state
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Results", "write_model"]
+__all__ = ["Summary", "write_model"]
 
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 _OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
 
 
-class Results:
+class Summary:
     """The summary of a run, which `add` completes, and what is written when the run ends.
 
     Args:
@@ -55,21 +55,21 @@ class Results:
         if self.summary:
             self._write({**self.summary, **facts})
 
-    def write(self, outcome: str, watching: Any, *, steps: int | None = None) -> None:
+    def write(self, outcome: str, monitor: Any, *, steps: int | None = None) -> None:
         """Writes summary.json.
 
         Args:
             outcome: Its "status".
-            watching: What has watched the training: a `Watching`.
+            monitor: What has watched the training: a `Monitor`.
             steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
 
         Raises:
             OSError: It can't be written.
         """
         facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
-        self._write(_summary(facts, watching, seconds=time.monotonic() - self._start, steps=steps))
+        self._write(_summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps))
 
-    def finish(self, model: "keras.Model", watching: Any) -> None:
+    def finish(self, model: "keras.Model", monitor: Any) -> None:
         """Writes the model and the summary, unless the run was complete: its figures are those of the training.
 
         Raises:
@@ -82,7 +82,7 @@ class Results:
             return
         try:
             self._directory.write_model(model)
-            self.write("completed", watching)
+            self.write("completed", monitor)
         except OSError as error:
             raise ToolkitError(
                 f"Training is done, but its results can't be written to {self._directory.path} "
@@ -109,28 +109,28 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-def _summary(facts: Mapping[str, Any], watching: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
+def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
     """Returns what summary.json says: each metric of the last epoch by Keras's name, and what all runs have.
 
     Args:
         facts: What is known beside the figures.
-        watching: What has watched the training: a `Watching`.
+        monitor: What has watched the training: a `Monitor`.
         seconds: Of the whole run.
         steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
     """
-    last = watching.rows[-1] if watching.rows else {}
-    rate = watching.examples_per_second
+    last = monitor.rows[-1] if monitor.rows else {}
+    rate = monitor.examples_per_second
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
-        "epochs": len(watching.rows),
+        "epochs": len(monitor.rows),
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
         **_provenance(),
-        "step": watching.breakdown,
+        "step": monitor.breakdown,
     }
-    if report := strategies.report(watching.model):
+    if report := strategies.report(monitor.model):
         found["parameter_servers"] = report
     return found
 

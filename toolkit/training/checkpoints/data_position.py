@@ -27,7 +27,7 @@ from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.exchange.mesh import made_here
 from toolkit.strategies.fit import building
-from toolkit.training.position import Position
+from toolkit.training.checkpoints.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
 
@@ -161,8 +161,8 @@ class DataPosition:
     def _read_before(self, resumed: Position) -> tuple[int, int]:
         """Returns how many iterators Keras has made before the one that is in use, and how many batches it has given.
 
-        This is what `keras.src.trainers.epoch_iterator` does, which has no public face; tests/training/test_data.py
-        fails when it changes.
+        This is what `keras.src.trainers.epoch_iterator` does, which has no public face;
+        tests/training/test_data_position.py fails when it changes.
         """
         length, steps = self._cardinality(), self._steps_per_epoch
         if steps is None:  # Where it knows the length, it makes another one at the end of each epoch, for nothing.

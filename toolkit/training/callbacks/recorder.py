@@ -13,9 +13,9 @@ import tensorflow as tf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from toolkit.support import files, status
-from toolkit.training.tracker import Tracker
+from toolkit.training.callbacks.tracker import Tracker
 
-__all__ = ["Board", "Recording"]
+__all__ = ["Board", "Recorder"]
 
 _LOG = logging.getLogger(__name__)
 _REPORT_SECONDS = 0.25  # How often the launcher hears of a step, at most.
@@ -24,7 +24,7 @@ _BAR_SECONDS = 0.2  # On a terminal: how often the bar moves. More often costs t
 _WRITES = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
 
-class Recording(keras.callbacks.Callback):
+class Recorder(keras.callbacks.Callback):
     """Keeps one row per epoch, in a file that is whole at any moment; shows and reports progress in between.
 
     Args:
