@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
 from toolkit.models.table import NAMES
-from toolkit.parallel.machine import DEVICES
+from toolkit.parallel.plan.machine import DEVICES
 from toolkit.strategies.options import DTYPES
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Plans, and prints."""
     _check(arguments)
     from toolkit.parallel import Link, Machine
-    from toolkit.parallel.machine import bandwidth, device
+    from toolkit.parallel.plan.machine import bandwidth, device
 
     inside, between = (
         Link(bandwidth=bandwidth(text), latency=arguments.latency / 1e6) if text else None

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
-from toolkit.parallel.choice import Setting
-from toolkit.parallel.cost import LayerCost
-from toolkit.parallel.machine import Machine
-from toolkit.parallel.plan import Plan, choose
+from toolkit.parallel.plan.choice import Setting
+from toolkit.parallel.plan.choose import Plan, choose
+from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.machine import Machine
 
 __all__ = ["Point", "powers", "scaling"]
 

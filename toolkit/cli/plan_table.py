@@ -10,7 +10,7 @@ from toolkit.cli.tables import check_chart, save, table
 if TYPE_CHECKING:
     from toolkit.cli.plan_scaling import Point
     from toolkit.parallel import Plan
-    from toolkit.parallel.step import Step
+    from toolkit.parallel.plan.step_time import Step
 
 __all__ = ["Comparison", "draw", "show_comparisons", "show_exchange", "show_plan", "show_scaling"]
 
@@ -22,7 +22,7 @@ def show_plan(plan: "Plan") -> None:
     """Prints a plan's layers, the choice for each, and the reasons."""
     import rich
 
-    from toolkit.parallel.plan import size_in_words
+    from toolkit.parallel.plan.choose import size_in_words
 
     console = rich.get_console()
     shown = table()
@@ -68,7 +68,7 @@ def show_exchange(plan: "Plan") -> None:
     """Prints what replicas send one another in a step, how long that takes, and how much of it is hidden."""
     import rich
 
-    from toolkit.parallel.plan import size_in_words
+    from toolkit.parallel.plan.choose import size_in_words
 
     step = plan.step
     takes = 1e3 * (step.exchanging + step.hidden)
@@ -84,8 +84,8 @@ def show_memory(plan: "Plan", limit: float) -> None:
     """Prints what a replica holds, and, where there is a limit, with what it is kept or by how much it isn't."""
     import rich
 
-    from toolkit.parallel.memory import memory_of
-    from toolkit.parallel.plan import size_in_words
+    from toolkit.parallel.plan.choose import size_in_words
+    from toolkit.parallel.plan.memory import memory_of
 
     console, setting, takes = rich.get_console(), plan.setting, plan.step.memory
     parts = memory_of(plan.layers, plan.choices, setting)
@@ -117,7 +117,7 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
     """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
     import rich
 
-    from toolkit.parallel.plan import size_in_words
+    from toolkit.parallel.plan.choose import size_in_words
 
     shown = table()
     shown.add_column("replicas", justify="right")

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from toolkit.cli.plan_scaling import scaling
-from toolkit.parallel.choice import Setting
-from toolkit.parallel.cost import LayerCost
-from toolkit.parallel.machine import Link, Machine
-from toolkit.parallel.plan import Plan
+from toolkit.parallel.plan.choice import Setting
+from toolkit.parallel.plan.choose import Plan
+from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.machine import Link, Machine
 
 __all__ = ["verdict"]
 

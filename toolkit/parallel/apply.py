@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import ModelError
 from toolkit.parallel.graph import copy_model, sublayers
-from toolkit.parallel.plan import Plan
-from toolkit.parallel.trace import trace
+from toolkit.parallel.plan.choose import Plan
+from toolkit.parallel.plan.trace import trace
 
 if TYPE_CHECKING:
     import keras
@@ -33,7 +33,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     Raises:
         ModelError: The plan is another model's, or the model can't be copied.
     """
-    from toolkit.parallel.kinds import anew, settings_of
+    from toolkit.parallel.layers.kinds import anew, settings_of
     from toolkit.strategies.fit.recompute import recomputed
 
     layers = dict(trace(model).layers)
@@ -75,6 +75,6 @@ def plain(model: "keras.Model") -> "keras.Model":
     Raises:
         ModelError: The model can't be copied.
     """
-    from toolkit.parallel.kinds import plain_layer
+    from toolkit.parallel.layers.kinds import plain_layer
 
     return copy_model(model, plain_layer)

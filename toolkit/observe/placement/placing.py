@@ -11,7 +11,7 @@ import tensorflow as tf
 from toolkit.errors import ModelError, StrategyError
 from toolkit.observe.placement.names import device
 from toolkit.parallel.graph import copy_model, is_graph, layers_of
-from toolkit.parallel.kinds import plain_layer
+from toolkit.parallel.layers.kinds import plain_layer
 
 __all__ = ["place"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel import activations
-from toolkit.parallel.layers import equation_parts
-from toolkit.parallel.sharded import Exchanging, Sharded, in_a_step, refuse
+from toolkit.parallel.layers import activations
+from toolkit.parallel.layers.base import Exchanging, Sharded, in_a_step, refuse
+from toolkit.parallel.layers.dense import equation_parts
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable

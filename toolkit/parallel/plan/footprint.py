@@ -8,7 +8,7 @@ TensorFlow's allocator hands out.
 import collections
 from typing import Any, NamedTuple
 
-from toolkit.parallel.trace import Trace, size_of
+from toolkit.parallel.plan.trace import Trace, size_of
 
 __all__ = ["Footprint", "footprints"]
 

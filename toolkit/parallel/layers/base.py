@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.parallel import activations
-from toolkit.parallel.regularizers import ShardedConstraint, ShardedRegularizer
+from toolkit.parallel.layers import activations
+from toolkit.parallel.layers.regularizers import ShardedConstraint, ShardedRegularizer
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.fit.adapt import adapt_replicas

@@ -7,9 +7,10 @@ import keras
 import pytest
 
 from toolkit import strategies
-from toolkit.parallel import measure, measuring
-from toolkit.parallel.cost import LayerCost
+from toolkit.parallel import measure
 from toolkit.parallel.graph import layers_of
+from toolkit.parallel.plan import measure as measuring
+from toolkit.parallel.plan.count import LayerCost
 
 L = keras.layers
 

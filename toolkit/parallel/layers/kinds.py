@@ -12,10 +12,10 @@ from typing import Any
 import keras
 
 from toolkit.errors import ModelError
-from toolkit.parallel.attention import ShardedGroupedQueryAttention, ShardedMultiHeadAttention
-from toolkit.parallel.embedding import ShardedEmbedding
 from toolkit.parallel.graph import sublayers
-from toolkit.parallel.layers import ShardedConv2D, ShardedDense, ShardedEinsumDense
+from toolkit.parallel.layers.attention import ShardedGroupedQueryAttention, ShardedMultiHeadAttention
+from toolkit.parallel.layers.dense import ShardedConv2D, ShardedDense, ShardedEinsumDense
+from toolkit.parallel.layers.embedding import ShardedEmbedding
 
 __all__ = ["anew", "plain_class", "plain_layer", "settings_of"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
-from toolkit.parallel.arguments import check, specs_of
 from toolkit.parallel.graph import is_whole
+from toolkit.parallel.plan.arguments import check, specs_of
 from toolkit.support.graphs import computed_from
 from toolkit.support.scopes import outside
 

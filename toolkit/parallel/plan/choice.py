@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from toolkit.parallel.cost import LayerCost
+from toolkit.parallel.plan.count import LayerCost
 
 __all__ = ["REPLICATED", "SUMS", "Choice", "Setting", "bytes_of", "parameters_of", "shard", "updated_bytes"]
 

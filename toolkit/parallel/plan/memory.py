@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.choice import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
-from toolkit.parallel.cost import LayerCost
+from toolkit.parallel.plan.choice import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
+from toolkit.parallel.plan.count import LayerCost
 
 __all__ = ["layer_memory", "memory_of", "recomputed"]
 

@@ -14,12 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.parallel.cost import LayerCost, costs_seen
-from toolkit.parallel.exchanges import all_reduce
 from toolkit.parallel.graph import copy_model
-from toolkit.parallel.kinds import plain_layer
-from toolkit.parallel.machine import Link, Machine
-from toolkit.parallel.trace import Call, size_of, trace
+from toolkit.parallel.layers.kinds import plain_layer
+from toolkit.parallel.plan.comm_model import all_reduce
+from toolkit.parallel.plan.count import LayerCost, costs_seen
+from toolkit.parallel.plan.machine import Link, Machine
+from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies.exchange import collectives, mesh
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import exchange_of

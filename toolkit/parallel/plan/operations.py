@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from toolkit.parallel.trace import Call, size_of
+from toolkit.parallel.plan.trace import Call, size_of
 
 __all__ = ["bytes_in_loops", "count"]
 

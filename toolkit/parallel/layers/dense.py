@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.sharded import Sharded, in_a_step, refuse
+from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense", "equation_parts", "split_letter"]

@@ -5,11 +5,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.choice import REPLICATED, Choice, Setting, parameters_of, shard, updated_bytes
-from toolkit.parallel.cost import LayerCost
-from toolkit.parallel.exchanges import Exchange, exchanges
-from toolkit.parallel.machine import Machine
-from toolkit.parallel.memory import memory_of, recomputed
+from toolkit.parallel.plan.choice import REPLICATED, Choice, Setting, parameters_of, shard, updated_bytes
+from toolkit.parallel.plan.comm_model import Exchange, exchanges
+from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.machine import Machine
+from toolkit.parallel.plan.memory import memory_of, recomputed
 
 __all__ = ["Step", "layer_seconds", "step"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel import activations
-from toolkit.parallel.sharded import Sharded, in_a_step, refuse
+from toolkit.parallel.layers import activations
+from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable

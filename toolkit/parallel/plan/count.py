@@ -2,7 +2,7 @@
 
 A multiplication and an addition are two operations. They are counted in TensorFlow's graph of one call of the model, so
 that layers of one's own count as Keras's do; what can't be seen there is said. Backward, a product is computed again
-for each of its factors that needs a gradient, and what is elementwise once. `tests/parallel/test_cost.py` holds the
+for each of its factors that needs a gradient, and what is elementwise once. `tests/parallel/test_count.py` holds the
 counts against TensorFlow's profiler.
 """
 
@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.parallel.footprint import footprints
-from toolkit.parallel.operations import bytes_in_loops, count
-from toolkit.parallel.trace import Trace, size_of, trace
+from toolkit.parallel.plan.footprint import footprints
+from toolkit.parallel.plan.operations import bytes_in_loops, count
+from toolkit.parallel.plan.trace import Trace, size_of, trace
 from toolkit.support.graphs import is_elementwise
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
     if counted is None:
         return dataclasses.replace(cost, note=f"what {kind} computes isn't known")
     forward, backward, multiplied = counted
-    from toolkit.parallel.activations import acts_elementwise
+    from toolkit.parallel.layers.activations import acts_elementwise
 
     division = _division(layer, inputs) if len(calls) == 1 else {"note": "it is called several times"}
     return dataclasses.replace(
@@ -212,7 +212,7 @@ def _division(layer: Any, inputs: Sequence) -> dict[str, Any]:
     """Returns what can be divided among replicas, or why nothing can."""
     import keras
 
-    from toolkit.parallel.kinds import plain_class
+    from toolkit.parallel.layers.kinds import plain_class
 
     if getattr(layer, "lora_rank", None) or getattr(layer, "quantization_mode", None):
         return {"note": "it is quantized, or has LoRA weights"}
@@ -238,7 +238,7 @@ def _heads(layer: Any, heads: int) -> dict[str, Any]:
 
 
 def _einsum_division(layer: Any) -> dict[str, Any]:
-    from toolkit.parallel.layers import equation_parts, split_letter
+    from toolkit.parallel.layers.dense import equation_parts, split_letter
 
     weights = equation_parts(layer.equation)[1]
     letters = {split: split_letter(layer.equation, split) for split in ("outputs", "inputs")}

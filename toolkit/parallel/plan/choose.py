@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import StrategyError
-from toolkit.parallel.choice import REPLICATED, Choice, Setting
-from toolkit.parallel.cost import LayerCost
-from toolkit.parallel.exchanges import exchanges
-from toolkit.parallel.machine import Machine
-from toolkit.parallel.memory import layer_memory, memory_of, recomputed
-from toolkit.parallel.step import Step, layer_seconds, step
+from toolkit.parallel.plan.choice import REPLICATED, Choice, Setting
+from toolkit.parallel.plan.comm_model import exchanges
+from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.machine import Machine
+from toolkit.parallel.plan.memory import layer_memory, memory_of, recomputed
+from toolkit.parallel.plan.step_time import Step, layer_seconds, step
 
 __all__ = ["WAYS", "Plan", "choose", "size_in_words"]
 

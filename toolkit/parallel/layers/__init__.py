@@ -1,0 +1,10 @@
+"""Layers whose weights are sharded over the replicas of a group: come here for one of them, or for what they share.
+
+activations   examples and features between replicas
+regularizers  regularizers and constraints of sharded variables
+base          what layers have in common whose weights are sharded
+dense         ShardedDense, ShardedEinsumDense and ShardedConv2D
+embedding     ShardedEmbedding
+attention     ShardedMultiHeadAttention and ShardedGroupedQueryAttention
+kinds         which of Keras's layers have sharded ones, and layers made anew
+"""
