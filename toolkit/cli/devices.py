@@ -55,17 +55,17 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.watch is None:
         time.sleep(0.1)
-        rich.get_console().print(_shown())
+        rich.get_console().print(_table())
         return
     if not rich.get_console().is_terminal:
         while True:
-            rich.get_console().print(_shown())
+            rich.get_console().print(_table())
             sys.stdout.flush()
             time.sleep(arguments.watch)
-    with Live(_shown(), console=rich.get_console(), auto_refresh=False) as live:
+    with Live(_table(), console=rich.get_console(), auto_refresh=False) as live:
         while True:
             time.sleep(arguments.watch)
-            live.update(_shown(), refresh=True)
+            live.update(_table(), refresh=True)
 
 
 def _names(environ: Mapping[str, str], inventory: "Inventory") -> tuple[dict[int, str], str]:
@@ -94,7 +94,7 @@ def _data() -> dict[str, Any]:
     }
 
 
-def _shown() -> Any:
+def _table() -> Any:
     from rich.console import Group
 
     inventory, usage = look()

@@ -78,8 +78,8 @@ def run(given: argparse.Namespace) -> None:
     log.show()
     if _input_waits():
         print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
-    if said := start(spec, detach=given.detach):
-        print(said)
+    if message := start(spec, detach=given.detach):
+        print(message)
 
 
 def _input_waits() -> bool:

@@ -37,31 +37,31 @@ def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -
         over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
         if max(whole, stay) < _WORTH:
             there = f"{stay:.2f}x with {devices} on one host" if local > 1 else "1.00x with one device"
-            said = [f"Train on one device: it is the fastest at {bandwidth}. Predicted: {over}, {there}."]
+            sentences = [f"Train on one device: it is the fastest at {bandwidth}. Predicted: {over}, {there}."]
             stay = 1.0
         elif whole < _WORTH * stay:
-            said = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
-            said += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
+            sentences = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
+            sentences += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
         else:
-            said = [
+            sentences = [
                 f"At {bandwidth}, {machine.hosts} hosts are worth it: {over}, {stay:.2f}x with {devices} on one host."
             ]
     elif whole < _WORTH:
-        said = [f"Train on one device: {setting.replicas} of them come to {whole:.2f}x its speed."]
+        sentences = [f"Train on one device: {setting.replicas} of them come to {whole:.2f}x its speed."]
     else:
-        said = [f"{setting.replicas} devices come to {whole:.2f}x the speed of one."]
-    said += _changes(layers, machine, setting, whole, stay)
+        sentences = [f"{setting.replicas} devices come to {whole:.2f}x the speed of one."]
+    sentences += _changes(layers, machine, setting, whole, stay)
     if whole >= _WORTH and any(choice.split is not None for choice in plan.choices.values()):
-        said.append("Apply the plan with toolkit.parallel.parallelize(model, plan); a recipe does so by itself.")
-    return said
+        sentences.append("Apply the plan with toolkit.parallel.parallelize(model, plan); a recipe does so by itself.")
+    return sentences
 
 
 def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, whole: float, stay: float) -> list[str]:
-    said = []
+    sentences = []
     halved = dataclasses.replace(setting, gradient_dtype="bfloat16", activation_dtype="bfloat16")
     half = _speed_up(layers, machine, halved)
     if half >= _WORTH * whole and half >= stay:
-        said.append(
+        sentences.append(
             f"Exchanging in 16 bits: {half:.2f}x, with --gradient_dtype=bfloat16 --activation_dtype=bfloat16, or "
             'create(gradients=GradientExchange(dtype="bfloat16")). It changes last digits.'
         )
@@ -71,11 +71,13 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
             faster = dataclasses.replace(machine, between=between)
             found = _speed_up(layers, faster, setting)
             if machine.between and between.bandwidth > machine.between.bandwidth and found >= _WORTH * stay:
-                said.append(f"From {gigabits} Gbit/s between them on, {machine.hosts} hosts are faster: {found:.2f}x.")
+                sentences.append(
+                    f"From {gigabits} Gbit/s between them on, {machine.hosts} hosts are faster: {found:.2f}x."
+                )
                 break
         else:
-            said.append("Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --batch.")
-    return said
+            sentences.append("Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --batch.")
+    return sentences
 
 
 def _speed_up(layers: Sequence[LayerCost], machine: Machine, setting: Setting) -> float:

@@ -31,10 +31,12 @@ class DeviceRequest:
 
     def __post_init__(self) -> None:
         if self.gpus is not None:
-            _whole("gpus", self.gpus, 1, "asks for that many replicas", "Ask for 1 or more, or leave it out for all")
-        _whole("split", self.split, 1, "divides each GPU into that many logical devices", "Give 1 or more")
+            _check_number(
+                "gpus", self.gpus, 1, "asks for that many replicas", "Ask for 1 or more, or leave it out for all"
+            )
+        _check_number("split", self.split, 1, "divides each GPU into that many logical devices", "Give 1 or more")
         for name in ("inter_op_threads", "intra_op_threads"):
-            _whole(
+            _check_number(
                 name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice"
             )
         if self.emulate not in EMULATE:
@@ -57,7 +59,7 @@ class DeviceRequest:
         return Memory.parse(self.memory)
 
 
-def _whole(name: str, value: object, least: int, meaning: str, remedy: str) -> None:
+def _check_number(name: str, value: object, least: int, meaning: str, remedy: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise DeviceError(asked=f"{name}={value!r} {meaning}", found="that is no whole number", remedy=remedy)
     if value < least:

@@ -185,7 +185,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
         if missing:
             raise DeviceError(
                 asked=f"visible_devices={request.visible_devices!r} names GPU {', '.join(missing)}",
-                found=_seen(inventory, physical),
+                found=_describe(inventory, physical),
                 remedy="Add that GPU to CUDA_VISIBLE_DEVICES, or run toolkit.devices.restart first in the program",
             )
         available = [physical[card_ids.index(identity)] for identity in wanted]
@@ -195,7 +195,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
         if not available and inventory.gpus and not hidden:
             raise DeviceError(
                 asked="the GPUs of this machine were asked for",
-                found=_seen(inventory, physical),
+                found=_describe(inventory, physical),
                 remedy="Install TensorFlow's CUDA with pip install 'tf-strategy-toolkit[gpu]', or pass emulate=always",
             )
     if available and request.gpus is not None and request.gpus > len(available) * request.split:
@@ -207,7 +207,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
     return available
 
 
-def _seen(inventory: Inventory, physical: list) -> str:
+def _describe(inventory: Inventory, physical: list) -> str:
     return f"TensorFlow sees {len(physical)} GPUs in this process; {inventory.describe()}"
 
 

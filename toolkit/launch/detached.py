@@ -75,10 +75,10 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
             threading.Thread(target=process.wait, daemon=True).start()  # Or a notebook gathers dead children.
             return
         if process.poll() is not None:
-            said = record.beginnings().splitlines()[-1:] or ["nothing, and perhaps the disk is full"]
+            last_lines = record.beginnings().splitlines()[-1:] or ["nothing, and perhaps the disk is full"]
             raise TaskFailed(
                 f"The job's launcher ended at once, with exit code {process.returncode}. "
-                f"It wrote to {record.directory / LAUNCHER_LOG}: {said[0]}",
+                f"It wrote to {record.directory / LAUNCHER_LOG}: {last_lines[0]}",
                 code=1,
             )
         time.sleep(_TICK)

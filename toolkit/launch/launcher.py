@@ -55,7 +55,7 @@ class Launcher:
 
     def __init__(self, **spec: Any) -> None:
         self._spec = spec
-        self._made(("-m", "toolkit.launch.task.called"))
+        self._make_spec(("-m", "toolkit.launch.task.called"))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Runs a function in the tasks of a job, as `toolkit launch` runs a script, and returns each task's result.
@@ -82,7 +82,7 @@ class Launcher:
         from toolkit.launch.records import jobs
         from toolkit.launch.records.record import Record
 
-        spec = self._made(("-m", "toolkit.launch.task.called"))
+        spec = self._make_spec(("-m", "toolkit.launch.task.called"))
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
@@ -119,10 +119,10 @@ class Launcher:
 
         work = None
         if callable(what):
-            spec = self._made(("-m", "toolkit.launch.task.called"))
+            spec = self._make_spec(("-m", "toolkit.launch.task.called"))
             work = functions.pickled(what, args, kwargs)
         elif isinstance(what, (str, os.PathLike)) and not kwargs:
-            spec = self._made((os.fspath(what), *map(str, args)))
+            spec = self._make_spec((os.fspath(what), *map(str, args)))
         else:
             raise LaunchError(
                 asked=f"{what!r:.80} is to run in a job's tasks",
@@ -141,7 +141,7 @@ class Launcher:
         except JobStopped as error:
             raise _stopped(error) from error
 
-    def _made(self, command: tuple[str, ...]) -> Any:
+    def _make_spec(self, command: tuple[str, ...]) -> Any:
         from toolkit.launch.job.spec import JobSpec, options
         from toolkit.support import status
 
@@ -251,8 +251,8 @@ class Job:
         record = self._entry.record
         end = next((event for event in record.new() if event["event"] == "end"), None)
         if end is None:
-            said = record.beginnings().splitlines()[-1:]
-            words = "; its launcher wrote: " + said[0] if said else ""
+            last_lines = record.beginnings().splitlines()[-1:]
+            words = "; its launcher wrote: " + last_lines[0] if last_lines else ""
             raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.logs}{words}", code=1)
         if end["stopped"]:
             raise JobStopped(end["code"] - 128)

@@ -99,7 +99,7 @@ def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
     place = LocalPlace(spec)
     cluster, homes = place.planned()
     checks.only(spec.only, list(map(str, homes)))
-    made, said = tasks.task_specs(
+    specs, note = tasks.task_specs(
         cluster,
         list(homes),
         command=spec.command,
@@ -110,4 +110,4 @@ def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
         tag="dry-run",
         socket_path="/dev/null",
     )
-    return [*([f"# {said}"] if said else []), *(tasks.shell_line(t, environ, spec.environment) for t in made)]
+    return [*([f"# {note}"] if note else []), *(tasks.shell_line(t, environ, spec.environment) for t in specs)]

@@ -51,19 +51,19 @@ def chosen(job: Entry, attempt: int | None, tasks: Sequence[str]) -> tuple[int, 
 def log_of(job: Entry, task: str, attempt: int | None) -> bytes:
     """Returns what a task, "" for the first, has written in an attempt, as `chosen` finds it."""
     number, tasks = chosen(job, attempt, [task] if task else [])
-    return b"".join(_written(job.record, task or tasks[0], number))
+    return b"".join(_read_log(job.record, task or tasks[0], number))
 
 
 def show(record: Record, display: Display, tasks: Sequence[str], attempt: int) -> None:
     """Shows what tasks have written in one attempt."""
     display.expect([Task.parse(name) for name in tasks])
     for name in tasks:
-        for lines in _written(record, name, attempt):
+        for lines in _read_log(record, name, attempt):
             display.lines(Task.parse(name), visible_lines(lines.removesuffix(b"\n").split(b"\n")))
             display.wait()
 
 
-def _written(record: Record, task: str, attempt: int) -> Iterator[bytes]:
+def _read_log(record: Record, task: str, attempt: int) -> Iterator[bytes]:
     """Yields what a task has written in an attempt, lines by lines, without what other jobs have in the same file."""
     sizes = {event["event"]: event for event in Record(record.directory).new() if event.get("number") == attempt}
     begin = sizes["attempt"].get("begins", {}).get(task, 0)

@@ -56,7 +56,8 @@ def choose(
     if directory is not None:
         path = expanded(directory)
     else:
-        earlier = sorted(path for path in pathlib.Path(under).glob(f"{recipe}-*") if _held(path / "checkpoints"))
+        runs = pathlib.Path(under).glob(f"{recipe}-*")
+        earlier = sorted(path for path in runs if _has_checkpoint(path / "checkpoints"))
         new = pathlib.Path(under) / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
         if resume is True and not earlier:
             raise CheckpointError(
@@ -66,11 +67,11 @@ def choose(
             )
         path = earlier[-1] if resume and earlier else new
     if resume == "auto" or (not resume and status.restarted()):
-        return path, _held(path / "checkpoints")
+        return path, _has_checkpoint(path / "checkpoints")
     return path, bool(resume)
 
 
-def _held(checkpoints: pathlib.Path) -> bool:
+def _has_checkpoint(checkpoints: pathlib.Path) -> bool:
     """Whether there is a checkpoint, damaged ones included, but not what a killed process had only begun to write."""
     if not checkpoints.is_dir():
         return False
@@ -124,7 +125,7 @@ class RunDirectory:
         self._resume = resume
         self._lock: int | None = None
         try:
-            if resume and not _held(self.checkpoints):
+            if resume and not _has_checkpoint(self.checkpoints):
                 raise CheckpointError(
                     asked=f"resume continues the run in {self.path}",
                     found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
@@ -234,7 +235,7 @@ class RunDirectory:
             )
         if self._resume:
             return before["config"]
-        if _held(self.checkpoints) or self.summary.exists():
+        if _has_checkpoint(self.checkpoints) or self.summary.exists():
             raise RunDirectoryError(
                 asked=_ASKED.format(self.path),
                 found="it holds an earlier run, which would be overwritten",
@@ -247,7 +248,7 @@ class RunDirectory:
             identity = json.loads(files.read_text(self._identity))
             return {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
         except FileNotFoundError:
-            if not _held(self.checkpoints):
+            if not _has_checkpoint(self.checkpoints):
                 return None
             reason = "it is missing"
         except (ValueError, KeyError, TypeError, RecursionError):

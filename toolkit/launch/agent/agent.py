@@ -173,7 +173,7 @@ class Agent:
             self._call.write_bytes(base64.b64decode(call))
             own[status.CALL] = str(self._call)
         self._environment = {**self._environ, **environment, **own}
-        made, said = tasks.task_specs(
+        specs, note = tasks.task_specs(
             Cluster(cluster),
             [Task.parse(name) for name in here],
             command=command,
@@ -188,9 +188,9 @@ class Agent:
             tag=self._tag,
             socket_path=self._reports.path,
         )
-        if said:
-            self._tell("note", text=said)
-        self._specs = {str(spec.task): spec for spec in made}
+        if note:
+            self._tell("note", text=note)
+        self._specs = {str(spec.task): spec for spec in specs}
         for name in self._specs:
             self._again(name)
 

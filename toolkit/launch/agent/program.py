@@ -49,7 +49,7 @@ def serve(
     Returns:
         The supervisor's last word; None where it, or the connection, is gone without one.
     """
-    ends, told, asked = float("inf"), 0, [prepare]
+    ends, sent, asked = float("inf"), 0, [prepare]
     alive: set[str] = set()
     over: Event | None = None
     while True:
@@ -66,8 +66,8 @@ def serve(
             elif each["event"] == "ended":
                 alive.discard(each["task"])
             seen(each)
-        found += [event("signal", number=int(number)) for number in received[told:]]
-        told = len(received)
+        found += [event("signal", number=int(number)) for number in received[sent:]]
+        sent = len(received)
         channel.send(*found)
         now = time.monotonic()
         if now > ends or ((over or ends < float("inf")) and not alive):

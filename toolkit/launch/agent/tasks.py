@@ -77,7 +77,7 @@ def task_specs(
     trains = ("worker",) if served else ("chief", "worker")
     training, every = [task for task in here if task.job in trains], [t for t in cluster.tasks if t.job in trains]
     threads = str(max(1, inventory.cores // len(here)))
-    gpus, said = _gpus(here, training, environ)
+    gpus, note = _gpus(here, training, environ)
     specs = []
     for task in here:
         environment = {
@@ -95,7 +95,7 @@ def task_specs(
             guard.TAG: ",".join(filter(None, (environ.get(guard.TAG), tag))),
         }
         specs.append(TaskSpec(task=task, environment=environment, command=(CHILD, _STACKS, str(int(as_is)), *command)))
-    return tuple(specs), said
+    return tuple(specs), note
 
 
 def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str, str]:
@@ -166,8 +166,8 @@ def _gpus(
     for number, task in enumerate(training):
         dealt[task]["CUDA_VISIBLE_DEVICES"] = ",".join(every[number * share : (number + 1) * share])
     spare = every[share * len(training) :]
-    said = f"note: each of {len(training)} tasks gets {share} of {len(every)} GPUs; left over: {', '.join(spare)}"
-    return dealt, said if spare else ""
+    note = f"note: each of {len(training)} tasks gets {share} of {len(every)} GPUs; left over: {', '.join(spare)}"
+    return dealt, note if spare else ""
 
 
 def own_addresses() -> set[str]:

@@ -69,7 +69,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
         channel.send(event("knock"))  # What isn't a launcher answers with something else, or hangs up.
         answers = _Answers(spec, channel, received)
         theirs, mine = str(answers.next(_HELLO).get("nonce")), token.nonce()
-        secret = token.known(spec.rendezvous or "")  # Only now: who listens has written it by now.
+        secret = token.read(spec.rendezvous or "")  # Only now: who listens has written it by now.
         hello = {
             "nodes": spec.nodes,
             "version": __version__,

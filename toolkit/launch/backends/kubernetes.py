@@ -63,10 +63,10 @@ def _check(spec: JobSpec) -> None:
     longest = _LONGEST - 1 - len(str(tasks))
     image = spec.image or ""
     mounts = [path for _, path in _mounts(spec)]
-    said = f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it"
+    short = f"Use up to {longest} of a-z, 0-9 and -, a letter first: pods' names are made of it"
     named = bool(image) and not re.search(r"\s|^-", image)
     for flag, value, fits, remedy in (
-        ("name", spec.name, _is_name(spec.name) and len(spec.name) <= longest, said),
+        ("name", spec.name, _is_name(spec.name) and len(spec.name) <= longest, short),
         ("namespace", spec.namespace, spec.namespace is None or _is_name(spec.namespace), "Use a-z, 0-9 and -"),
         ("image", image, named, "Name it as `docker pull` does, best with a tag or digest"),
         ("memory", spec.memory, spec.memory is None or _QUANTITY.fullmatch(spec.memory), "Write such as 8Gi"),

@@ -148,7 +148,7 @@ class RendezvousPlace:
         self._spec = spec
         self._listener = listener
         self._say = say
-        self._token = token.made(spec.rendezvous or "")
+        self._token = token.make(spec.rendezvous or "")
         self._coming: list[tuple[socket.socket, Channel, str]] = []
         self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""

@@ -141,7 +141,7 @@ def follow_job(
         TaskFailed: The job failed.
         JobStopped: This process received a signal.
     """
-    state, shown, asked, queued, told, over = ("PENDING", 0), "", 0.0, 0.0, 0, 0.0
+    state, shown, asked, queued, announced, over = ("PENDING", 0), "", 0.0, 0.0, 0, 0.0
     while follower.end is None:
         found = follower.look()
         if any(event["event"] == "requeue" for event in found):
@@ -156,9 +156,9 @@ def follow_job(
             display.say(f"launch: Slurm job {job} is {shown}")
         if received and (not cancels or received[0] == signal.SIGHUP):
             raise JobStopped(received[0], then=f"Slurm job {job} runs on")
-        if told < len(received):
-            display.say(f"launch: {signal.Signals(received[told]).name}: cancelling Slurm job {job}")
-            told += 1
+        if announced < len(received):
+            display.say(f"launch: {signal.Signals(received[announced]).name}: cancelling Slurm job {job}")
+            announced += 1
             controller.stop(job)
         if state[0] not in controller.ALIVE:  # Its last events may come later than the word of it.
             over = over or time.monotonic()

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import files
 
-__all__ = ["VARIABLE", "file", "forget", "known", "made", "nonce", "program_of", "proof", "proves", "words"]
+__all__ = ["VARIABLE", "file", "forget", "make", "nonce", "program_of", "proof", "proves", "read", "words"]
 
 VARIABLE = "TOOLKIT_TOKEN"
 
 
-def made(address: str, environ: Mapping[str, str] = os.environ) -> str:
+def make(address: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the token of a job whose launchers come to an address: the one that is given, or a new one.
 
     A new one is kept for launchers that share this home directory. Where it can't be, they are given it by hand.
@@ -43,7 +43,7 @@ def made(address: str, environ: Mapping[str, str] = os.environ) -> str:
     return token
 
 
-def known(address: str, environ: Mapping[str, str] = os.environ) -> str:
+def read(address: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the token that a launcher which comes to an address has; "" for none."""
     with contextlib.suppress(OSError):
         return environ.get(VARIABLE) or file(address).read_text()
@@ -79,8 +79,8 @@ def proves(found: object, token: str, role: str, *numbers: str) -> bool:
 
 def words(address: str, token: str, *, shown: bool) -> str:
     """Returns how hosts that share no home directory have the token: itself, or the name of its file."""
-    said = token if shown else f"..., which is in {file(address)}"
-    return f"launch: start hosts that don't share this home directory with {VARIABLE}={said}"
+    visible = token if shown else f"..., which is in {file(address)}"
+    return f"launch: start hosts that don't share this home directory with {VARIABLE}={visible}"
 
 
 def program_of(spec: JobSpec) -> str:

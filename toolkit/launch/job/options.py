@@ -96,7 +96,7 @@ def option(
 ) -> Any:
     """Returns a dataclass's field with all that an Option says of it; `kind` follows from the default unless given."""
     kind = kind or {bool: "switch", tuple: "several"}.get(type(default), type(default))
-    told = {
+    metadata = {
         "text": text,
         "group": group,
         "places": places,
@@ -105,4 +105,4 @@ def option(
         "least": least,
         "most": most,
     }
-    return dataclasses.field(default=default, metadata=told)
+    return dataclasses.field(default=default, metadata=metadata)

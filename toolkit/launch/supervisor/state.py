@@ -192,8 +192,10 @@ def _ended_suddenly(task: TaskState) -> bool:
     if task.code == -signal.SIGKILL:
         return True
     # TensorFlow aborts a process whose peer is gone. A crash after the script's end may be due to the others' calls.
-    said = task.said_so or task.done_at is not None
-    return not said and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)
+    reported = task.said_so or task.done_at is not None
+    return (
+        not reported and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)
+    )
 
 
 def _name(number: int) -> str:

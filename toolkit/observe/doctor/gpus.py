@@ -59,7 +59,7 @@ def look(situation: Situation) -> Iterator[Finding]:
         )
     yield from wrong
     if not wrong:
-        yield from _seen(situation)
+        yield from _check_visible(situation)
 
 
 def libraries(build: dict[str, Any]) -> dict[str, str]:
@@ -157,7 +157,7 @@ def _loads(name: str) -> bool:
     return True
 
 
-def _seen(situation: Situation) -> Iterator[Finding]:
+def _check_visible(situation: Situation) -> Iterator[Finding]:
     try:
         expected = shown(situation.environ, situation.inventory)
         count = len(situation.inventory.gpus) if expected is None else len(expected)

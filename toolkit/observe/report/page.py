@@ -102,18 +102,18 @@ def _tiles(run: RunData) -> list[_Tile]:
     """Returns what somebody looks for first: outcome, metrics at the end, speed, and where a step's time went."""
     summary = run.summary
     seconds, resumed = summary.get("wall_seconds"), summary.get("resumed_from_step")
-    outcome = [f"{_shown('epochs', summary.get('epochs'))} epochs, {_shown('steps', summary.get('steps'))} steps"]
+    outcome = [f"{_format('epochs', summary.get('epochs'))} epochs, {_format('steps', summary.get('steps'))} steps"]
     outcome += [f"{seconds:,.0f} s"] if isinstance(seconds, (int, float)) else []
     outcome += [f"resumed after step {resumed:,}"] if isinstance(resumed, int) else []
     tiles = [_Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(outcome))]
-    shown = {name: text for name in run.metrics if (text := _shown(name, _value(run, name)))}
+    shown = {name: text for name in run.metrics if (text := _format(name, _value(run, name)))}
     names = [name for name in shown if name.startswith("val_")] or list(shown)
     if names:
         first = next((name for name in names if not name.endswith("loss")), names[0])
         rest = [f"{name} {text}" for name, text in shown.items() if name != first]
         tiles.append(_Tile(name=first, value=shown[first], more=", ".join(rest[:3])))
-    if speed := _shown("examples_per_second", summary.get("examples_per_second")):
-        replicas = _shown("replicas", summary.get("replicas"))
+    if speed := _format("examples_per_second", summary.get("examples_per_second")):
+        replicas = _format("replicas", summary.get("replicas"))
         more = (
             f"{replicas} {'replica' if replicas == '1' else 'replicas'}, {summary.get('strategy')}" if replicas else ""
         )
@@ -157,7 +157,7 @@ def _facts(runs: Sequence[RunData]) -> Iterator[tuple[str, list[str]]]:
     metrics = list(dict.fromkeys(name for run in runs for name in (*run.metrics, *_EARLIER_NAMES)))
     for key, name in _FACTS.items():
         for fact in metrics if key == "metrics" else [key]:
-            values = [_shown(fact, _value(run, fact)) for run in runs]
+            values = [_format(fact, _value(run, fact)) for run in runs]
             if any(values):
                 yield name or fact, values
 
@@ -168,7 +168,7 @@ def _value(run: RunData, key: str) -> Any:
     return run.summary.get(key, run.summary.get(_EARLIER_NAMES.get(key, ""), last))
 
 
-def _shown(key: str, value: Any) -> str:
+def _format(key: str, value: Any) -> str:
     try:
         return _in_words(key, value)
     except (OverflowError, ValueError):  # A number of four hundred digits.
@@ -197,9 +197,9 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
         found.append(_plan(rows, f"Ways to divide the layers{of}"))
     counted = run.summary.get("parameter_servers")
     if isinstance(counted, dict):
-        scalars = [(key.replace("_", " "), _shown("", value)) for key, value in counted.items() if _is_scalar(value)]
+        scalars = [(key.replace("_", " "), _format("", value)) for key, value in counted.items() if _is_scalar(value)]
         counts = [
-            (f"{key.replace('_', ' ')}, {name}", _shown("", value))
+            (f"{key.replace('_', ' ')}, {name}", _format("", value))
             for key in ("steps_by_worker", "bytes_by_task")
             for name, value in (counted.get(key) or {}).items()
         ]
@@ -207,7 +207,7 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
     for title, table in (("Epochs", run.history), ("Evaluations", run.evaluation)):
         if table:
             names = list(dict.fromkeys(name for row in table for name in row))
-            cells = [[_shown(name, _whole(row.get(name))) for name in names] for row in table[-_MOST_ROWS:]]
+            cells = [[_format(name, _without_fraction(row.get(name))) for name in names] for row in table[-_MOST_ROWS:]]
             found.append(_Table(title=f"{title}{of}", headings=names, rows=cells))
     return found
 
@@ -243,7 +243,7 @@ def _plan(rows: Sequence[dict[str, Any]], title: str) -> _Table:
     )
 
 
-def _whole(value: Any) -> Any:
+def _without_fraction(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -33,10 +33,10 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
     """
     runs = [read(path) for path in directories]
     file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
-    with _said(file):
+    with _errors_explained(file):
         _check(file, runs)
     text = render(runs)
-    with _said(file):
+    with _errors_explained(file):
         if file.exists() and not file.is_file():  # A device or a pipe is written to, not replaced.
             file.write_text(text, encoding="utf-8")
         else:
@@ -45,7 +45,7 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
 
 
 @contextlib.contextmanager
-def _said(file: pathlib.Path) -> Iterator[None]:
+def _errors_explained(file: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, a link to itself a RuntimeError.

@@ -102,7 +102,7 @@ def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
     if not any(id(each) in settings for each in within):
         return plain_layer(layer)
     with _Making({}) as first:
-        likewise = sublayers(_made(layer))
+        likewise = sublayers(_remake(layer))
     numbers: dict[Any, Mapping[str, Any]] = {}
     for mine, theirs in zip(within, likewise, strict=False):
         if id(mine) in settings:
@@ -114,10 +114,10 @@ def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
             remedy="Create its layers in its constructor or in build(), only from classes of keras.layers",
         )
     with _Making(numbers):
-        return _made(layer)
+        return _remake(layer)
 
 
-def _made(layer: Any) -> Any:
+def _remake(layer: Any) -> Any:
     """Returns a layer like this one, with all layers that it makes before it is called."""
     made = plain_layer(layer)
     if isinstance(layer, keras.Model) or type(layer).build is not keras.layers.Layer.build:

@@ -231,8 +231,8 @@ class _Recorder:
 def _first_line(error: Exception) -> str:
     """Returns what an error says, without the line in which Keras says where, and without its colours."""
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
-    return said[0].rstrip(".") if said else type(error).__name__
+    reasons = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
+    return reasons[0].rstrip(".") if reasons else type(error).__name__
 
 
 def _tensors(value: Any) -> list:

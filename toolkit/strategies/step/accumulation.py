@@ -40,7 +40,7 @@ def adapt_accumulation() -> None:
     wrap(optimizer, "build", _build)
     wrap(optimizer, "add_variable_from_reference", _add_variable)
     wrap(optimizer, "_backend_apply_gradients", _apply)
-    wrap(optimizer, "_clip_gradients", lambda original, self, grads: original(self, _whole(grads)))
+    wrap(optimizer, "_clip_gradients", lambda original, self, grads: original(self, _sum_over_replicas(grads)))
 
 
 def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int]:
@@ -135,24 +135,24 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Seque
         original(optimizer, grads, variables)
         return
     waits = [optimizer._var_key(variable) in _later() for variable in variables]
-    total = [its and not wait for its, wait in zip(own, waits, strict=True)]
+    total = [by_replica and not wait for by_replica, wait in zip(own, waits, strict=True)]
     _here.waits, _here.total = waits, total
-    grads = [mapped(g, lambda values: values / count) if its else g for g, its in zip(grads, total, strict=True)]
+    grads = [mapped(g, lambda values: values / count) if known else g for g, known in zip(grads, total, strict=True)]
     try:
         original(optimizer, grads, variables)
     finally:
         _here.waits = _here.total = None
 
 
-def _whole(grads: Sequence) -> list:
+def _sum_over_replicas(grads: Sequence) -> list:
     """Returns gradients of all replicas, of what each has added up, where Keras updates."""
     out = list(grads)
     waits, total = getattr(_here, "waits", None), getattr(_here, "total", None)
     if waits is None or total is None:
         return out
     count = collectives.replica_id_and_count()[1]
-    out = [mapped(g, lambda values: values * count) if its else g for g, its in zip(out, total, strict=True)]
-    numbers = [number for number, its in enumerate(waits) if its]
+    out = [mapped(g, lambda values: values * count) if known else g for g, known in zip(out, total, strict=True)]
+    numbers = [number for number, wait in enumerate(waits) if wait]
     numbers.reverse()  # The last layers' gradients are known first.
     if numbers:
         totals = over_replicas([out[number] for number in numbers], exchange_of(tf.distribute.get_strategy()))

@@ -4,6 +4,7 @@ Gradients have been exchanged when it comes to this (see `optimizer`). Keras has
 `keras.optimizers.Optimizer` that are wrapped here stand in `adapt_to_shards`.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,20 +46,19 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     if isinstance(optimizer, WHOLE):
         # Each replica has all slots of what is gathered.
         grads = [
-            v.gather(tf.convert_to_tensor(g)) if its else g for g, v, its in zip(grads, variables, sharded, strict=True)
+            v.gather(tf.convert_to_tensor(g)) if is_shard else g
+            for g, v, is_shard in zip(grads, variables, sharded, strict=True)
         ]
-        variables = [_Whole(v) if its else v for v, its in zip(variables, sharded, strict=True)]
+        variables = [_Whole(v) if is_shard else v for v, is_shard in zip(variables, sharded, strict=True)]
         original(optimizer, grads, variables)
         return
     if optimizer.clipnorm or optimizer.global_clipnorm:
         _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, cut)
     in_branch = bool(optimizer.gradient_accumulation_steps)
-    _here.parts = parts = Parts(
-        optimizer, [v for v, its in zip(variables, cut, strict=True) if its], in_branch=in_branch
-    )
+    _here.parts = parts = Parts(optimizer, list(itertools.compress(variables, cut)), in_branch=in_branch)
     part = iter(parts.each)
     try:
-        original(optimizer, grads, [next(part) if its else v for v, its in zip(variables, cut, strict=True)])
+        original(optimizer, grads, [next(part) if in_parts else v for v, in_parts in zip(variables, cut, strict=True)])
         parts.bring_together()
     finally:
         _here.squares = _here.parts = None
@@ -90,9 +90,9 @@ def _added(squares: Sequence, chosen: Sequence[bool], among: Among) -> list:
     """Returns sums, the chosen ones of several replicas: one exchange for all."""
     if not any(chosen):
         return list(squares)
-    totals = collectives.all_reduce(tf.stack([s for s, its in zip(squares, chosen, strict=True) if its]), among=among)
+    totals = collectives.all_reduce(tf.stack(list(itertools.compress(squares, chosen))), among=among)
     whole = iter(tf.unstack(totals))
-    return [next(whole) if its else square for square, its in zip(squares, chosen, strict=True)]
+    return [next(whole) if summed else square for square, summed in zip(squares, chosen, strict=True)]
 
 
 def _square(gradient: Any) -> tf.Tensor:
