@@ -28,35 +28,16 @@ FLAGS = flags.FLAGS
 def main() -> None:
     """Devices, strategy, data, model, compile, fit."""
     with toolkit.cli.open_run("cifar_multi_worker", needs_cluster=True) as run:
-        devices = toolkit.cli.configure_devices()
-        strategy = toolkit.strategies.create(
-            "multi_worker",
-            devices=devices.logical_devices,
-            membership=run.membership,
-            start_timeout=FLAGS.start_timeout,
-            **toolkit.cli.flags.exchanges(),
-        )
+        strategy = toolkit.cli.create_strategy(run, "multi_worker")
 
         import keras  # Only now: importing it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
-        examples = toolkit.data.load(FLAGS.data, data_dir=FLAGS.data_dir, seed=FLAGS.seed)
-        batches = toolkit.data.Batches(
-            examples=examples,
-            strategy=strategy,
-            global_batch_size=FLAGS.global_batch_size,
-            seed=FLAGS.seed,
-            steps_per_epoch=FLAGS.steps_per_epoch,
-        )
-        toolkit.cli.check_same(run, strategy, batches)
+        batches = toolkit.cli.load_batches(run, strategy)
 
         with strategy.scope():
-            model = toolkit.models.build(FLAGS.model, classes=len(examples.classes), dropout=FLAGS.dropout)
-            rate = toolkit.training.learning_rate(
-                FLAGS.learning_rate,
-                global_batch_size=FLAGS.global_batch_size,
-                total_steps=FLAGS.epochs * batches.steps_per_epoch,
-            )
+            model = toolkit.models.build(FLAGS.model, classes=len(batches.examples.classes), dropout=FLAGS.dropout)
+            rate = toolkit.cli.learning_rate(batches)
             model.compile(
                 optimizer=keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

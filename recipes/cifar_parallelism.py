@@ -32,14 +32,7 @@ WAYS = [
 def main() -> None:
     """Devices and strategy; then plan, model, compile and fit for each way, and a table."""
     with toolkit.cli.open_run("cifar_parallelism", can_resume=False) as run:
-        devices = toolkit.cli.configure_devices()
-        strategy = toolkit.strategies.create(
-            "mirrored" if run.membership is None else "multi_worker",
-            devices=devices.logical_devices,
-            membership=run.membership,
-            start_timeout=FLAGS.start_timeout,
-            **toolkit.cli.flags.exchanges(),
-        )
+        strategy = toolkit.cli.create_strategy(run)
 
         import keras  # Only now: importing it starts TensorFlow.
 

@@ -28,38 +28,24 @@ FLAGS = flags.FLAGS
 def main() -> None:
     """Devices, strategy, data, model, compile, fit."""
     with toolkit.cli.open_run("cifar_parameter_server", needs_cluster=True) as run:
-        devices = toolkit.cli.configure_devices()
         evaluator = run.membership.task.job == "evaluator"
-        strategy = toolkit.strategies.create(  # A worker or ps serves here, until the chief is done.
+        strategy = toolkit.cli.create_strategy(  # A worker or ps serves here, until the chief is done.
+            run,
             "auto" if evaluator else "parameter_server",
-            devices=devices.logical_devices,
-            membership=run.membership,
-            start_timeout=FLAGS.start_timeout,
             parameter_server=toolkit.cli.flags.parameter_servers(),
         )
 
         import keras  # Only now: importing it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
-        examples = toolkit.data.load(FLAGS.data, data_dir=FLAGS.data_dir, seed=FLAGS.seed)
-        batches = toolkit.data.Batches(
-            examples=examples,
-            strategy=strategy,
-            global_batch_size=FLAGS.global_batch_size,
-            seed=FLAGS.seed,
-            steps_per_epoch=FLAGS.steps_per_epoch,
-        )
+        batches = toolkit.cli.load_batches(run, strategy)
 
         with strategy.scope():
-            model = toolkit.models.build(FLAGS.model, classes=len(examples.classes), dropout=FLAGS.dropout)
-            rate = toolkit.training.learning_rate(
-                FLAGS.learning_rate,
-                global_batch_size=FLAGS.global_batch_size,
-                total_steps=FLAGS.epochs * batches.steps_per_epoch,
-                scaling="sqrt",
-            )
+            model = toolkit.models.build(FLAGS.model, classes=len(batches.examples.classes), dropout=FLAGS.dropout)
+            rate = toolkit.cli.learning_rate(batches, scaling="sqrt")
             model.compile(
-                optimizer=keras.optimizers.Adam(rate),  # Momentum as high as SGD's here suffers from stale gradients.
+                # Momentum as high as SGD's here suffers from stale gradients.
+                optimizer=keras.optimizers.Adam(rate),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )

@@ -19,6 +19,7 @@ ToolkitError
 """
 
 import signal as _signal
+from collections.abc import Sequence
 
 __all__ = [
     "CheckpointError",
@@ -68,6 +69,14 @@ class RequestError(ToolkitError):
         self.asked = asked
         self.found = found
         self.remedy = remedy
+
+    @classmethod
+    def check_choice(
+        cls, value: object, choices: Sequence[str], *, asked: str, found: str = "there is no such choice"
+    ) -> None:
+        """Raises this error, which lists the choices, where a value is none of them."""
+        if value not in choices:
+            raise cls(asked=asked, found=found, remedy="Choose one of " + ", ".join(choices))
 
 
 def _short(clause: str) -> str:

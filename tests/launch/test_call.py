@@ -154,7 +154,7 @@ def test_a_job_is_followed_stopped_and_read(tmp_path):
     with pytest.raises(TimeoutError, match=f"Job {job.id} hasn't ended within 0.2 s; it goes on"):
         job.wait(0.2)
     deadline = time.monotonic() + 20
-    while "rate 3" not in job.logs("worker:1"):
+    while not all("rate 3" in job.logs(f"worker:{number}") for number in range(2)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert "in train" in job.stacks()["worker:0"]

@@ -135,7 +135,7 @@ def test_an_optimizer_of_whole_layers_is_refused(four_devices):
 
 
 def test_there_are_two_ways(four_devices):
-    with pytest.raises(StrategyError, match="Choose replicated or sharded"):
+    with pytest.raises(StrategyError, match="Choose one of replicated, sharded"):
         strategies.create("mirrored", devices=four_devices, optimizer_state="zero")
 
 

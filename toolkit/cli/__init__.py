@@ -37,9 +37,10 @@ from toolkit.cli.tables import check_chart, show_seconds
 
 __all__ = [
     "check_chart",
-    "check_same",
-    "configure_devices",
+    "create_strategy",
     "flags",
+    "learning_rate",
+    "load_batches",
     "open_run",
     "run",
     "say",
@@ -53,5 +54,8 @@ __all__ = [
 # They need `training`, which the commands don't.
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
-    submod_attrs={"comparing": ["train_ways"], "recipe": ["check_same", "configure_devices", "open_run"]},
+    submod_attrs={
+        "comparing": ["train_ways"],
+        "recipe": ["create_strategy", "learning_rate", "load_batches", "open_run"],
+    },
 )

@@ -6,9 +6,11 @@ from typing import Any
 import tensorflow as tf
 from absl import flags
 
-from toolkit import data, models, parallel
+from toolkit import models, parallel
 from toolkit.cli.log import say
 from toolkit.cli.plan_table import Comparison, show_comparisons
+from toolkit.cli.recipe import load_batches
+from toolkit.data import Batches
 from toolkit.strategies.exchange import mesh
 from toolkit.training import Meter, Run
 
@@ -38,16 +40,9 @@ def train_ways(
     import keras
 
     values = flags.FLAGS
-    examples = data.load(values.data, data_dir=values.data_dir, seed=values.seed)
-    batches = data.Batches(
-        examples=examples,
-        strategy=strategy,
-        global_batch_size=values.global_batch_size,
-        seed=values.seed,
-        steps_per_epoch=values.steps_per_epoch or 25,
-    )
+    batches = load_batches(run, strategy, steps_per_epoch=25)
     keras.utils.set_random_seed(values.seed)
-    plain = models.build(values.model, classes=len(examples.classes))
+    plain = models.build(values.model, classes=len(batches.examples.classes))
     setting = parallel.Setting(
         replicas=batches.replicas,
         batch=batches.global_batch_size / batches.replicas,
@@ -74,7 +69,7 @@ def train_ways(
 
 
 def _trained(
-    run: Run, model: Any, batches: data.Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
+    run: Run, model: Any, batches: Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
 ) -> Comparison:
     meter = Meter(run.membership)
     epochs = flags.FLAGS.epochs

@@ -7,15 +7,17 @@ from typing import Any
 
 from absl import flags
 
-from toolkit import cluster, devices
+from toolkit import cluster, devices, strategies
 from toolkit.cli.flags import devices as device_arguments
+from toolkit.cli.flags import exchanges
 from toolkit.cli.log import show_devices
-from toolkit.data import Batches
+from toolkit.data import Batches, load
 from toolkit.errors import RequestError
 from toolkit.observe import report
 from toolkit.training import Run
+from toolkit.training import learning_rate as scheduled
 
-__all__ = ["check_same", "configure_devices", "open_run"]
+__all__ = ["create_strategy", "learning_rate", "load_batches", "open_run"]
 
 # A recipe's names of what Keras and `Run` call so.
 _NAMES = {
@@ -79,25 +81,57 @@ class _RecipeRun(Run):
         return {**summary, **{name: summary.get(theirs) for name, theirs in _NAMES.items()}}
 
 
-def configure_devices() -> devices.Setup:
-    """Configures the devices of this process as the flags say, and shows them.
+def create_strategy(run: Run, name: str = "", **options: Any) -> Any:
+    """Configures and shows the devices, and makes a strategy of them, as the flags say.
+
+    Args:
+        run: Who takes part.
+        name: As for `toolkit.strategies.create`; "" for multi_worker in a cluster, mirrored elsewhere.
+        options: What no flag of every recipe says, as for `toolkit.strategies.create`.
 
     Raises:
         DeviceError: What the flags ask for can't be met on this machine.
     """
     setup = devices.configure(**device_arguments())
     show_devices(setup)
-    return setup
+    name = name or ("mirrored" if run.membership is None else "multi_worker")
+    if "gradient_dtype" in flags.FLAGS:
+        options |= exchanges()
+    if "start_timeout" in flags.FLAGS:
+        options["start_timeout"] = flags.FLAGS.start_timeout
+    return strategies.create(name, devices=setup.logical_devices, membership=run.membership, **options)
 
 
-def check_same(run: Run, strategy: Any, batches: Batches) -> None:
-    """Makes sure that all tasks were started with the same flags and data, before they build a model together.
+def load_batches(run: Run, strategy: Any, *, steps_per_epoch: int | None = None) -> Batches:
+    """Loads the data that the flags name, in global batches, the same for all tasks.
+
+    Args:
+        run: Whose tasks train together.
+        strategy: Whose replicas share each batch.
+        steps_per_epoch: Where the flags name none; None for all of the data.
 
     Raises:
-        StrategyError: On every task, where any two differ.
+        DataError: The data can't be had.
+        StrategyError: On every task, where any two were started with other flags or data.
     """
-    exchanges = {name: flags.FLAGS[name].value for name in _EXCHANGES if name in flags.FLAGS}
-    run.check_same(strategy, **batches.config(), steps_per_epoch=batches.steps_per_epoch, **exchanges)
+    values = flags.FLAGS
+    batches = Batches(
+        examples=load(values.data, data_dir=values.data_dir, seed=values.seed),
+        strategy=strategy,
+        global_batch_size=values.global_batch_size,
+        seed=values.seed,
+        steps_per_epoch=values.steps_per_epoch or steps_per_epoch,
+    )
+    same = {name: values[name].value for name in _EXCHANGES if name in values}
+    run.check_same(strategy, **batches.config(), steps_per_epoch=batches.steps_per_epoch, **same)
+    return batches
+
+
+def learning_rate(batches: Batches, **options: Any) -> Any:
+    """Returns the schedule of --learning_rate over --epochs; options are those of `toolkit.training.learning_rate`."""
+    values = flags.FLAGS
+    steps = values.epochs * batches.steps_per_epoch
+    return scheduled(values.learning_rate, global_batch_size=batches.global_batch_size, total_steps=steps, **options)
 
 
 def _config() -> dict[str, Any]:

@@ -25,12 +25,7 @@ def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed:
     Raises:
         DataError: The name is unknown, or CIFAR-10 was asked for and can't be had.
     """
-    if name not in NAMES:
-        raise DataError(
-            asked=f"data={name!r}",
-            found="there is no data set of that name",
-            remedy="Choose one of " + ", ".join(NAMES),
-        )
+    DataError.check_choice(name, NAMES, asked=f"data={name!r}", found="there is no data set of that name")
     if name == "auto":
         directory = data_dir if data_dir is not None else cifar10.default_directory()
         if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):

@@ -39,12 +39,9 @@ class DeviceRequest:
             _check_number(
                 name, getattr(self, name), 0, "sets a number of threads", "Give 1 or more, or 0 for TensorFlow's choice"
             )
-        if self.emulate not in EMULATE:
-            raise DeviceError(
-                asked=f"emulate={self.emulate!r} says when CPU devices stand in for GPUs",
-                found="there is no such choice",
-                remedy="Choose one of " + ", ".join(EMULATE),
-            )
+        DeviceError.check_choice(
+            self.emulate, EMULATE, asked=f"emulate={self.emulate!r} says when CPU devices stand in for GPUs"
+        )
         object.__setattr__(self, "memory", Memory.parse(self.memory))
         if self.split > 1 and self.amount.growth:
             raise DeviceError(

@@ -146,7 +146,9 @@ def stacks(job: Entry) -> tuple[str, dict[str, str]]:
     record.new()
     if job.slurm:
         controller.stacks(job.slurm)
-    elif _heeds(job.pid, signal.SIGUSR2):  # A launcher in a thread of a notebook doesn't, and its process would end.
+    elif signals.is_in(
+        job.pid, signal.SIGUSR2, "SigCgt"
+    ):  # A launcher in a thread of a notebook doesn't, and its process would end.
         os.kill(job.pid, signal.SIGUSR2)
     deadline = time.monotonic() + _ANSWER
     while time.monotonic() < deadline and job.alive:
@@ -159,16 +161,6 @@ def stacks(job: Entry) -> tuple[str, dict[str, str]]:
         found=f"its launcher hasn't answered for {_ANSWER:g} s",
         remedy=f"See whether it still runs: `toolkit jobs`; its logs are in {job.logs}",
     )
-
-
-def _heeds(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for a signal. Linux only."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii") as file:
-            caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _check_here(job: Entry, command: str) -> None:

@@ -31,10 +31,7 @@ def build(
     Raises:
         ModelError: The name is unknown, or an argument is out of its range.
     """
-    if name not in NAMES:
-        raise ModelError(
-            asked=f"model={name!r}", found="there is no model of that name", remedy="Choose one of " + ", ".join(NAMES)
-        )
+    ModelError.check_choice(name, NAMES, asked=f"model={name!r}", found="there is no model of that name")
     if not 0 <= dropout < 1:
         raise ModelError(
             asked=f"dropout={dropout} drops that share of the units",

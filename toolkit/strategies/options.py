@@ -45,12 +45,12 @@ class GradientExchange:
     bytes_per_pack: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise StrategyError(
-                asked=f"gradients with communication dtype {self.dtype}",
-                found="gradients aren't exchanged in that dtype",
-                remedy="Choose one of " + ", ".join(DTYPES),
-            )
+        StrategyError.check_choice(
+            self.dtype,
+            DTYPES,
+            asked=f"gradients with communication dtype {self.dtype}",
+            found="gradients aren't exchanged in that dtype",
+        )
         if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",

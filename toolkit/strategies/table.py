@@ -67,12 +67,7 @@ def create(
         ClusterError: TF_CONFIG is wrong, or another task can't be met.
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
-    if name not in NAMES:
-        raise StrategyError(
-            asked=f"strategy {name!r}",
-            found="there is no strategy of that name",
-            remedy="Choose one of " + ", ".join(NAMES),
-        )
+    StrategyError.check_choice(name, NAMES, asked=f"strategy {name!r}", found="there is no strategy of that name")
     _check_backend()
     from toolkit.strategies.fit.recompute import adapt_remat
     from toolkit.support import taken_over

@@ -13,7 +13,7 @@ from types import FrameType
 
 from toolkit.errors import JobStopped
 
-__all__ = ["SIGNALS", "exiting", "handle", "recorded", "sleep"]
+__all__ = ["SIGNALS", "exiting", "handle", "is_in", "recorded", "sleep"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -66,6 +66,16 @@ def exiting(doing: str) -> Iterator[None]:
     plain = (signal.SIG_DFL, signal.default_int_handler)
     with handle([number for number in SIGNALS if signal.getsignal(number) in plain], end):
         yield
+
+
+def is_in(pid: int, number: int, *masks: str) -> bool:
+    """Says whether a signal is in a mask of a process, by its name in proc(5): "SigCgt", "SigPnd". Linux only."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            found = [line.split()[1] for line in file if line.startswith(masks)]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in found)
 
 
 def sleep(seconds: float, received: Sequence[int]) -> None:

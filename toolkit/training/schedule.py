@@ -43,12 +43,7 @@ def learning_rate(
             found="there must be at least one",
             remedy="Train for an epoch or more",
         )
-    if scaling not in SCALINGS:
-        raise RequestError(
-            asked=f"scaling={scaling!r}",
-            found="there is no such scaling",
-            remedy="Choose one of " + ", ".join(SCALINGS),
-        )
+    RequestError.check_choice(scaling, SCALINGS, asked=f"scaling={scaling!r}", found="there is no such scaling")
     import keras
 
     growth = global_batch_size / reference_batch_size

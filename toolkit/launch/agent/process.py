@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from toolkit.launch.agent.activity import Activity
 from toolkit.launch.agent.tasks import TaskSpec
+from toolkit.support import signals
 
 __all__ = ["TaskProcess", "dying"]
 
@@ -153,7 +153,6 @@ def dying(pid: int) -> bool:
     """Returns whether a process is ending, or has a SIGKILL pending; a large one takes seconds to. Linux only."""
     try:
         flags = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
-        pending = re.findall(r"^S\w+Pnd:\t(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except (OSError, IndexError, ValueError):
         return False
-    return bool(flags & _EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+    return bool(flags & _EXITING) or signals.is_in(pid, signal.SIGKILL, "SigPnd", "ShdPnd")

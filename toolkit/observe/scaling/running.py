@@ -65,10 +65,7 @@ class ScalingRequest:
             raise RequestError(
                 asked=f"--replicas={text} lists sizes", found="they don't grow", remedy="List each once, smallest first"
             )
-        if self.kind not in KINDS:
-            raise RequestError(
-                asked=f"--kind={self.kind}", found="there is no such kind", remedy=f"Choose {' or '.join(KINDS)}"
-            )
+        RequestError.check_choice(self.kind, KINDS, asked=f"--kind={self.kind}", found="there is no such kind")
         if self.rounds < 1:
             raise RequestError(asked=f"--rounds={self.rounds}", found="it is less than 1", remedy="Give 1 or more")
         if any(self.out.glob("replicas-*")):

@@ -111,12 +111,7 @@ def choose(
             remedy="Give a number that divides the replicas",
         )
     for name, way in (("conv", conv), ("fc", fc)):
-        if way not in WAYS:
-            raise StrategyError(
-                asked=f"{name}={way!r}",
-                found="layers can't be divided so",
-                remedy="Choose one of " + ", ".join(WAYS),
-            )
+        StrategyError.check_choice(way, WAYS, asked=f"{name}={way!r}", found="layers can't be divided so")
     choices: dict[str, Choice] = {}
     for chain in _chains(layers):
         choices.update(_cheapest(chain, machine, setting, conv=conv, fc=fc))

@@ -13,7 +13,7 @@ import itertools
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,9 +28,11 @@ __all__ = [
     "all_reduce_max",
     "all_to_all",
     "concatenated",
+    "joined",
     "on_cpus_of_one_process",
     "reduce_scatter",
     "replica_id_and_count",
+    "shaped",
 ]
 
 # Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
@@ -114,6 +116,23 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
 def concatenated(x: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
     return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
+
+
+def joined(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+    """Returns tensors of one dtype and any shapes as one flat tensor, and what makes such ones of a flat one again."""
+
+    def split(flat: tf.Tensor) -> list[tf.Tensor]:
+        parts = tf.split(flat, tf.stack([tf.size(each) for each in tensors]), num=len(tensors))
+        return [shaped(part, each) for part, each in zip(parts, tensors, strict=True)]
+
+    return tf.concat([tf.reshape(each, [-1]) for each in tensors], 0), split
+
+
+def shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
+    """Returns a tensor with the shape of another, as far as that is known too."""
+    part = tf.reshape(part, tf.shape(like))
+    part.set_shape(like.shape)
+    return part
 
 
 def all_reduce_max(x: tf.Tensor, *, among: Among) -> tf.Tensor:

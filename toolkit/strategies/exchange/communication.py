@@ -42,9 +42,7 @@ def choose(
     Raises:
         StrategyError: There is no such way, or NCCL is asked for where it can't be.
     """
-    if asked not in COMMUNICATIONS:
-        remedy = "Choose one of " + ", ".join(COMMUNICATIONS)
-        raise StrategyError(asked=f"communication={asked!r}", found="there is no such choice", remedy=remedy)
+    StrategyError.check_choice(asked, COMMUNICATIONS, asked=f"communication={asked!r}")
     host = own.rpartition(":")[0]
     here = sum(address.rpartition(":")[0] == host for address in addresses)
     if asked == "ring":

@@ -15,7 +15,6 @@ import graphlib
 import os
 import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -168,7 +167,8 @@ def summed(gradients: Sequence[tf.Tensor], *, bytes_per_pack: int | None, dtype:
             if len(each) == 1:
                 totals[each[0]] = _alone(gradients[each[0]], sizes[pack[0]] // (limit or sizes[pack[0]] or 1), dtype)
             else:
-                totals.update(zip(each, _together([gradients[number] for number in each], dtype), strict=True))
+                flat, split = collectives.joined([gradients[number] for number in each])
+                totals.update(zip(each, split(collectives.all_reduce(flat, dtype=dtype)), strict=True))
     return [totals[number] for number in range(len(gradients))]
 
 
@@ -179,17 +179,4 @@ def _alone(gradient: tf.Tensor, pieces: int, dtype: tf.DType | None) -> tf.Tenso
     flat = tf.reshape(gradient, [-1])
     size = -(-flat.shape[0] // pieces)
     each = [flat[first : first + size] for first in range(0, flat.shape[0], size)]
-    return _shaped(tf.concat([collectives.all_reduce(piece, dtype=dtype) for piece in each], 0), gradient)
-
-
-def _together(gradients: list[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
-    flat = [tf.reshape(gradient, [-1]) for gradient in gradients]
-    total = collectives.all_reduce(tf.concat(flat, 0), dtype=dtype)
-    parts = tf.split(total, tf.stack([tf.size(each) for each in flat]), num=len(flat))
-    return [_shaped(part, gradient) for part, gradient in zip(parts, gradients, strict=True)]
-
-
-def _shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
-    part = tf.reshape(part, tf.shape(like))
-    part.set_shape(like.shape)
-    return part
+    return collectives.shaped(tf.concat([collectives.all_reduce(piece, dtype=dtype) for piece in each], 0), gradient)

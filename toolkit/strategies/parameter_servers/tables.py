@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
+from toolkit.strategies.variables.stand_in import StandIn
 
 __all__ = [
     "LocalTable",
@@ -27,7 +28,7 @@ _OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Nadam", "Adamax", "Adadelta",
 _BY_ELEMENT = {getattr(keras.optimizers, name).update_step for name in _OPTIMIZERS}
 
 
-class LocalValue:
+class LocalValue(StandIn):
     """Takes the place of `keras.Variable.value` in a step: a tensor that gradient tapes take for a variable.
 
     Args:
@@ -42,17 +43,13 @@ class LocalValue:
         self.dtype = handle.dtype
 
     def read_value(self) -> tf.Tensor:
-        """Returns the value."""
-        return self.__tf_tensor__()
+        """Returns the value, and notes that it was read."""
+        if self.trainable:
+            private.accessed(self)
+        return self._current()
 
     def _current(self) -> tf.Tensor:
         return self.handle
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        if self.trainable:
-            private.accessed(self)
-        value = self._current()
-        return value if dtype is None or dtype == self.dtype else tf.cast(value, dtype)
 
 
 class UpdatedValue(LocalValue):
@@ -179,7 +176,7 @@ def _connected(stand_in: tf.Tensor, value: tf.Tensor, *, indices: Any = None, sh
     return private.computed_from(stand_in, value, gradient)
 
 
-class RowsOfVariable:
+class RowsOfVariable(StandIn):
     """Takes the place of a variable where an optimizer updates it: it sees some rows, and changes those.
 
     Args:
@@ -197,9 +194,9 @@ class RowsOfVariable:
         if hasattr(variable, "_distributed_container"):
             self._distributed_container = variable._distributed_container
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        value = _gathered(self._variable, self._indices)
-        return value if dtype is None or dtype == self.dtype else tf.cast(value, dtype)
+    def read_value(self) -> tf.Tensor:
+        """Returns the rows."""
+        return _gathered(self._variable, self._indices)
 
     def _slices(self, value: Any) -> tf.IndexedSlices:
         return tf.IndexedSlices(tf.convert_to_tensor(value, self.dtype), self._indices)

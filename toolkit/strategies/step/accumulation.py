@@ -25,8 +25,7 @@ from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import exchange_of
 from toolkit.strategies.variables.optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import optimizer_state_of
-from toolkit.support.scopes import outside
+from toolkit.strategies.variables.zero1 import optimizer_state_of, track_slot
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_accumulation", "exchanged_later", "later", "settle"]
@@ -101,21 +100,17 @@ def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *
         return original(optimizer, reference_variable, *args, **kwargs)
 
     def make() -> keras.Variable:
-        with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
-            return keras.Variable(
-                "zeros",
-                shape=reference_variable.shape,
-                dtype=reference_variable.dtype,
-                trainable=False,
-                aggregation="sum",
-                synchronization="on_read",
-                name=f"{reference_variable.path}_{name}".replace("/", "_"),
-            )
+        return keras.Variable(
+            "zeros",
+            shape=reference_variable.shape,
+            dtype=reference_variable.dtype,
+            trainable=False,
+            aggregation="sum",
+            synchronization="on_read",
+            name=f"{reference_variable.path}_{name}".replace("/", "_"),
+        )
 
-    # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
-    made = make() if tf.distribute.in_cross_replica_context() else outside(make)
-    optimizer._track_variable(made)
-    return made
+    return track_slot(optimizer, make)
 
 
 def _adds_by_replica(optimizer: Any, variable: Any) -> bool:

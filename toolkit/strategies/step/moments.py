@@ -30,18 +30,12 @@ def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bo
         return original(x, axes, keepdims)
     sums = tf.reduce_sum(x, axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
-    features = tf.size(sums)
-    count = tf.cast(tf.size(x), x.dtype) / tf.cast(features, x.dtype)
-    sent = tf.concat([tf.reshape(sums, [-1]), tf.reshape(squares, [-1]), tf.reshape(count, [1])], 0)
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
+    count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(sums), x.dtype)
+    flat, split = collectives.joined([sums, squares, count])
+    *totals, count = split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
     # As Keras computes them: the variance is E(x^2) - E(x)^2.
-    mean, square = (
-        tf.math.divide_no_nan(tf.reshape(part, tf.shape(sums)), total[-1])
-        for part in (total[:features], total[features:-1])
-    )
+    mean, square = (tf.math.divide_no_nan(total, count) for total in totals)
     variance = tf.maximum(square - tf.square(mean), 0.0)
-    mean.set_shape(sums.shape)
-    variance.set_shape(sums.shape)
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 

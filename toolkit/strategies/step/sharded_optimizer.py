@@ -16,6 +16,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, values_of
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_cut, make_part_of_slot, make_slot, shards_slots
 from toolkit.support.wrapping import wrap
 
@@ -116,7 +117,7 @@ def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
     ]
 
 
-class _Whole:
+class _Whole(StandIn):
     """A sharded variable as an optimizer sees a variable, where it has to see all of it."""
 
     def __init__(self, variable: ReplicaShardedVariable) -> None:
@@ -127,21 +128,12 @@ class _Whole:
         self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
         self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def read_value(self) -> tf.Tensor:
         return self._tensor
-
-    def __mul__(self, other: Any) -> tf.Tensor:
-        return self._tensor * other
-
-    def __sub__(self, other: Any) -> tf.Tensor:
-        return self._tensor - other
 
     def assign(self, value: tf.Tensor) -> None:
         self._tensor = value
         self.variable.value.assign(self.variable.shard_of(value))
-
-    def assign_sub(self, value: tf.Tensor) -> None:
-        self.assign(self._tensor - tf.convert_to_tensor(value))
 
 
 def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

@@ -152,13 +152,9 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
         return {}
     tensors = [tf.convert_to_tensor(v) for v in sums.values()]
     exact = sum(each.shape.num_elements() for each in tensors) <= _MOST_IN_FLOAT64
-    wide = tf.float64 if exact else tf.float32
-    flat = tf.concat([tf.reshape(tf.cast(each, wide), [-1]) for each in tensors], 0)
-    parts = tf.split(collectives.all_reduce(flat), [each.shape.num_elements() for each in tensors])
-    totals = [
-        (v, tf.cast(tf.reshape(part, each.shape), each.dtype))
-        for v, each, part in zip(sums.values(), tensors, parts, strict=True)
-    ]
+    flat, split = collectives.joined([tf.cast(each, tf.float64 if exact else tf.float32) for each in tensors])
+    parts = split(collectives.all_reduce(flat))
+    totals = [(v, tf.cast(part, v.dtype)) for v, part in zip(sums.values(), parts, strict=True)]
     with keras.StatelessScope(state_mapping=totals):
         return {
             id(metric): [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(type(metric).result(metric))]

@@ -8,7 +8,7 @@ A part is a stretch of the flattened variable, which optimizers that look at ele
 layers as a whole are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.options import OPTIMIZER_STATES
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.support.scopes import outside
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "scattered",
     "set_optimizer_state",
     "shards_slots",
+    "track_slot",
 ]
 
 _ATTRIBUTE = "_toolkit_optimizer_state"
@@ -46,12 +48,7 @@ def set_optimizer_state(strategy: tf.distribute.Strategy, state: str) -> None:
     Raises:
         StrategyError: There is no such way.
     """
-    if state not in OPTIMIZER_STATES:
-        raise StrategyError(
-            asked=f"optimizer_state={state!r}",
-            found="there is no such choice",
-            remedy="Choose " + " or ".join(OPTIMIZER_STATES),
-        )
+    StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
     setattr(strategy, _ATTRIBUTE, state)
 
 
@@ -101,18 +98,27 @@ def make_slot(
     """
 
     def make() -> ReplicaShardedVariable:
+        return ReplicaShardedVariable(
+            keras.initializers.get(initializer),
+            tuple(reference.shape),
+            dtype=reference.dtype,
+            trainable=False,
+            name=f"{reference.path}_{name}".replace("/", "_"),
+            **how,
+        )
+
+    return track_slot(optimizer, make)
+
+
+def track_slot(optimizer: Any, make: Callable[[], Any]) -> Any:
+    """Returns a slot that a function makes in the optimizer's strategy's scope, as one of the optimizer's variables."""
+
+    def make_in_scope() -> Any:
         with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
-            return ReplicaShardedVariable(
-                keras.initializers.get(initializer),
-                tuple(reference.shape),
-                dtype=reference.dtype,
-                trainable=False,
-                name=f"{reference.path}_{name}".replace("/", "_"),
-                **how,
-            )
+            return make()
 
     # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
-    slot = make() if tf.distribute.in_cross_replica_context() else outside(make)
+    slot = make_in_scope() if tf.distribute.in_cross_replica_context() else outside(make_in_scope)
     optimizer._track_variable(slot)
     return slot
 
@@ -169,7 +175,7 @@ class Parts:
                 each[number].set_whole(tf.reshape(whole, [-1]))
 
 
-class _Part:
+class _Part(StandIn):
     """This replica's part of a variable, flat, as an optimizer sees a variable."""
 
     def __init__(self, optimizer: Any, variable: Any, *, in_branch: bool) -> None:
@@ -186,21 +192,16 @@ class _Part:
         self.dtype = self._copy.dtype
         self.shape = tf.TensorShape([self._size])
 
+    def read_value(self) -> tf.Tensor:
+        """Returns the part as it is now."""
+        return self._read() if self._tensor is None else self._tensor
+
     def _read(self) -> tf.Tensor:
         flat = tf.reshape(self._copy.read_value(), [-1])
         missing = max(0, self._first + self._size - flat.shape[0])
         part = tf.pad(flat[self._first : self._first + self._size], [[0, missing]])[: self._size]
         part.set_shape([self._size])
         return part
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return self._read() if self._tensor is None else self._tensor
-
-    def __mul__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) * other
-
-    def __sub__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) - other
 
     def assign(self, value: Any) -> None:
         """Sets the part; in a branch, in the replica's copy."""
@@ -212,15 +213,7 @@ class _Part:
         joined = tf.concat([flat[: self._first], value, flat[self._first + self._size :]], 0)
         self.set_whole(joined)
 
-    def assign_add(self, value: Any) -> None:
-        """Adds to the part; of some elements, too."""
-        self.assign(tf.convert_to_tensor(self) + tf.convert_to_tensor(value))
-
-    def assign_sub(self, value: Any) -> None:
-        """Subtracts from the part; of some elements, too."""
-        self.assign(tf.convert_to_tensor(self) - tf.convert_to_tensor(value))
-
-    scatter_add, scatter_sub = assign_add, assign_sub
+    scatter_add, scatter_sub = StandIn.assign_add, StandIn.assign_sub  # Of some elements.
 
     def set_whole(self, flat: tf.Tensor) -> None:
         """Sets the replica's copy to a flat whole, padded or not."""
