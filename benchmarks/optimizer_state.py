@@ -58,10 +58,10 @@ class Trained:
         import keras
         import numpy as np
 
-        from toolkit.strategies.fit.adapt import adapt_replicas
-        from toolkit.strategies.variables.zero1 import set_optimizer_state
+        from toolkit.strategies.fit.adapt import adapt_shards
+        from toolkit.strategies.options import set_optimizer_state
 
-        adapt_replicas()
+        adapt_shards()
         set_optimizer_state(strategy, state)
         keras.utils.set_random_seed(1)
         with strategy.scope():

@@ -8,7 +8,7 @@ import pytest
 from toolkit import strategies
 from toolkit.errors import RequestError
 from toolkit.strategies import multi_worker
-from toolkit.strategies.fit import adapt
+from toolkit.strategies.fit import adapt, building
 from toolkit.strategies.parameter_servers import branches, variables, worker_step
 from toolkit.support import taken_over, wrapping
 from toolkit.support.taken_over import CALLED, WRAPPED, Taken
@@ -29,7 +29,9 @@ def test_what_is_installed_is_as_the_table_says():
 
 def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     strategies.create("mirrored")
-    adapt.adapt_replicas()
+    adapt.adapt_shards()
+    adapt.adapt_workers()
+    building.adapt_trials()
     worker_step.adapt_optimizers()
     variables.adapt_lookups()
     branches.adapt_branches()

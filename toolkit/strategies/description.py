@@ -48,7 +48,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         from toolkit.strategies.exchange.mesh import made_here, mesh_of
-        from toolkit.strategies.variables.zero1 import optimizer_state_of
+        from toolkit.strategies.options import optimizer_state_of
 
         if made_here(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))

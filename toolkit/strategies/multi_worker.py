@@ -15,7 +15,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mirrored
 from toolkit.strategies.exchange import overlap, private
 from toolkit.strategies.exchange.communication import options_for
-from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.fit.adapt import adapt_workers
 from toolkit.strategies.input.worker_input import ReadsShares
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.processes.consistency import seed_alike
@@ -202,7 +202,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
-    adapt_replicas()
+    adapt_workers()
     seed_alike(strategy)
     wait_at_exit(strategy)
     status.report(state="connected", strategy="multi_worker")

@@ -16,7 +16,9 @@ __all__ = [
     "GradientExchange",
     "ParameterServerOptions",
     "exchange_of",
+    "optimizer_state_of",
     "set_exchange",
+    "set_optimizer_state",
 ]
 
 COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
@@ -24,6 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_gradient_exchange"
+_STATE = "_toolkit_optimizer_state"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,9 @@ class GradientExchange:
             )
 
 
+_DEFAULT = GradientExchange()
+
+
 def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange) -> None:
     """Has a strategy's replicas exchange gradients in this way, from the next model that is compiled."""
     setattr(strategy, _ATTRIBUTE, exchange)
@@ -66,7 +72,22 @@ def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange)
 
 def exchange_of(strategy: "tf.distribute.Strategy") -> GradientExchange:
     """Returns how a strategy's replicas exchange gradients."""
-    return getattr(strategy, _ATTRIBUTE, GradientExchange())
+    return getattr(strategy, _ATTRIBUTE, _DEFAULT)
+
+
+def set_optimizer_state(strategy: "tf.distribute.Strategy", state: str) -> None:
+    """Has optimizers that are built under a strategy keep their state in such a way.
+
+    Raises:
+        StrategyError: There is no such way.
+    """
+    StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
+    setattr(strategy, _STATE, state)
+
+
+def optimizer_state_of(strategy: "tf.distribute.Strategy") -> str:
+    """Returns in which way optimizers that are built under a strategy keep their state."""
+    return getattr(strategy, _STATE, "replicated")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -118,10 +118,10 @@ def create(
 
         set_exchange(strategy, gradients)
     if optimizer_state != "replicated":
-        from toolkit.strategies.fit.adapt import adapt_replicas
-        from toolkit.strategies.variables.zero1 import set_optimizer_state
+        from toolkit.strategies.fit.adapt import adapt_shards
+        from toolkit.strategies.options import set_optimizer_state
 
-        adapt_replicas()
+        adapt_shards()
         set_optimizer_state(strategy, optimizer_state)
     if shards is not None:
         from toolkit.strategies.exchange.mesh import set_shards

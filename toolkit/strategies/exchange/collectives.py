@@ -27,6 +27,7 @@ __all__ = [
     "all_reduce",
     "all_reduce_max",
     "all_to_all",
+    "begins_by_itself",
     "concatenated",
     "joined",
     "on_cpus_of_one_process",
@@ -72,6 +73,12 @@ def _members(among: Among) -> tuple[list[int], int]:
 def on_cpus_of_one_process() -> bool:
     """Says whether the replicas are a process's CPU devices, which stand in for GPUs."""
     return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
+
+
+def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
+    """Says whether an exchange of a strategy's replicas begins when its own input is there: on the ring, not NCCL."""
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return several and private.communication_of(strategy) != "nccl"
 
 
 def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:

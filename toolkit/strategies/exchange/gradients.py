@@ -58,7 +58,7 @@ def over_replicas(gradients: list, exchange: GradientExchange) -> list:
     if collectives.on_cpus_of_one_process():
         # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
         totals = [_added(gradient, dtype) for gradient in given]
-    elif overlap.begins_by_itself(tf.distribute.get_strategy()):
+    elif collectives.begins_by_itself(tf.distribute.get_strategy()):
         totals = _while_computing(given, exchange.bytes_per_pack, dtype)
     else:
         totals = _by_tensorflow(given, exchange.bytes_per_pack or 0, dtype)

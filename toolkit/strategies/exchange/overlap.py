@@ -20,17 +20,11 @@ import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives, private
 
-__all__ = ["begins_by_itself", "let_exchanges_begin", "packed", "summed", "weights_first"]
+__all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
 
 BYTES_PER_PACK = 512 << 10  # Where nothing else is asked for: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
 
 _with_edges: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
-
-
-def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
-    """Says whether an exchange of a strategy's replicas begins when its own input is there: on the ring, not NCCL."""
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return several and private.communication_of(strategy) != "nccl"
 
 
 def let_exchanges_begin() -> None:

@@ -15,7 +15,7 @@ from toolkit.strategies.step.optimizer import adapt_optimizers
 from toolkit.strategies.step.sharded_optimizer import adapt_to_shards
 from toolkit.strategies.step.train_step import adapt_steps
 
-__all__ = ["adapt_keras", "adapt_replicas"]
+__all__ = ["adapt_keras", "adapt_replicas", "adapt_shards", "adapt_workers"]
 
 
 def adapt_keras() -> None:
@@ -29,14 +29,24 @@ def adapt_keras() -> None:
 def adapt_replicas() -> None:
     """Has steps of several replicas give one device's numbers; called again, it does nothing."""
     adapt_keras()
-    adapt_checkpoints()
     adapt_collectives()
     adapt_pipelines()
     adapt_optimizers()
-    adapt_to_shards()
     adapt_calls()
     adapt_building()
-    adapt_accumulation()
     adapt_means()
     adapt_steps()
     adapt_moments()
+
+
+def adapt_shards() -> None:
+    """Has optimizers train what replicas have in shards, too; called again, it does nothing."""
+    adapt_replicas()
+    adapt_to_shards()
+
+
+def adapt_workers() -> None:
+    """Has several processes save beside one another, and exchange once for several steps, too."""
+    adapt_replicas()
+    adapt_checkpoints()
+    adapt_accumulation()

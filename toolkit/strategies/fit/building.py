@@ -23,7 +23,7 @@ from toolkit.strategies.exchange import mesh
 from toolkit.strategies.variables.optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_building", "build"]
+__all__ = ["adapt_building", "adapt_trials", "build"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()
@@ -35,6 +35,12 @@ def adapt_building() -> None:
     wrap(keras.Model, "_maybe_symbolic_build", _maybe_build)
     # Where it is defined: Keras looks whether a model's class has another `compile` than that.
     wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile)
+
+
+def adapt_trials() -> None:
+    """Has gradients be zeros and optimizers do nothing in a step that is run on tensors without values; called again,
+    it does nothing.
+    """
     wrap(tf.GradientTape, "gradient", _gradient)
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         wrap(kind, "apply", _apply)
@@ -116,6 +122,7 @@ def _run_step(model: keras.Model, data: Any) -> None:
         data,
         none_is_leaf=True,
     )
+    adapt_trials()
     recorded: list[tuple[Any, list]] = []
     _here.recorded = recorded
     try:

@@ -19,13 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, overlap
+from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.exchange.mesh import replicas
-from toolkit.strategies.options import exchange_of
+from toolkit.strategies.options import exchange_of, optimizer_state_of
 from toolkit.strategies.variables.optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import optimizer_state_of, track_slot
+from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_accumulation", "exchanged_later", "later", "settle"]
@@ -84,7 +84,7 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     strategy = optimizer._distribution_strategy
     _here.by_replica = (
         replicas(strategy) > 1
-        and overlap.begins_by_itself(strategy)
+        and collectives.begins_by_itself(strategy)
         and optimizer_state_of(strategy) == "replicated"
         and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
     )

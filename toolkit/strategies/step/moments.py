@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 
-from toolkit.strategies.exchange import collectives, overlap
+from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step.batch_share import current, unweigh, weigh
 from toolkit.support.wrapping import wrap
 
@@ -26,7 +26,7 @@ def adapt_moments() -> None:
 
 def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
     context = tf.distribute.get_replica_context()
-    if not context or not overlap.begins_by_itself(context.strategy):
+    if not context or not collectives.begins_by_itself(context.strategy):
         return original(x, axes, keepdims)
     sums = tf.reduce_sum(x, axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
@@ -43,7 +43,7 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     """Weights the gradients of what layers add over replicas, such as the moments of a synchronised normalisation."""
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
-    if overlap.begins_by_itself(context.strategy) and reduce_op in (tf.distribute.ReduceOp.SUM, "SUM"):
+    if collectives.begins_by_itself(context.strategy) and reduce_op in (tf.distribute.ReduceOp.SUM, "SUM"):
         return weigh(_summed(unweigh(value)))
     return weigh(original(context, reduce_op, unweigh(value), options))
 

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.exchange.gradients import mapped, over_groups, over_replicas, sent_as
-from toolkit.strategies.options import exchange_of
+from toolkit.strategies.options import exchange_of, optimizer_state_of
 from toolkit.strategies.step import accumulation, batch_share
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.optimizers import trained_by
@@ -72,18 +72,21 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         original(optimizer, grads, trainable_variables)
         return
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
+    later: frozenset[int] = frozenset()
     if len(grads) == len(variables):  # Else Keras says what is wrong.
-        cut = cut_among(optimizer, variables)
-        later = accumulation.later(optimizer, grads, variables)
+        sharded = optimizer_state_of(optimizer._distribution_strategy) == "sharded"
+        cut = cut_among(optimizer, variables) if sharded else frozenset()
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            later = accumulation.later(optimizer, grads, variables)
         share = batch_share.current()
         weighted = share is not None and id(optimizer) in share.scaled_by
         grads = reduced(grads, variables, cut, later, weighted=weighted)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             grads = finite_alike(grads, variables, cut)
-        with _with_sums(), accumulation.exchanged_later(optimizer, [variables[number] for number in later]):
-            original(optimizer, grads, trainable_variables)
-        return
-    with _with_sums():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_with_sums())
+        if later:
+            stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
         original(optimizer, grads, trainable_variables)
 
 
@@ -129,7 +132,7 @@ def reduced(
     exchange, share = exchange_of(strategy), batch_share.current()
     dtype = sent_as(exchange)
     out = list(grads)
-    if overlap.begins_by_itself(strategy):
+    if collectives.begins_by_itself(strategy):
         overlap.weights_first([each for n, each in enumerate(out) if isinstance(each, tf.Tensor) and n not in later])
     for number, variable in enumerate(variables):
         if out[number] is not None and isinstance(variable, ReplicaShardedVariable):

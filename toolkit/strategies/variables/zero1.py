@@ -17,7 +17,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, replicas
-from toolkit.strategies.options import OPTIMIZER_STATES
+from toolkit.strategies.options import optimizer_state_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.support.scopes import outside
@@ -29,32 +29,14 @@ __all__ = [
     "is_cut",
     "make_part_of_slot",
     "make_slot",
-    "optimizer_state_of",
     "part_of_rows",
     "scattered",
-    "set_optimizer_state",
     "shards_slots",
     "track_slot",
 ]
 
-_ATTRIBUTE = "_toolkit_optimizer_state"
 # They look at a layer's variable as a whole.
 WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
-
-
-def set_optimizer_state(strategy: tf.distribute.Strategy, state: str) -> None:
-    """Has optimizers that are built under a strategy keep their state in such a way.
-
-    Raises:
-        StrategyError: There is no such way.
-    """
-    StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
-    setattr(strategy, _ATTRIBUTE, state)
-
-
-def optimizer_state_of(strategy: tf.distribute.Strategy) -> str:
-    """Returns in which way optimizers that are built under a strategy keep their state."""
-    return getattr(strategy, _ATTRIBUTE, "replicated")
 
 
 def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
