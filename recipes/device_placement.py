@@ -17,7 +17,7 @@ from absl import flags
 
 import toolkit
 
-toolkit.cli.flags.devices_only()
+toolkit.cli.flags.define_devices()
 flags.DEFINE_list("only", [], "Examples to run, such as naming,missing. Default: all.")
 FLAGS = flags.FLAGS
 say = toolkit.cli.say

@@ -14,7 +14,7 @@ from absl import flags
 
 import toolkit
 
-toolkit.cli.flags.devices_only()
+toolkit.cli.flags.define_devices()
 flags.DEFINE_integer("size", 2000, "Rows and columns of A and B.", lower_bound=1)
 flags.DEFINE_integer("power", 10, "The exponent n.", lower_bound=1)
 flags.DEFINE_integer("rounds", 3, "Times to run each way, in turn.", lower_bound=1)

@@ -20,7 +20,7 @@ def rows(dataset):
 def cut(examples, batch, count, indices=None):
     x = np.arange(examples, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, 0])).batch(batch)
-    return [rows(batch_split.shares(dataset, indices=[n], count=count)) for n in (indices or range(count))]
+    return [rows(batch_split.split(dataset, indices=[n], count=count)) for n in (indices or range(count))]
 
 
 @pytest.mark.long
@@ -63,12 +63,12 @@ def test_fewer_examples_than_replicas_are_said():
 def test_several_replicas_of_a_worker_take_their_shares_in_turn():
     x = np.arange(8, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
-    assert rows(batch_split.shares(dataset, indices=[1, 3], count=4)) == [[1], [3], [5], [7]]
+    assert rows(batch_split.split(dataset, indices=[1, 3], count=4)) == [[1], [3], [5], [7]]
 
 
 def test_an_endless_dataset_stays_known_as_endless():
     dataset = tf.data.Dataset.range(10).batch(4).repeat()
-    shared = batch_split.shares(dataset, indices=[0], count=2)
+    shared = batch_split.split(dataset, indices=[0], count=2)
     assert shared.cardinality() == tf.data.INFINITE_CARDINALITY
     assert [batch.numpy().tolist() for batch in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
 
@@ -88,7 +88,7 @@ def test_an_endless_dataset_stays_known_as_endless():
 )
 def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)
-    (share,) = batch_split.shares(dataset, indices=[1], count=2)
+    (share,) = batch_split.split(dataset, indices=[1], count=2)
     assert dense(share) == expected
 
 
@@ -102,7 +102,7 @@ def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
 )
 def test_a_last_batch_of_any_kind_borrows(make, dense):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)  # Of 4, 4 and 1.
-    both = [list(batch_split.shares(dataset, indices=[index], count=2)) for index in (0, 1)]
+    both = [list(batch_split.split(dataset, indices=[index], count=2)) for index in (0, 1)]
     assert [(len(dense(a)), len(dense(b))) for a, b in zip(*both, strict=True)] == [(2, 2), (1, 2), (1, 1)]
     assert [row for pair in zip(*both, strict=True) for part in pair for row in dense(part)] == dense(make())
 
@@ -113,7 +113,7 @@ def test_a_last_batch_that_was_padded_borrows_from_one_with_longer_examples():
 
     dataset = tf.data.Dataset.from_generator(examples, output_signature=tf.TensorSpec([None], tf.int64))
     dataset = dataset.padded_batch(2, padding_values=tf.constant(-1, tf.int64)).prefetch(1)
-    both = [list(batch_split.shares(dataset, indices=[index], count=2).as_numpy_iterator()) for index in (0, 1)]
+    both = [list(batch_split.split(dataset, indices=[index], count=2).as_numpy_iterator()) for index in (0, 1)]
     # The last example alone is too few for two, and so is what it would leave of the batch before: both become one.
     assert [each[-1].tolist() for each in both] == [[[3, 3, 3, -1, -1, -1]], [[6] * 6, [1, -1, -1, -1, -1, -1]]]
 
@@ -132,7 +132,7 @@ def test_a_pydataset_of_keras_is_cut():
             return np.full((3, 1), number, np.float32), np.zeros(3, np.float32)
 
     adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
-    shared = batch_split.shares(adapter.get_tf_dataset(), indices=[1], count=2)
+    shared = batch_split.split(adapter.get_tf_dataset(), indices=[1], count=2)
     assert [element[0].numpy().tolist() for element in shared] == [[[0], [0]], [[1], [1]]]
 
 

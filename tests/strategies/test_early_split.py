@@ -23,7 +23,7 @@ def counted(value):
 
 def read(dataset, share, shares):
     first = undecoded(dataset)
-    cut = first.decode(batch_split.shares(first.batches, indices=[share], count=shares))
+    cut = first.decode(batch_split.split(first.batches, indices=[share], count=shares))
     decoded.clear()
     return list(cut.as_numpy_iterator())
 
@@ -88,7 +88,7 @@ def test_what_may_not_be_moved_is_left_alone(chain):
 
 def test_its_iterators_can_be_saved(tmp_path):
     first = undecoded(numbers(24).map(lambda n: n * n).batch(8))
-    cut = first.decode(batch_split.shares(first.batches, indices=[1], count=2))
+    cut = first.decode(batch_split.split(first.batches, indices=[1], count=2))
     batches = iter(cut)
     assert next(batches).numpy().tolist() == [16, 25, 36, 49]
     path = tf.train.Checkpoint(it=batches).save(str(tmp_path / "of"))

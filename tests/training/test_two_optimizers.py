@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StoppedBySignal
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.training import Run
 from toolkit.training.checkpoints import state
 

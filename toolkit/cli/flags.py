@@ -56,7 +56,7 @@ GROUPS = {
 
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
     """Defines the shared flags, with a recipe's own defaults for three of them."""
-    devices_only()
+    define_devices()
     flags.DEFINE_enum(
         "data",
         "auto",
@@ -136,7 +136,7 @@ def define_gradients(*, between_processes: bool = True) -> None:
     flags.DEFINE_boolean("shard_optimizer", False, "Split the optimizer's state over the replicas (ZeRO 1).")
 
 
-def devices_only() -> None:
+def define_devices() -> None:
     """Defines the flags that say which devices to use."""
     flags.DEFINE_integer(
         "gpus", None, "Replicas in this process. Default: all GPUs, or one CPU device if there is none.", lower_bound=1

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-from toolkit.parallel.plan.choice import Setting
 from toolkit.parallel.plan.choose import Plan, choose
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import Setting
 from toolkit.parallel.plan.machine import Machine
 
 __all__ = ["Point", "powers", "scaling"]

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from toolkit.cli.plan_scaling import scaling
-from toolkit.parallel.plan.choice import Setting
 from toolkit.parallel.plan.choose import Plan
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import Setting
 from toolkit.parallel.plan.machine import Link, Machine
 
 __all__ = ["verdict"]

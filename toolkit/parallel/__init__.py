@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "layers.attention": ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"],
         "layers.dense": ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense"],
         "layers.embedding": ["ShardedEmbedding"],
-        "plan.choice": ["Choice", "Setting"],
+        "plan.division": ["Choice", "Setting"],
         "plan.choose": ["Plan", "choose"],
         "plan.count": ["costs"],
         "plan.machine": ["Link", "Machine"],

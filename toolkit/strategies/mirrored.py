@@ -25,9 +25,9 @@ class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
             return super().experimental_distribute_dataset(dataset, options)
         if not predicts():
             batch_split.check_arrays(iterator.data_adapter, count)
-        if batch_split.suffices(iterator.data_adapter, count) or not batch_split.may_run_short(dataset, count):
+        if batch_split.leaves_enough(iterator.data_adapter, count) or not batch_split.may_run_short(dataset, count):
             return super().experimental_distribute_dataset(dataset, options)
-        shares = batch_split.shares(dataset, indices=range(count), count=count, may_be_empty=predicts())
+        shares = batch_split.split(dataset, indices=range(count), count=count, may_be_empty=predicts())
         shares = shares.prefetch(2 * count)
         # TensorFlow looks in each step whether there is a batch: a step that the end of the data cuts off may have
         # counted already.

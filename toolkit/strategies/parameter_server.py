@@ -26,7 +26,7 @@ from toolkit.strategies.parameter_servers.server import meet
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import status
 
 __all__ = ["ParameterServerStrategy", "create"]

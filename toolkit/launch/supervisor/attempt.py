@@ -85,8 +85,8 @@ class Attempt:
         if self.crew.refused is not None:
             self.crew.end(signal.SIGTERM)
             raise LaunchError(**{key: self.crew.refused[key] for key in ("asked", "found", "remedy")})
-        if self.crew.told is not None:
-            host, number = self.crew.told
+        if self.crew.told_to_stop is not None:
+            host, number = self.crew.told_to_stop
             cancelled = self.spec.place == "slurm"
             self.crew.end(number, told_twice=cancelled)
             if cancelled:

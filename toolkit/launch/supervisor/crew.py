@@ -44,7 +44,7 @@ class Crew:
         homes: The agent of each.
         whole: Whether all tasks of the cluster are started here.
         refused: What an agent said that couldn't do what it was asked for.
-        told: A host whose agent was told to stop, and the signal.
+        told_to_stop: A host whose agent was told to stop, and the signal.
         lost_result: Why what a function has returned is lost; "" where nothing is.
     """
 
@@ -81,7 +81,7 @@ class Crew:
         self._received = received
         self.refused: Event | None = None
         self._said_what_is_open = number > 1
-        self.told: tuple[str, int] | None = None
+        self.told_to_stop: tuple[str, int] | None = None
         self.lost_result = ""
         self._selector = selectors.DefaultSelector()
         self._watched = list(agents.values())
@@ -137,7 +137,7 @@ class Crew:
         elif kind == "refused":
             self.refused = event
         elif kind == "signal":
-            self.told = host.name, event["number"]
+            self.told_to_stop = host.name, event["number"]
         elif kind == "open":
             self._say_what_is_open(host, event)
         task = self._by_name.get(event.get("task", ""))

@@ -7,7 +7,7 @@ trace         what the layers of a model do, seen in one call of it
 operations    how many operations a layer's calls take
 footprint     what a layer's tensors take, from when to when
 count         what a layer does: operations, weights, activations, memory
-choice        how layers are divided, and how much of each a replica has then
+division      how layers are divided, and how much of each a replica has then
 comm_model    what a replica exchanges in a step
 machine       what a machine does: how fast devices are, and the network between them
 memory        the memory that a replica needs for a step

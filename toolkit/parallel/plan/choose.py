@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import StrategyError
-from toolkit.parallel.plan.choice import REPLICATED, Choice, Setting
 from toolkit.parallel.plan.comm_model import exchanges
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import REPLICATED, Choice, Setting
 from toolkit.parallel.plan.machine import Machine
 from toolkit.parallel.plan.memory import layer_memory, memory_of, recomputed
 from toolkit.parallel.plan.step_time import Step, layer_seconds, step

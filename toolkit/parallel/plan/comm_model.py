@@ -8,8 +8,8 @@ exchanges each replica's shard goes to each other replica once, all at the same 
 
 import dataclasses
 
-from toolkit.parallel.plan.choice import SUMS, Choice, Setting, parameters_of, shard
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import SUMS, Choice, Setting, parameters_of, shard
 
 __all__ = ["Exchange", "all_reduce", "exchanges"]
 

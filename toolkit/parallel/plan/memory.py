@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.plan.choice import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import REPLICATED, SUMS, Choice, Setting, bytes_of, updated_bytes
 
 __all__ = ["layer_memory", "memory_of", "recomputed"]
 

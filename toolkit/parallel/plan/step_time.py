@@ -5,9 +5,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from toolkit.parallel.plan.choice import REPLICATED, Choice, Setting, parameters_of, shard, updated_bytes
 from toolkit.parallel.plan.comm_model import Exchange, exchanges
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import REPLICATED, Choice, Setting, parameters_of, shard, updated_bytes
 from toolkit.parallel.plan.machine import Machine
 from toolkit.parallel.plan.memory import memory_of, recomputed
 

@@ -5,9 +5,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from toolkit.parallel.plan.choice import Setting
 from toolkit.parallel.plan.choose import Plan, choose
 from toolkit.parallel.plan.count import LayerCost
+from toolkit.parallel.plan.division import Setting
 from toolkit.parallel.plan.machine import Machine
 
 __all__ = ["choose_within"]

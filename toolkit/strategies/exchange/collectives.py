@@ -7,6 +7,10 @@ process a replica reads the others' tensors; between processes TensorFlow's own 
 Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
 of the same shape. Each says among which replicas of the mesh it is, and takes a communication dtype, None for the
 tensor's own, in which elements are sent, both in the exchange and in its gradient; sums are made in the tensor's own.
+
+A new one is a public function by `_exchanged`, with the exchange that is its gradient, and a private one of three
+cases: one replica, replicas of one process (`_together`), several processes (`_collective`). They are tested in
+tests/strategies/test_mesh.py.
 """
 
 import itertools

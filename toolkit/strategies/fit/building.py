@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras.src import backend
 
 from toolkit.strategies.exchange import mesh
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_building", "adapt_trials", "build"]

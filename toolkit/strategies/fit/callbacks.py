@@ -24,7 +24,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
-from toolkit.strategies.variables.optimizers import variables_of
+from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable, drop_snapshots, take_snapshots
 from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap

@@ -9,16 +9,16 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from toolkit.errors import StrategyError
 
 __all__ = [
-    "below",
     "check_arrays",
     "is_batched",
+    "leaves_enough",
     "may_run_short",
     "row_count",
     "row_range",
-    "shares",
     "shares_of_worker",
-    "stated",
-    "suffices",
+    "split",
+    "with_cardinality",
+    "without_options",
 ]
 
 _TOO_FEW = (
@@ -46,7 +46,7 @@ def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
     return [n * workers + context.input_pipeline_id for n in range(context.num_replicas_in_sync // workers)]
 
 
-def shares(
+def split(
     dataset: tf.data.Dataset, *, indices: Sequence[int], count: int, may_be_empty: bool = False
 ) -> tf.data.Dataset:
     """Cuts each global batch into `count` shares, equal to within one example, and keeps some of them.
@@ -83,10 +83,10 @@ def shares(
             )
         )
     # A finite one isn't stated: two batches may have become one.
-    return stated(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
+    return with_cardinality(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
 
 
-def suffices(adapter: Any, replicas: int) -> bool:
+def leaves_enough(adapter: Any, replicas: int) -> bool:
     """Says whether data is known to leave an example for each replica when TensorFlow divides its batches.
 
     It gives each replica as many examples as of a whole batch, while there are any.
@@ -122,7 +122,7 @@ def check_arrays(adapter: Any, replicas: int) -> None:
         )
 
 
-def stated(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.data.Dataset:
+def with_cardinality(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.data.Dataset:
     """Returns the same dataset, which says that it has so many elements; as it is where that isn't known."""
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         return dataset
@@ -221,7 +221,7 @@ def _concatenated(leaf: Any, first: Any, second: Any, padding: Any) -> Any:
     return tf.ensure_shape(both.to_tensor(default_value=padding), [None, *leaf.shape[1:]])
 
 
-def below(dataset: Any) -> Any:
+def without_options(dataset: Any) -> Any:
     """Returns the dataset that stands beneath those that change nothing of its elements."""
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
         dataset = dataset._input_dataset
@@ -235,7 +235,7 @@ def _padding_values(dataset: Any) -> Any:
         return tf.zeros([], leaf.dtype)
 
     spec = dataset.element_spec
-    values = getattr(below(dataset), "_padding_values", None)
+    values = getattr(without_options(dataset), "_padding_values", None)
     return tf.nest.map_structure(zero, spec) if values is None else values
 
 

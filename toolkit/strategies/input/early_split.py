@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from toolkit.strategies.input.batch_split import below, row_count
+from toolkit.strategies.input.batch_split import row_count, without_options
 
 __all__ = ["Undecoded", "undecoded"]
 
@@ -46,17 +46,17 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
     Args:
         dataset: A dataset of global batches.
     """
-    batch = below(dataset)
+    batch = without_options(dataset)
     size = tf.get_static_value(getattr(batch, "_batch_size", None)) if type(batch).__name__ in _BATCH else None
     if size is None:
         return Undecoded(dataset, lambda shares: shares)
     functions: list[Callable] = []
     waiting: list[Callable] = []
     source = None
-    each = below(batch._input_dataset)
+    each = without_options(batch._input_dataset)
     while type(each).__name__ in _MAP and _is_stateless(each):
         waiting.insert(0, _as_traced(each._map_func))
-        each = below(each._input_dataset)
+        each = without_options(each._input_dataset)
         if _has_one_shape(each):
             source, functions = each, waiting + functions
             waiting = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.input.batch_split import stated
+from toolkit.strategies.input.batch_split import with_cardinality
 from toolkit.strategies.processes.consistency import difference
 
 __all__ = ["FirstBatch", "show_first"]
@@ -65,4 +65,4 @@ def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
         first = lambda: tf.ensure_shape(tf.numpy_function(seen, dense, tf.bool, stateful=False), ())  # noqa: E731
         return tf.cond(tf.equal(index, 0), first, lambda: tf.constant(True))
 
-    return stated(dataset.enumerate().filter(keep).map(lambda _, batch: batch), dataset.cardinality())
+    return with_cardinality(dataset.enumerate().filter(keep).map(lambda _, batch: batch), dataset.cardinality())

@@ -50,17 +50,17 @@ class ReadsShares:
         local = len(self.extended.worker_devices)
         # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
         iterator = epoch_iterator()
-        keras = iterator is not None and processes(self) > 1
+        for_keras = iterator is not None and processes(self) > 1
         if policy not in (_Policy.AUTO, _Policy.DATA):
-            if not keras or policy != _Policy.OFF:
+            if not for_keras or policy != _Policy.OFF:
                 theirs = super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
-                return JoinedDataset(self, theirs) if keras else theirs
-            own = batch_split.shares(dataset, indices=range(local), count=local)
+                return JoinedDataset(self, theirs) if for_keras else theirs
+            own = batch_split.split(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
-        if keras and not predicts():
+        if for_keras and not predicts():
             batch_split.check_arrays(iterator.data_adapter, self.num_replicas_in_sync)
         undivided, decode = undecoded(dataset)
-        if keras:
+        if for_keras:
             self.first_batch = FirstBatch(self)
             undivided = show_first(undivided, self.first_batch.take)
 
@@ -69,9 +69,9 @@ class ReadsShares:
         def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
             mine = batch_split.shares_of_worker(context)
             count = self.num_replicas_in_sync
-            return decode(batch_split.shares(undivided, indices=mine, count=count, may_be_empty=may_be_empty))
+            return decode(batch_split.split(undivided, indices=mine, count=count, may_be_empty=may_be_empty))
 
-        if not keras:
+        if not for_keras:
             return self.distribute_datasets_from_function(share, options)
         shared = self._read_evenly(share)
         # Keras knows the length of arrays too, whose datasets don't say it.

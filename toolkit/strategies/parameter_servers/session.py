@@ -19,7 +19,7 @@ from toolkit.strategies.parameter_servers.rounds import EXAMPLES
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
 from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["Session"]
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["Counters", "MetricTotals"]
 

@@ -17,7 +17,7 @@ from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import LocalTable, LocalValue, Rows, updates_by_rows
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
 

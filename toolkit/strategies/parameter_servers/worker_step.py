@@ -23,7 +23,7 @@ from toolkit.strategies.parameter_servers.tables import (
     with_each_row_once,
 )
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
-from toolkit.strategies.variables.optimizers import trained_by
+from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.support.wrapping import wrap
 
 __all__ = ["Step", "adapt_optimizers", "changes", "current", "push", "tracing"]

@@ -23,7 +23,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import exchange_of, optimizer_state_of
-from toolkit.strategies.variables.optimizers import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import wrap

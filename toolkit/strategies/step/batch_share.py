@@ -1,17 +1,17 @@
-"""Each replica's share of a step's batch, and losses, their gradients and means weighted by it.
+"""Each replica's share of a step's batch, and what losses and means must be so that gradients can be weighted by it.
 
 Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
-and its gradient is sum over r of w_r * g_r. So `gradients` multiplies by w_r and all-reduces, and in a step of `fit` no
-loss is divided by the number of replicas. A loop of the user's own around `strategy.run` sums, as TensorFlow's guides
-have it.
+and its gradient is sum over r of w_r * g_r. So a loss stays l_r, `optimizer.apply` multiplies gradients by w_r and
+all-reduces (`reduced` in `step/optimizer.py`), and in a step of `fit` no loss is divided by the number of replicas. A
+loop of the user's own around `strategy.run` sums, as TensorFlow's guides have it.
 
 A loss that Keras divides by the replica's own sum of weights or mask, d_r, becomes l_r * (d_r / sum over r of d_r) /
 w_r. What TensorFlow's `compute_average_loss` and `scale_regularization_loss` divide for replicas whose gradients are
 summed is divided by w_r, for the same reason.
 
-Keras has no public hook for it: three functions of `keras.src.losses.loss` are wrapped here, and nowhere else;
-`tests/strategies/test_losses.py` fails when they change.
+Keras has no public hook for it; `adapt_means` lists what is wrapped. `tests/strategies/test_losses.py` fails when it
+changes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Share", "adapt_means", "batch_mean", "counted", "current", "unweigh", "weigh"]
+__all__ = ["Share", "adapt_means", "batch_mean", "current", "entered", "unweigh", "weigh"]
 
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
@@ -39,8 +39,8 @@ class Share:
         rows: How many examples it has.
 
     Attributes:
-        in_loss: Whether the loss that is being differentiated is weighted already.
-        scaled: Losses that a LossScaleOptimizer has scaled, and that were weighted before.
+        in_loss: Whether the loss that is being differentiated is weighted already: one of `scaled`.
+        scaled: Losses that a LossScaleOptimizer has scaled, and that `step/optimizer.py` has weighted before.
         scaled_by: The ids of those optimizers: the gradients that they are given are weighted already.
     """
 
@@ -65,7 +65,7 @@ def current() -> Share | None:
 
 
 @contextlib.contextmanager
-def counted(share: Share | None) -> Iterator[None]:
+def entered(share: Share | None) -> Iterator[None]:
     """While entered, `current` returns this."""
     before, _here.share = current(), share
     try:

@@ -28,9 +28,9 @@ from toolkit.strategies.exchange.gradients import mapped, over_groups, over_repl
 from toolkit.strategies.options import exchange_of, optimizer_state_of
 from toolkit.strategies.step import accumulation, batch_share
 from toolkit.strategies.step.sharded_optimizer import finite_alike
-from toolkit.strategies.variables.optimizers import trained_by
+from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import cut_among, part_of_rows, scattered
+from toolkit.strategies.variables.zero1 import in_parts_among, part_of_rows, scattered
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
@@ -75,14 +75,14 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     later: frozenset[int] = frozenset()
     if len(grads) == len(variables):  # Else Keras says what is wrong.
         sharded = optimizer_state_of(optimizer._distribution_strategy) == "sharded"
-        cut = cut_among(optimizer, variables) if sharded else frozenset()
+        in_parts = in_parts_among(optimizer, variables) if sharded else frozenset()
         if getattr(optimizer, "gradient_accumulation_steps", None):
             later = accumulation.later(optimizer, grads, variables)
         share = batch_share.current()
         weighted = share is not None and id(optimizer) in share.scaled_by
-        grads = reduced(grads, variables, cut, later, weighted=weighted)
+        grads = reduced(grads, variables, in_parts, later, weighted=weighted)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            grads = finite_alike(grads, variables, cut)
+            grads = finite_alike(grads, variables, in_parts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_with_sums())
         if later:
@@ -113,7 +113,7 @@ def _apply_finite(original: Callable, *args: Any) -> None:
 def reduced(
     grads: Sequence,
     variables: Sequence,
-    cut: frozenset = frozenset(),
+    in_parts: frozenset = frozenset(),
     later: frozenset = frozenset(),
     *,
     weighted: bool = False,
@@ -123,7 +123,7 @@ def reduced(
     Args:
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
         variables: A `keras.Variable` for each gradient.
-        cut: The numbers of those variables of which each replica updates its part: that part of the gradient is
+        in_parts: The numbers of those variables of which each replica updates its part: that part of the gradient is
             returned, flat.
         later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
         weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
@@ -148,7 +148,7 @@ def reduced(
         return out
     summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
 
-    def counted(gradient: Any) -> Any:
+    def by_share(gradient: Any) -> Any:
         if share is None:
             return gradient
         weight = tf.cast(share.weight, gradient.dtype)
@@ -157,19 +157,19 @@ def reduced(
         return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
 
     for number in later:
-        out[number] = counted(out[number])
+        out[number] = by_share(out[number])
     summed = [number for number in summed if number not in later]
-    dense = [number for number in summed if number in cut and not isinstance(out[number], tf.IndexedSlices)]
+    dense = [number for number in summed if number in in_parts and not isinstance(out[number], tf.IndexedSlices)]
     if dense:
-        parts = scattered([counted(out[number]) for number in dense], dtype=dtype)
+        parts = scattered([by_share(out[number]) for number in dense], dtype=dtype)
         for number, part in zip(dense, parts, strict=True):
             out[number] = part
     summed = [number for number in summed if number not in dense]
     if not summed:
         return out
-    totals = over_replicas([counted(out[number]) for number in summed], exchange)
+    totals = over_replicas([by_share(out[number]) for number in summed], exchange)
     for number, total in zip(summed, totals, strict=True):
-        out[number] = part_of_rows(total, variables[number]) if number in cut else total
+        out[number] = part_of_rows(total, variables[number]) if number in in_parts else total
     return out
 
 

@@ -17,7 +17,7 @@ from toolkit.strategies.exchange.gradients import mapped, values_of
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
-from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_cut, make_part_of_slot, make_slot, shards_slots
+from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_in_parts, make_part_of_slot, make_slot, shards_slots
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_to_shards", "finite_alike"]
@@ -40,8 +40,8 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     Of variables whose slots are sharded over all replicas, it is given this replica's parts, which come together then.
     """
     sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
-    cut = [is_cut(optimizer, variable) for variable in variables]
-    if not any(sharded + cut) or collectives.replica_id_and_count()[1] == 1:
+    in_parts = [is_in_parts(optimizer, variable) for variable in variables]
+    if not any(sharded + in_parts) or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, variables)
         return
     if isinstance(optimizer, WHOLE):
@@ -54,12 +54,12 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
         original(optimizer, grads, variables)
         return
     if optimizer.clipnorm or optimizer.global_clipnorm:
-        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, cut)
+        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, in_parts)
     in_branch = bool(optimizer.gradient_accumulation_steps)
-    _here.parts = parts = Parts(optimizer, list(itertools.compress(variables, cut)), in_branch=in_branch)
+    _here.parts = parts = Parts(optimizer, list(itertools.compress(variables, in_parts)), in_branch=in_branch)
     part = iter(parts.each)
     try:
-        original(optimizer, grads, [next(part) if in_parts else v for v, in_parts in zip(variables, cut, strict=True)])
+        original(optimizer, grads, [next(part) if flag else v for v, flag in zip(variables, in_parts, strict=True)])
         parts.bring_together()
     finally:
         _here.squares = _here.parts = None
@@ -81,10 +81,10 @@ def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequ
     return [(gradient + total) / steps for gradient, total in zip(grads, sums, strict=True)]
 
 
-def _squares(grads: Sequence, sharded: Sequence[bool], cut: Sequence[bool]) -> list:
+def _squares(grads: Sequence, sharded: Sequence[bool], in_parts: Sequence[bool]) -> list:
     """Returns each whole gradient's sum of squares: of shards the group's, of parts all replicas'."""
     squares = [_square(gradient) for gradient in grads]
-    return _added(_added(squares, sharded, Among.GROUP), cut, Among.ALL)
+    return _added(_added(squares, sharded, Among.GROUP), in_parts, Among.ALL)
 
 
 def _added(squares: Sequence, chosen: Sequence[bool], among: Among) -> list:
@@ -155,12 +155,12 @@ def _make_slot(
     return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")
 
 
-def finite_alike(grads: list, variables: Sequence, cut: frozenset) -> list:
+def finite_alike(grads: list, variables: Sequence, in_parts: frozenset) -> list:
     """Has all replicas find the same answer where the shard of one has overflowed: it shows in a gradient of each."""
     shards = [
         gradient
         for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
-        if gradient is not None and (number in cut or isinstance(variable, ReplicaShardedVariable))
+        if gradient is not None and (number in in_parts or isinstance(variable, ReplicaShardedVariable))
     ]
     if not shards:
         return grads

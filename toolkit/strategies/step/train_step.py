@@ -19,7 +19,7 @@ import tensorflow as tf
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.input.batch_split import row_count
-from toolkit.strategies.step.batch_share import Share, counted
+from toolkit.strategies.step.batch_share import Share, entered
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
@@ -58,7 +58,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
         share = Share(row_count(data))
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
-        with counted(share), results_noted(model) as noted:
+        with entered(share), results_noted(model) as noted:
             return _of_all_replicas(step(data), noted, lambda: share.weight)
 
     model.__dict__[name] = with_share

@@ -1,6 +1,6 @@
 """Variables: come here for what replicas hold in shards, and for what all of them hold alike.
 
-optimizers    the optimizers of a model, and what each trains
+model_optimizers  the optimizers of a model, and what each trains
 stand_in      what takes a variable's place in an update, or in a step
 sharded_variable  a variable of which each replica of a group holds a shard
 zero1         optimizer state in shards: each replica's part of the slots of what all have

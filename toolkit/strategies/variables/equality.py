@@ -11,7 +11,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.processes.agreement import extremes, gather, mean, processes
 from toolkit.strategies.processes.consistency import difference
-from toolkit.strategies.variables.optimizers import variables_of
+from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["average_statistics", "check_equal_weights", "checksum"]

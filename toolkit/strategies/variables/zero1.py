@@ -25,8 +25,8 @@ from toolkit.support.scopes import outside
 __all__ = [
     "WHOLE",
     "Parts",
-    "cut_among",
-    "is_cut",
+    "in_parts_among",
+    "is_in_parts",
     "make_part_of_slot",
     "make_slot",
     "part_of_rows",
@@ -62,7 +62,7 @@ def make_part_of_slot(
     optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any
 ) -> ReplicaShardedVariable:
     """Makes a sharded slot for a variable that every replica has, and notes that its update is."""
-    optimizer.__dict__.setdefault("_toolkit_cut", set()).add(optimizer._var_key(reference))
+    optimizer.__dict__.setdefault("_toolkit_in_parts", set()).add(optimizer._var_key(reference))
     return make_slot(optimizer, reference, name, initializer, axis=None, among=Among.ALL, repeats=True)
 
 
@@ -105,19 +105,19 @@ def track_slot(optimizer: Any, make: Callable[[], Any]) -> Any:
     return slot
 
 
-def is_cut(optimizer: Any, variable: Any) -> bool:
+def is_in_parts(optimizer: Any, variable: Any) -> bool:
     """Says whether each replica updates its part of a variable only."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
-    cut = optimizer.__dict__.get("_toolkit_cut")
-    return bool(cut) and optimizer._var_key(variable) in cut
+    in_parts = optimizer.__dict__.get("_toolkit_in_parts")
+    return bool(in_parts) and optimizer._var_key(variable) in in_parts
 
 
-def cut_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
+def in_parts_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
     """Returns the numbers of those variables that are cut. An optimizer that isn't built yet is built for them."""
     if not optimizer.built and optimizer_state_of(optimizer._distribution_strategy) == "sharded":
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(variables))
-    return frozenset(number for number, variable in enumerate(variables) if is_cut(optimizer, variable))
+    return frozenset(number for number, variable in enumerate(variables) if is_in_parts(optimizer, variable))
 
 
 def scattered(gradients: Sequence[tf.Tensor], *, dtype: tf.DType | None) -> list[tf.Tensor]:

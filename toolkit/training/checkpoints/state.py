@@ -159,7 +159,7 @@ def _owner(name: str) -> int:
 
 
 def _optimizers(model: "keras.Model") -> list:
-    from toolkit.strategies.variables.optimizers import optimizers_of
+    from toolkit.strategies.variables.model_optimizers import optimizers_of
 
     return optimizers_of(model)
 
@@ -168,7 +168,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
     """Returns what says for each of several optimizers which variables it trains: only their first step tells."""
     import numpy as np
 
-    from toolkit.strategies.variables.optimizers import trained_by
+    from toolkit.strategies.variables.model_optimizers import trained_by
 
     optimizers = _optimizers(model)
     if len(optimizers) < 2:
