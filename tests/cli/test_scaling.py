@@ -91,7 +91,7 @@ def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
         (["--replicas=one", "-m", "fake"], "no list of numbers"),
         (["--replicas=2,1", "-m", "fake"], "they don't grow"),
         (["--replicas=0,1", "-m", "fake"], "whole numbers from 1"),
-        (["--replicas=1", "--kind=gpus", "-m", "fake"], "Choose mirrored or workers"),
+        (["--replicas=1", "--kind=gpus", "-m", "fake"], "Choose one of mirrored, workers"),
         (["--replicas=1", "--rounds=0", "-m", "fake"], "--rounds=0"),
         (["--replicas=1", "--weak", "--strong", "-m", "fake"], "not allowed with"),
         (["--replicas=1", "-m", "fake", "--gpus=2"], "gives it --gpus itself"),
