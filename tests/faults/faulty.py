@@ -19,6 +19,10 @@ MOMENTS = ("at the start", "in its first checkpoint", "in a step", "between epoc
 SHORT = ("--data=shapes", "--epochs=3", "--steps_per_epoch=20", "--checkpoint_steps=5", "--global_batch_size=32")
 RECIPES = {
     "workers": (("--workers=2",), ("-m", "recipes.cifar_multi_worker", *SHORT)),
+    "compressed": (
+        ("--workers=2",),
+        ("-m", "recipes.cifar_multi_worker", *SHORT, "--gradient_compression=powersgd"),
+    ),
     # In turn, so that nothing depends on who was faster.
     "served": (
         (*processes.FEW, "--evaluator"),

@@ -7,27 +7,35 @@ import pytest
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLED = {"worker:1": "workers", "worker:0": "workers", "ps:0": "served", "evaluator:0": "served"}
+KILLED = {
+    "worker:1": ("worker:1", "workers"),
+    "worker:0": ("worker:0", "workers"),
+    "worker:1, compressed": ("worker:1", "compressed"),
+    "ps:0": ("ps:0", "served"),
+    "evaluator:0": ("evaluator:0", "served"),
+}
 
 
-PARAMS = [pytest.param(task, id=task, marks=[pytest.mark.first] if task == "worker:1" else []) for task in KILLED]
+PARAMS = [pytest.param(name, id=name, marks=[pytest.mark.first] if name == "worker:1" else []) for name in KILLED]
 
 
 @pytest.fixture(scope="module", params=PARAMS)
 def killed(request, tmp_path_factory):
     """One job, whose task is killed at every moment: its name, what came of each, and the weights at the end."""
     folder = tmp_path_factory.mktemp("killed")
-    with faulty.faulty(folder, KILLED[request.param], "--max_restarts=16") as job:
-        outcomes = job.disturb(request.param, faulty.MOMENTS)
+    task, kind = KILLED[request.param]
+    with faulty.faulty(folder, kind, "--max_restarts=16") as job:
+        outcomes = job.disturb(task, faulty.MOMENTS)
         return request.param, outcomes, job.finish()
 
 
 @pytest.mark.parametrize("moment", faulty.MOMENTS)
 def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
-    task, outcomes, _ = killed
+    name, outcomes, _ = killed
+    task, _ = KILLED[name]
     found = outcomes[moment]
     measured(
-        f"SIGKILL of {task} {moment}",
+        f"SIGKILL of {name} {moment}",
         seconds_to_notice=found.notice,
         seconds_to_group_down=found.down,
         seconds_to_steps_again=found.again,
@@ -40,6 +48,6 @@ def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
 
 
 def test_the_weights_are_those_of_an_undisturbed_run(killed, undisturbed, measured):
-    task, outcomes, weights = killed
-    measured(f"SIGKILL of {task} at four moments: final weights", restarts=len(outcomes))
-    assert weights == undisturbed(KILLED[task])
+    name, outcomes, weights = killed
+    measured(f"SIGKILL of {name} at four moments: final weights", restarts=len(outcomes))
+    assert weights == undisturbed(KILLED[name][1])

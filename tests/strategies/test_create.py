@@ -78,11 +78,18 @@ def test_beside_parameter_servers_a_worker_trains_nothing_itself(monkeypatch):
             strategies.create(name)
 
 
-def test_parameter_servers_take_gradients_as_they_are(monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"dtype": "float16"}, "gradients with communication dtype float16, but parameter servers"),
+        ({"compression": "powersgd"}, "gradients compressed by powersgd with parameter servers"),
+    ],
+)
+def test_parameter_servers_take_gradients_as_they_are(monkeypatch, how, words):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    with pytest.raises(StrategyError, match="gradients with communication dtype float16, but parameter servers"):
-        strategies.create(gradients=strategies.GradientExchange(dtype="float16"))
+    with pytest.raises(StrategyError, match=words):
+        strategies.create(gradients=strategies.GradientExchange(**how))
 
 
 def test_multi_worker_needs_a_cluster():

@@ -8,7 +8,7 @@ resume is recorded by `recipe.open_run`: all flags that a recipe defines itself,
 from absl import flags
 
 from toolkit.strategies import GradientExchange
-from toolkit.strategies.options import COMMUNICATIONS, DTYPES, PLACEMENTS, ParameterServerOptions
+from toolkit.strategies.options import COMMUNICATIONS, COMPRESSIONS, DTYPES, PLACEMENTS, ParameterServerOptions
 
 __all__ = [
     "GROUPS",
@@ -48,7 +48,13 @@ GROUPS = {
         "native_logs": "",
     },
     "Several processes": {"cluster": "FILE", "task": "TASK", "start_timeout": "SECONDS", "communication": ""},
-    "Exchange": {"gradient_dtype": "", "activation_dtype": "", "bytes_per_pack": "BYTES"},
+    "Exchange": {
+        "gradient_dtype": "",
+        "activation_dtype": "",
+        "bytes_per_pack": "BYTES",
+        "gradient_compression": "",
+        "gradient_rank": "N",
+    },
     "Parameter servers": {"synchronous": "", "max_staleness": "N", "steps_per_dispatch": "N", "variables": ""},
     "Shards": {"shards": "N", "min_shard_kib": "KIB", "shard_optimizer": ""},
 }
@@ -123,6 +129,13 @@ def define_parameter_servers() -> None:
 def define_gradients(*, between_processes: bool = True) -> None:
     """Defines the flags that say how replicas exchange gradients, and who keeps what an optimizer remembers."""
     flags.DEFINE_enum("gradient_dtype", "float32", list(DTYPES), "Dtype in which gradients are exchanged and added.")
+    flags.DEFINE_enum(
+        "gradient_compression",
+        "none",
+        list(COMPRESSIONS),
+        "powersgd: send two thin factors of each matrix's gradient. Other numbers than one device's.",
+    )
+    flags.DEFINE_integer("gradient_rank", 4, "Columns of the factors of powersgd.", lower_bound=1)
     if between_processes:
         flags.DEFINE_enum(
             "communication",
@@ -192,7 +205,12 @@ def exchanges() -> dict:
         StrategyError: A value is out of its range.
     """
     values = flags.FLAGS
-    gradients = GradientExchange(dtype=values["gradient_dtype"].value, bytes_per_pack=values["bytes_per_pack"].value)
+    gradients = GradientExchange(
+        dtype=values["gradient_dtype"].value,
+        bytes_per_pack=values["bytes_per_pack"].value,
+        compression=values["gradient_compression"].value,
+        rank=values["gradient_rank"].value,
+    )
     others = {name: values[name].value for name in ("communication", "shards") if name in values}
     state = "sharded" if values["shard_optimizer"].value else "replicated"
     return {"gradients": gradients, "optimizer_state": state, **others}

@@ -28,7 +28,15 @@ _NAMES = {
     "images_per_second": "examples_per_second",
 }
 # All tasks must have the same of these, though they may change on resume.
-_EXCHANGES = ("gradient_dtype", "bytes_per_pack", "activation_dtype", "shards", "shard_optimizer")
+_EXCHANGES = (
+    "gradient_dtype",
+    "gradient_compression",
+    "gradient_rank",
+    "bytes_per_pack",
+    "activation_dtype",
+    "shards",
+    "shard_optimizer",
+)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
           copy of a model with sharded layers, and how many times.
         - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
         - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
@@ -48,11 +49,13 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         from toolkit.strategies.exchange.mesh import made_here, mesh_of
-        from toolkit.strategies.options import optimizer_state_of
+        from toolkit.strategies.options import exchange_of, optimizer_state_of
 
         if made_here(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = optimizer_state_of(strategy)
+            if (exchange := exchange_of(strategy)).compression != "none":
+                described["compression"] = f"{exchange.compression}, rank {exchange.rank}"
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
     return {**described, "cluster": cluster.as_dict()} if cluster else described

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMUNICATIONS",
+    "COMPRESSIONS",
     "DTYPES",
     "OPTIMIZER_STATES",
     "PLACEMENTS",
@@ -23,10 +24,22 @@ __all__ = [
 
 COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
 DTYPES = ("float32", "float16", "bfloat16")
+COMPRESSIONS = ("none", "powersgd")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_gradient_exchange"
 _STATE = "_toolkit_optimizer_state"
+
+
+def _check(name: str, value: Any, *, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _wrong(name, value, f"it must be a whole number of at least {least}", f"{least} or more")
+
+
+def _wrong(name: str, value: Any, found: str, give: str) -> StrategyError:
+    return StrategyError(asked=f"{name}={value!r}", found=found, remedy=f"Give {give}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +53,18 @@ class GradientExchange:
         bytes_per_pack: Between processes, gradients are sent in packs of about so many bytes, each while others are
             computed; 0 for all in one, when the last is known; None for 512 KiB, the best size at 1 Gbit/s.
 
+        compression: "none", or "powersgd" (arXiv 1905.13727): of each matrix's gradient two thin factors are sent, and
+            what they leave out is added to the next step's. Other numbers than one device's: it is taken by name only.
+        rank: Columns of the factors, which for a matrix [n, m] have rank * (n + m) elements.
+
     Raises:
-        StrategyError: There is no such dtype, or the size is negative.
+        StrategyError: There is no such dtype or compression, a size is negative, or the rank less than 1.
     """
 
     dtype: str = "float32"
     bytes_per_pack: int | None = None
+    compression: str = "none"
+    rank: int = 4
 
     def __post_init__(self) -> None:
         StrategyError.check_choice(
@@ -54,6 +73,8 @@ class GradientExchange:
             asked=f"gradients with communication dtype {self.dtype}",
             found="gradients aren't exchanged in that dtype",
         )
+        StrategyError.check_choice(self.compression, COMPRESSIONS, asked=f"gradient compression {self.compression!r}")
+        _check("rank", self.rank, least=1)
         if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",
@@ -141,14 +162,3 @@ class ParameterServerOptions:
                 found="a round computes all gradients from the same parameters, one step at a time",
                 remedy="Leave one of the two out",
             )
-
-
-def _check(name: str, value: Any, *, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _wrong(name, value, f"it must be a whole number of at least {least}", f"{least} or more")
-
-
-def _wrong(name: str, value: Any, found: str, give: str) -> StrategyError:
-    return StrategyError(asked=f"{name}={value!r}", found=found, remedy=f"Give {give}")

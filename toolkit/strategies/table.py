@@ -132,6 +132,12 @@ def create(
 
 def _refuse_replicas_options(gradients: "GradientExchange | None", shards: int | None, optimizer_state: str) -> None:
     """Refuses with parameter servers what only replicas that exchange with one another can do."""
+    if gradients is not None and gradients.compression != "none":
+        raise StrategyError(
+            asked=f"gradients compressed by {gradients.compression} with parameter servers",
+            found="parameter servers are sent whole gradients",
+            remedy="Leave compression out, or train under mirrored or multi_worker",
+        )
     if gradients is not None and gradients.dtype != "float32":
         raise StrategyError(
             asked=f"gradients with communication dtype {gradients.dtype}",

@@ -5,5 +5,6 @@ communication  NCCL or the ring between processes
 private       what only private parts of TensorFlow allow
 collectives   exchanges between the replicas of a step, each with its gradient
 overlap       gradients that travel while others are computed, between processes
+powersgd      gradients of matrices, sent as two thin factors
 gradients     sums of gradients over replicas: in packs, rows beside one another, shards over their groups
 """

@@ -3,12 +3,12 @@
 A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, overlap
+from toolkit.strategies.exchange import collectives, overlap, powersgd
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.options import GradientExchange
 from toolkit.support.graphs import same_everywhere
@@ -43,13 +43,22 @@ def over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
     return _rows(gradient, Among.PEERS, dtype)
 
 
-def over_replicas(gradients: list, exchange: GradientExchange) -> list:
+def over_replicas(
+    gradients: list,
+    exchange: GradientExchange,
+    memories: Sequence[powersgd.Memory | None] = (),
+    scale: tf.Tensor | float = 1.0,
+) -> list:
     """Returns the sums over all replicas of gradients of what they all have.
 
     Args:
         gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
         exchange: How they are sent.
+        memories: What is kept of those that are compressed, and None for others; () where none is.
+        scale: By what they are multiplied in this step, against underflow.
     """
+    if any(memories):
+        return _compressed(gradients, exchange, memories, scale)
     # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
     # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
@@ -66,6 +75,30 @@ def over_replicas(gradients: list, exchange: GradientExchange) -> list:
         tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
         for total, gradient, same in zip(totals, gradients, alike, strict=True)
     ]
+
+
+def _compressed(gradients: list, exchange: GradientExchange, memories: Sequence, scale: tf.Tensor | float) -> list:
+    kinds = [
+        "factors"
+        if memory is not None and not isinstance(gradient, tf.IndexedSlices)
+        else "beside"
+        if isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
+        else "alone"
+        for gradient, memory in zip(gradients, memories, strict=True)
+    ]
+    factors, beside, alone = (
+        [n for n, kind in enumerate(kinds) if kind == each] for each in ("factors", "beside", "alone")
+    )
+    totals, others = powersgd.sums(
+        [gradients[n] for n in factors],
+        [memories[n] for n in factors],
+        [gradients[n] for n in beside],
+        dtype=sent_as(exchange),
+        scale=scale,
+    )
+    rest = over_replicas([gradients[n] for n in alone], exchange) if alone else []
+    by_number = dict(zip([*factors, *beside, *alone], [*totals, *others, *rest], strict=True))
+    return [by_number[n] for n in range(len(gradients))]
 
 
 def _while_computing(gradients: list, bytes_per_pack: int | None, dtype: tf.DType | None) -> list:

@@ -10,6 +10,7 @@ from toolkit.strategies.input.pipelines import adapt_pipelines
 from toolkit.strategies.processes.shared_files import adapt_checkpoints, adapt_models
 from toolkit.strategies.step.accumulation import adapt_accumulation
 from toolkit.strategies.step.batch_share import adapt_means
+from toolkit.strategies.step.compression import adapt_compression
 from toolkit.strategies.step.moments import adapt_moments
 from toolkit.strategies.step.optimizer import adapt_optimizers
 from toolkit.strategies.step.sharded_optimizer import adapt_to_shards
@@ -32,6 +33,7 @@ def adapt_replicas() -> None:
     adapt_collectives()
     adapt_pipelines()
     adapt_optimizers()
+    adapt_compression()
     adapt_calls()
     adapt_building()
     adapt_means()

@@ -23,6 +23,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import exchange_of, optimizer_state_of
+from toolkit.strategies.step.compression import memories_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
@@ -131,12 +132,13 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Seque
         return
     waits = [optimizer._var_key(variable) in _later() for variable in variables]
     total = [by_replica and not wait for by_replica, wait in zip(own, waits, strict=True)]
-    _here.waits, _here.total = waits, total
+    _here.waits, _here.total, _here.memories = waits, total, memories_of(optimizer, variables)
     grads = [mapped(g, lambda values: values / count) if known else g for g, known in zip(grads, total, strict=True)]
     try:
         original(optimizer, grads, variables)
     finally:
         _here.waits = _here.total = None
+        _here.memories = ()
 
 
 def _sum_over_replicas(grads: Sequence) -> list:
@@ -150,7 +152,10 @@ def _sum_over_replicas(grads: Sequence) -> list:
     numbers = [number for number, wait in enumerate(waits) if wait]
     numbers.reverse()  # The last layers' gradients are known first.
     if numbers:
-        totals = over_replicas([out[number] for number in numbers], exchange_of(tf.distribute.get_strategy()))
+        memories = getattr(_here, "memories", ())
+        memories = [memories[number] for number in numbers] if memories else ()
+        exchange = exchange_of(tf.distribute.get_strategy())
+        totals = over_replicas([out[number] for number in numbers], exchange, memories)
         for number, total in zip(numbers, totals, strict=True):
             out[number] = total
     return out

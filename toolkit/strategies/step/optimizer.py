@@ -26,11 +26,11 @@ import tensorflow as tf
 from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.exchange.gradients import mapped, over_groups, over_replicas, sent_as
 from toolkit.strategies.options import exchange_of, optimizer_state_of
-from toolkit.strategies.step import accumulation, batch_share
+from toolkit.strategies.step import accumulation, batch_share, compression
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import in_parts_among, part_of_rows, scattered
+from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
@@ -80,8 +80,13 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
             later = accumulation.later(optimizer, grads, variables)
         share = batch_share.current()
         weighted = share is not None and id(optimizer) in share.scaled_by
-        grads = reduced(grads, variables, in_parts, later, weighted=weighted)
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        memories: Sequence = ()
+        if exchange_of(optimizer._distribution_strategy).compression != "none":
+            memories = compression.memories_of(optimizer, variables)
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
+        grads = reduced(grads, variables, in_parts, later, weighted=weighted, memories=memories, scale=scale)
+        if scales:
             grads = finite_alike(grads, variables, in_parts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_with_sums())
@@ -117,6 +122,8 @@ def reduced(
     later: frozenset = frozenset(),
     *,
     weighted: bool = False,
+    memories: Sequence = (),
+    scale: tf.Tensor | float = 1.0,
 ) -> list:
     """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
 
@@ -127,6 +134,8 @@ def reduced(
             returned, flat.
         later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
         weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
+        memories: What is kept of each gradient that is compressed, None for others; () where none is.
+        scale: By what gradients are multiplied in this step.
     """
     strategy = tf.distribute.get_strategy()
     exchange, share = exchange_of(strategy), batch_share.current()
@@ -159,7 +168,12 @@ def reduced(
     for number in later:
         out[number] = by_share(out[number])
     summed = [number for number in summed if number not in later]
-    dense = [number for number in summed if number in in_parts and not isinstance(out[number], tf.IndexedSlices)]
+    kept = dict(enumerate(memories))
+    dense = [
+        number
+        for number in summed
+        if number in in_parts and not isinstance(out[number], tf.IndexedSlices) and kept.get(number) is None
+    ]
     if dense:
         parts = scattered([by_share(out[number]) for number in dense], dtype=dtype)
         for number, part in zip(dense, parts, strict=True):
@@ -167,9 +181,10 @@ def reduced(
     summed = [number for number in summed if number not in dense]
     if not summed:
         return out
-    totals = over_replicas([by_share(out[number]) for number in summed], exchange)
+    compressed = [kept[number] for number in summed] if memories else ()
+    totals = over_replicas([by_share(out[number]) for number in summed], exchange, compressed, scale)
     for number, total in zip(summed, totals, strict=True):
-        out[number] = part_of_rows(total, variables[number]) if number in in_parts else total
+        out[number] = own_part(total, variables[number]) if number in in_parts else total
     return out
 
 

@@ -27,9 +27,10 @@ __all__ = [
     "Parts",
     "in_parts_among",
     "is_in_parts",
+    "make_in_scope",
     "make_part_of_slot",
     "make_slot",
-    "part_of_rows",
+    "own_part",
     "scattered",
     "shards_slots",
     "track_slot",
@@ -93,16 +94,21 @@ def make_slot(
 
 
 def track_slot(optimizer: Any, make: Callable[[], Any]) -> Any:
-    """Returns a slot that a function makes in the optimizer's strategy's scope, as one of the optimizer's variables."""
+    """Returns a slot that a function makes, as one of the optimizer's variables."""
+    slot = make_in_scope(optimizer, make)
+    optimizer._track_variable(slot)
+    return slot
 
-    def make_in_scope() -> Any:
+
+def make_in_scope(optimizer: Any, make: Callable[[], Any]) -> Any:
+    """Returns what a function makes in the scope of an optimizer's strategy, and under its name."""
+
+    def inside() -> Any:
         with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
             return make()
 
     # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
-    slot = make_in_scope() if tf.distribute.in_cross_replica_context() else outside(make_in_scope)
-    optimizer._track_variable(slot)
-    return slot
+    return inside() if tf.distribute.in_cross_replica_context() else outside(inside)
 
 
 def is_in_parts(optimizer: Any, variable: Any) -> bool:
@@ -203,10 +209,12 @@ class _Part(StandIn):
         self._copy.assign(tf.reshape(flat[:size], self._whole))
 
 
-def part_of_rows(gradient: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
-    """Returns of the gradient of some rows what belongs to this replica's part, by element: [k] of the flat part."""
+def own_part(gradient: Any, variable: Any) -> Any:
+    """Returns what belongs to this replica's part of a variable, flat; of some rows by element, [k] of that part."""
     place, count = collectives.replica_id_and_count()
     size = _size(variable, count)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return _rows(gradient, count)[place]
     columns = _elements(variable) // variable.shape[0]
     first = tf.cast(gradient.indices, tf.int64)[:, None] * columns + tf.range(columns, dtype=tf.int64)
     own = tf.reshape(first, [-1]) - place * size

@@ -1,6 +1,7 @@
 """A model's variables as arrays, and back: weights, optimizer, random seeds, running metrics."""
 
 import hashlib
+import logging
 import math
 import re
 from typing import TYPE_CHECKING
@@ -24,8 +25,10 @@ __all__ = [
     "without_variables",
 ]
 
+_LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 _OTHERS = "others/"  # TensorFlow's own variables among a model's attributes.
+_EXCHANGE = "exchange/"  # What an optimizer keeps for gradients that are compressed.
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
 
 
@@ -73,7 +76,9 @@ def _check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
 def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
     """Returns those of a checkpoint's arrays that `restore` doesn't set."""
     return {
-        name: array for name, array in arrays.items() if not name.startswith((_MODEL, _OPTIMIZER, _OTHERS, _TRAINS))
+        name: array
+        for name, array in arrays.items()
+        if not name.startswith((_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE, _TRAINS))
     }
 
 
@@ -118,7 +123,7 @@ def _settle(model: "keras.Model") -> None:
 def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
     """Returns the model's variables and the saved ones, but for those of optimizers that had done nothing."""
     variables = _variables(model)
-    kept = (_MODEL, _OPTIMIZER, _OTHERS)
+    kept = (_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE)
     saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith(kept)}
     optimizers = _optimizers(model)
     for which in range(len(optimizers)) if len(optimizers) > 1 else ():
@@ -127,11 +132,27 @@ def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tupl
             for names in (variables, saved):
                 for name in [name for name in names if name.startswith(_OPTIMIZER) and _owner(name) == which]:
                     del names[name]
+    _match_exchange(variables, saved)
     return variables, saved
+
+
+def _match_exchange(variables: dict, saved: dict) -> None:
+    """Leaves out what was kept of compressed gradients where the run goes on with another compression."""
+    names = {name for name in (*variables, *saved) if name.startswith(_EXCHANGE)}
+    if any(name not in saved or name not in variables or saved[name].shape != variables[name].shape for name in names):
+        _LOG.warning(
+            "The run goes on with gradients that are compressed in another way: what hasn't been sent of earlier ones "
+            "is dropped"
+        )
+        for name in names:
+            variables.pop(name, None)
+            saved.pop(name, None)
 
 
 def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
+
+    from toolkit.strategies.step.compression import kept_by
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
@@ -143,6 +164,7 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
+        found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept_by(optimizer))})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
@@ -206,8 +228,9 @@ def _values(variables: dict) -> "dict[str, np.ndarray]":
 
 def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:
     with model.distribute_strategy.scope():
-        for name, array in arrays.items():
-            variables[name].assign(array)
+        # In one order on all processes: TensorFlow reads what each replica has of its own when it has set it.
+        for name in sorted(arrays):
+            variables[name].assign(arrays[name])
 
 
 def _shape(shape: tuple | None) -> str:

@@ -1,0 +1,112 @@
+"""What an optimizer keeps for gradients that are compressed, beside its slots; see `exchange/powersgd.py`.
+
+Keras has no public hook for it: `Optimizer.build` is wrapped, as there an optimizer learns what it trains.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange.mesh import Among, replicas
+from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
+from toolkit.strategies.options import exchange_of
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_compression", "kept_by", "memories_of"]
+
+_ATTRIBUTE = "_toolkit_memories"
+
+
+def adapt_compression() -> None:
+    """Has optimizers keep what compression needs, where it is asked for; called again, it does nothing."""
+    wrap(keras.optimizers.Optimizer, "build", _build)
+
+
+def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:
+    """Returns what is kept for each variable; None for those whose gradients are sent as they are."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
+    if not optimizer.built and exchange_of(optimizer._distribution_strategy).compression != "none":
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+    kept = optimizer.__dict__.get(_ATTRIBUTE, {})
+    return [kept.get(optimizer._var_key(variable)) if kept else None for variable in variables]
+
+
+def kept_by(optimizer: Any) -> list[Any]:
+    """Returns the variables that are kept, in the order of those that an optimizer trains."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
+
+
+def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
+    original(optimizer, variables)
+    strategy = optimizer._distribution_strategy
+    exchange = exchange_of(strategy)
+    if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
+        return
+    _check(optimizer, variables, exchange.rank)
+    memories = {
+        optimizer._var_key(variable): make_in_scope(
+            optimizer, functools.partial(_make, variable, exchange.rank, number)
+        )
+        for number, variable in enumerate(variables)
+        if _is_compressed(variable, exchange.rank)
+    }
+    object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for variables of the optimizer's.
+
+
+def _check(optimizer: Any, variables: Sequence, rank: int) -> None:
+    """Makes sure that compression makes sense.
+
+    Raises:
+        StrategyError: It doesn't for this optimizer, or for any variable.
+    """
+    asked = f"gradients compressed by PowerSGD at rank {rank}"
+    if isinstance(optimizer, WHOLE):
+        raise StrategyError(
+            asked=f"{asked}, with {type(optimizer).__name__}",
+            found="its update depends on the whole layer's gradient, of which a part comes later",
+            remedy="Use another optimizer, such as SGD or AdamW, or leave compression out",
+        )
+    if not any(_is_compressed(variable, rank) for variable in variables):
+        largest = max(variables, key=lambda variable: tf.TensorShape(variable.shape).num_elements())
+        n, m = matrix_shape(largest.shape) if len(largest.shape) else (1, 1)
+        raise StrategyError(
+            asked=asked,
+            found=f"no gradient gets smaller: the largest, of {largest.path}, is a matrix of {n} x {m}",
+            remedy="Give a smaller rank, or leave compression out",
+        )
+
+
+def _is_compressed(variable: Any, rank: int) -> bool:
+    plain = not isinstance(variable, ReplicaShardedVariable) and not getattr(variable, "overwrite_with_gradient", False)
+    return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
+
+
+def _make(variable: Any, rank: int, number: int) -> Memory:
+    n, m = matrix_shape(variable.shape)
+    name = variable.path.replace("/", "_")
+    # Rows of all replicas, of which each has its own: a checkpoint has all of them.
+    unsent = ReplicaShardedVariable(
+        keras.initializers.Zeros(),
+        [replicas() * n, m],
+        axis=0,
+        among=Among.ALL,
+        dtype="float32",
+        trainable=False,
+        name=f"{name}_unsent",
+    )
+    right = keras.Variable(
+        tf.random.stateless_normal([m, rank], [number, 1905_13727]),
+        trainable=False,
+        aggregation="only_first_replica",
+        synchronization="on_read",
+        name=f"{name}_right",
+    )
+    return Memory(unsent, right)
