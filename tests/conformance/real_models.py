@@ -42,15 +42,17 @@ def classifier(inputs, outputs, optimizer, **more):
 
 
 def cnn():
+    keras.config.set_dtype_policy("float64")  # In float32 a last digit may decide which pixel is the largest.
     inputs = keras.Input((16, 16, 3))
     x = inputs
     for filters in (8, 16):
         x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
         x = layers.BatchNormalization(synchronized=True)(x)
         x = layers.MaxPooling2D()(layers.ReLU()(x))
-    return classifier(
-        inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)), keras.optimizers.SGD(0.02, momentum=0.9)
-    )
+    outputs = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
+    model = classifier(inputs, outputs, keras.optimizers.SGD(0.02, momentum=0.9))
+    keras.config.set_dtype_policy("float32")
+    return model
 
 
 def plain_cnn(optimizer, dtype="float32"):

@@ -25,7 +25,8 @@ from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable, drop_snapshots, take_snapshots
+from toolkit.strategies.variables.read_together import drop_snapshots, snapshots_of, take_snapshots
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
@@ -154,9 +155,9 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 
 def _some_read_weights(callbacks: Any) -> bool:
-    """Says whether a callback of any process may read sharded weights at the end of an epoch. It is a collective."""
+    """Says whether a callback may read, at the end of an epoch, what no process has whole. It is a collective."""
     model = callbacks.model
-    if not any(isinstance(variable, ReplicaShardedVariable) for variable in variables_of(model)):
+    if next(snapshots_of(variables_of(model)), None) is None:
         return False
     return bool(_largest(model, any(_may_read_weights(callback) for callback in callbacks.callbacks)))
 

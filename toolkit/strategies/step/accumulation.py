@@ -25,6 +25,7 @@ from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import exchange_of, optimizer_state_of
 from toolkit.strategies.step.compression import memories_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables.read_together import ReplicaSum
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import wrap
@@ -73,7 +74,7 @@ def settle(model: keras.Model) -> None:
     """
     for optimizer in optimizers_of(model):
         for variable in optimizer.variables if optimizer.built else ():
-            if _is_by_replica(variable):
+            if isinstance(variable, ReplicaSum):
                 variable.assign(variable.numpy())
 
 
@@ -100,28 +101,16 @@ def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *
     if name != "gradient_accumulator" or not getattr(_here, "by_replica", False):
         return original(optimizer, reference_variable, *args, **kwargs)
 
-    def make() -> keras.Variable:
-        return keras.Variable(
-            "zeros",
-            shape=reference_variable.shape,
-            dtype=reference_variable.dtype,
-            trainable=False,
-            aggregation="sum",
-            synchronization="on_read",
-            name=f"{reference_variable.path}_{name}".replace("/", "_"),
-        )
-
-    return track_slot(optimizer, make)
+    path = f"{reference_variable.path}_{name}".replace("/", "_")
+    return track_slot(
+        optimizer, lambda: ReplicaSum(reference_variable.shape, dtype=reference_variable.dtype, name=path)
+    )
 
 
 def _adds_by_replica(optimizer: Any, variable: Any) -> bool:
     if not optimizer.gradient_accumulation_steps:
         return False
-    return _is_by_replica(optimizer._accumulated_gradients[optimizer._get_variable_index(variable)])
-
-
-def _is_by_replica(variable: Any) -> bool:
-    return getattr(variable, "synchronization", None) == "on_read" and variable.aggregation == "sum"
+    return isinstance(optimizer._accumulated_gradients[optimizer._get_variable_index(variable)], ReplicaSum)
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:

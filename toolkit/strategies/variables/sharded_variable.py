@@ -18,15 +18,16 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.collectives import all_gather, replica_id_and_count
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
+from toolkit.strategies.variables.read_together import ReadTogether
 
-__all__ = ["ReplicaShardedVariable", "drop_snapshots", "take_snapshots"]
+__all__ = ["ReplicaShardedVariable"]
 
 _GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
 _PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
 _reads = iter(range(1, 2**31 - 1))
 
 
-class ReplicaShardedVariable(keras.Variable):
+class ReplicaShardedVariable(ReadTogether):
     """A `keras.Variable` with a shard on each replica of a group, or of all, of the strategy in whose scope it is made.
 
     Args:
@@ -60,7 +61,6 @@ class ReplicaShardedVariable(keras.Variable):
         self.axis = axis or 0
         self.shard_shape = list(self._laid_out)
         self.shard_shape[self.axis] = -(-self._laid_out[self.axis] // self.count)
-        self._snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
         self._plain: tf.Variable | None = None
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
 
@@ -71,11 +71,6 @@ class ReplicaShardedVariable(keras.Variable):
             tf.zeros(self.shard_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
         )
         self._set(whole)
-
-    @property
-    def shards(self) -> list[tf.Variable]:
-        """This process's shards, in the order of its replicas."""
-        return list(self.strategy.experimental_local_results(self._value))
 
     def _set(self, whole: np.ndarray) -> None:
         self._snapshot = None
@@ -106,27 +101,20 @@ class ReplicaShardedVariable(keras.Variable):
         self._set(array.astype(self._value.dtype.as_numpy_dtype))
         return value
 
-    def numpy(self) -> np.ndarray:
-        """Returns the whole. In several processes it is a collective, unless a snapshot still holds."""
-        shards = [shard.numpy() for shard in self.shards]
-        if self._snapshot is not None and all(map(np.array_equal, shards, self._snapshot[0])):
-            return self._snapshot[1].copy()
+    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
         if processes(self.strategy) > 1:
             with tf.device("CPU:0"):
                 everybodys = tf.raw_ops.CollectiveGatherV2(
-                    input=np.stack(shards),
+                    input=np.stack(own),
                     group_size=processes(self.strategy),
                     group_key=_GROUP,
                     instance_key=next(_reads),
                     ordering_token=[],
                     timeout_seconds=_PATIENCE,
                 )
-            shards = list(everybodys.numpy())
-        whole = np.concatenate(shards[: self.count], axis=self.axis)  # The first group's.
+            own = list(everybodys.numpy())
+        whole = np.concatenate(own[: self.count], axis=self.axis)  # The first group's.
         return np.take(whole, range(self._laid_out[self.axis]), axis=self.axis).reshape(self._shape)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype=dtype)
 
     @contextlib.contextmanager
     def in_one_place(self) -> Iterator[None]:
@@ -187,30 +175,3 @@ class ReplicaShardedVariable(keras.Variable):
         padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._laid_out[self.axis]
         padded = tf.pad(tf.reshape(whole, self._laid_out), padding)
         return tf.split(padded, self.count, self.axis)[replica_id_and_count(self.among)[0]]
-
-    def take_snapshot(self) -> None:
-        """Keeps the whole as it is now; see `take_snapshots`."""
-        self._snapshot = None
-        self._snapshot = [shard.numpy() for shard in self.shards], self.numpy()
-
-    def drop_snapshot(self) -> None:
-        """Lets go of what `take_snapshot` kept."""
-        self._snapshot = None
-
-
-def take_snapshots(variables: Sequence[Any]) -> None:
-    """Has sharded variables keep their whole values, so that one process alone can read them until they change.
-
-    Only the chief writes files, and to read a shard of another process's both must take part. It is
-    a collective.
-    """
-    for variable in variables:
-        if isinstance(variable, ReplicaShardedVariable) and processes(variable.strategy) > 1:
-            variable.take_snapshot()
-
-
-def drop_snapshots(variables: Sequence[Any]) -> None:
-    """Lets go of what `take_snapshots` kept."""
-    for variable in variables:
-        if isinstance(variable, ReplicaShardedVariable):
-            variable.drop_snapshot()

@@ -1,0 +1,89 @@
+"""Variables of which each process has a part only: all take part in reading one, unless a snapshot still holds."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.processes.agreement import processes
+
+__all__ = ["ReadTogether", "ReplicaSum", "drop_snapshots", "snapshots_of", "take_snapshots"]
+
+
+class ReadTogether(keras.Variable):
+    """A `keras.Variable` that is read whole, outside of steps, by all processes together.
+
+    Attributes:
+        strategy: The one in whose scope it was made.
+    """
+
+    strategy: tf.distribute.Strategy
+    _value: Any
+    _snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def shards(self) -> list[tf.Variable]:
+        """What this process has, in the order of its replicas."""
+        return list(self.strategy.experimental_local_results(self._value))
+
+    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
+        """Returns the whole, of what this process has and others have. In several processes it is a collective."""
+        raise NotImplementedError
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole. In several processes it is a collective, unless a snapshot still holds."""
+        own = [shard.numpy() for shard in self.shards]
+        if self._snapshot is not None and all(map(np.array_equal, own, self._snapshot[0])):
+            return self._snapshot[1].copy()
+        return self._whole_of(own)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def take_snapshot(self) -> None:
+        """Keeps the whole as it is now; see `take_snapshots`."""
+        self._snapshot = None
+        self._snapshot = [shard.numpy() for shard in self.shards], self.numpy()
+
+    def drop_snapshot(self) -> None:
+        """Lets go of what `take_snapshot` kept."""
+        self._snapshot = None
+
+
+class ReplicaSum(ReadTogether):
+    """Zeros to which each replica adds for itself: outside of steps it is the sum of all, and set, each has its part.
+
+    Args:
+        shape: Of each replica's, and of the sum.
+        kwargs: As for `keras.Variable`.
+    """
+
+    def __init__(self, shape: Sequence[int], **kwargs: Any) -> None:
+        self.strategy = tf.distribute.get_strategy()
+        how = {"aggregation": "sum", "synchronization": "on_read", "trainable": False}
+        super().__init__("zeros", shape=shape, **how, **kwargs)
+
+    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
+        return sum(own[1:], own[0]) if processes(self.strategy) == 1 else self.value.numpy()  # TensorFlow adds up.
+
+
+def snapshots_of(variables: Sequence[Any]) -> Iterator[ReadTogether]:
+    """Yields those of some variables that all processes must read together."""
+    return (each for each in variables if isinstance(each, ReadTogether) and processes(each.strategy) > 1)
+
+
+def take_snapshots(variables: Sequence[Any]) -> None:
+    """Has variables keep their whole values, so that one process alone can read them until they change.
+
+    Only the chief writes files, and to read what another process has both must take part. It is a collective.
+    """
+    for variable in snapshots_of(variables):
+        variable.take_snapshot()
+
+
+def drop_snapshots(variables: Sequence[Any]) -> None:
+    """Lets go of what `take_snapshots` kept."""
+    for variable in snapshots_of(variables):
+        variable.drop_snapshot()
