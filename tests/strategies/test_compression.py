@@ -130,6 +130,25 @@ def test_a_resumed_run_is_that_of_no_pause(four_devices):
 
 
 @pytest.mark.slow
+def test_rows_of_a_table_are_sent_as_they_are(four_devices):
+    def weights(gradients):
+        keras.utils.set_random_seed(3)
+        with strategies.create("mirrored", devices=four_devices[:2], gradients=gradients).scope():
+            layers = [keras.layers.Embedding(50, 40), keras.layers.Flatten(), keras.layers.Dense(30)]
+            model = keras.Sequential([keras.layers.Input((2,)), *layers])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        numbers = np.arange(16).reshape(8, 2)
+        model.fit(numbers, np.ones((8, 30), "float32"), batch_size=8, epochs=1, shuffle=False, verbose=0)
+        return kept_by(model.optimizer), model.get_weights()
+
+    kept, mine = weights(RANK_2)
+    _, theirs = weights(None)
+    assert len(kept) == 2, "the kernel's, not the table's"
+    np.testing.assert_allclose(mine[0], theirs[0], rtol=0, atol=1e-6)
+    assert not np.allclose(mine[1], theirs[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "gradients"), [(2, None), (4, RANK_2)], ids=["not compressed", "four replicas"])
 def test_another_compression_drops_what_was_kept_and_says_so(four_devices, caplog, count, gradients):
     strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=RANK_2)

@@ -89,6 +89,8 @@ def _compressed(gradients: list, exchange: GradientExchange, memories: Sequence,
     factors, beside, alone = (
         [n for n, kind in enumerate(kinds) if kind == each] for each in ("factors", "beside", "alone")
     )
+    if not factors:  # Such as those of a table's rows only.
+        return over_replicas(gradients, exchange)
     totals, others = powersgd.sums(
         [gradients[n] for n in factors],
         [memories[n] for n in factors],

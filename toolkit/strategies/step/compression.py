@@ -86,6 +86,7 @@ def _check(optimizer: Any, variables: Sequence, rank: int) -> None:
 
 def _is_compressed(variable: Any, rank: int) -> bool:
     plain = not isinstance(variable, ReplicaShardedVariable) and not getattr(variable, "overwrite_with_gradient", False)
+    plain = plain and variable.name != "embeddings"  # Of a table's gradient the rows are sent that were looked up.
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
 
 
