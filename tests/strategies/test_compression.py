@@ -130,6 +130,22 @@ def test_a_resumed_run_is_that_of_no_pause(four_devices):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_it_begins_at_a_step(four_devices, per_call):
+    def weights(gradients, epochs):
+        keras.utils.set_random_seed(3)
+        strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=gradients)
+        model = two_layers(strategy)
+        model.steps_per_execution = per_call
+        return trained(strategy, model, epochs=epochs)[1]
+
+    later = GradientExchange(compression="powersgd", rank=2, start_step=4)
+    for epochs, equal in ((1, True), (2, False)):  # Of four steps.
+        pairs = zip(weights(later, epochs), weights(None, epochs), strict=True)
+        assert all(np.array_equal(mine, theirs) for mine, theirs in pairs) == equal
+
+
+@pytest.mark.slow
 def test_rows_of_a_table_are_sent_as_they_are(four_devices):
     def weights(gradients):
         keras.utils.set_random_seed(3)

@@ -54,6 +54,7 @@ GROUPS = {
         "bytes_per_pack": "BYTES",
         "gradient_compression": "",
         "gradient_rank": "N",
+        "gradient_start_step": "N",
     },
     "Parameter servers": {"synchronous": "", "max_staleness": "N", "steps_per_dispatch": "N", "variables": ""},
     "Shards": {"shards": "N", "min_shard_kib": "KIB", "shard_optimizer": ""},
@@ -136,6 +137,7 @@ def define_gradients(*, between_processes: bool = True) -> None:
         "powersgd: send two thin factors of each matrix's gradient. Other numbers than one device's.",
     )
     flags.DEFINE_integer("gradient_rank", 4, "Columns of the factors of powersgd.", lower_bound=1)
+    flags.DEFINE_integer("gradient_start_step", 0, "Steps before powersgd begins.", lower_bound=0)
     if between_processes:
         flags.DEFINE_enum(
             "communication",
@@ -210,6 +212,7 @@ def exchanges() -> dict:
         bytes_per_pack=values["bytes_per_pack"].value,
         compression=values["gradient_compression"].value,
         rank=values["gradient_rank"].value,
+        start_step=values["gradient_start_step"].value,
     )
     others = {name: values[name].value for name in ("communication", "shards") if name in values}
     state = "sharded" if values["shard_optimizer"].value else "replicated"

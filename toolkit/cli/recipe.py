@@ -32,6 +32,7 @@ _EXCHANGES = (
     "gradient_dtype",
     "gradient_compression",
     "gradient_rank",
+    "gradient_start_step",
     "bytes_per_pack",
     "activation_dtype",
     "shards",

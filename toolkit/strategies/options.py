@@ -56,6 +56,7 @@ class GradientExchange:
         compression: "none", or "powersgd" (arXiv 1905.13727): of each matrix's gradient two thin factors are sent, and
             what they leave out is added to the next step's. Other numbers than one device's: it is taken by name only.
         rank: Columns of the factors, which for a matrix [n, m] have rank * (n + m) elements.
+        start_step: In `fit`, steps of the whole training before compression begins. Early gradients are the largest.
 
     Raises:
         StrategyError: There is no such dtype or compression, a size is negative, or the rank less than 1.
@@ -65,6 +66,7 @@ class GradientExchange:
     bytes_per_pack: int | None = None
     compression: str = "none"
     rank: int = 4
+    start_step: int = 0
 
     def __post_init__(self) -> None:
         StrategyError.check_choice(
@@ -75,6 +77,7 @@ class GradientExchange:
         )
         StrategyError.check_choice(self.compression, COMPRESSIONS, asked=f"gradient compression {self.compression!r}")
         _check("rank", self.rank, least=1)
+        _check("start_step", self.start_step, least=0)
         if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",

@@ -14,13 +14,15 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
 from toolkit.strategies.options import exchange_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_compression", "kept_by", "memories_of"]
+__all__ = ["FromStep", "adapt_compression", "kept_by", "memories_of"]
 
 _ATTRIBUTE = "_toolkit_memories"
+_WAITS = "_toolkit_sends_all_yet"
 
 
 def adapt_compression() -> None:
@@ -34,7 +36,7 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
     if not optimizer.built and exchange_of(optimizer._distribution_strategy).compression != "none":
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(variables))
-    kept = optimizer.__dict__.get(_ATTRIBUTE, {})
+    kept = {} if optimizer.__dict__.get(_WAITS) else optimizer.__dict__.get(_ATTRIBUTE, {})
     return [kept.get(optimizer._var_key(variable)) if kept else None for variable in variables]
 
 
@@ -111,3 +113,48 @@ def _make(variable: Any, rank: int, number: int) -> Memory:
         name=f"{name}_right",
     )
     return Memory(unsent, right)
+
+
+class FromStep:
+    """Takes the place of a `Model.train_function`, and has it made anew when compression begins.
+
+    Whether gradients are compressed is decided when a step is traced: all replicas do so at the same step.
+
+    Args:
+        model: A model whose `train_function` was just made.
+        make: Makes it anew.
+        steps: After so many steps.
+    """
+
+    def __init__(self, model: keras.Model, make: Callable[[], None], steps: int) -> None:
+        self._model, self._left = model, steps
+        self._make: Callable[[], None] | None = make
+        self._function = model.train_function
+        _send_all(model, True)
+
+    @classmethod
+    def put_before(cls, model: keras.Model, make: Callable[[], None]) -> None:
+        """Puts one there, if compression begins later than now."""
+        exchange, optimizers = exchange_of(model.distribute_strategy), optimizers_of(model)
+        if exchange.compression == "none" or not exchange.start_step or not optimizers:
+            return
+        left = exchange.start_step - int(optimizers[0].iterations)
+        if left > 0:
+            model.train_function = cls(model, make, left)
+        else:
+            _send_all(model, False)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Does what the function of the moment does."""
+        if self._left <= 0 and self._make is not None:
+            _send_all(self._model, False)
+            mine, self._model.train_function = self._model.train_function, None
+            self._make()
+            self._function, self._model.train_function, self._make = self._model.train_function, mine, None
+        self._left -= self._model.steps_per_execution
+        return self._function(iterator)
+
+
+def _send_all(model: keras.Model, value: bool) -> None:
+    for optimizer in optimizers_of(model):
+        object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), _WAITS, value)

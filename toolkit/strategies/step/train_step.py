@@ -20,6 +20,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.step.batch_share import Share, entered
+from toolkit.strategies.step.compression import FromStep
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
@@ -61,13 +62,20 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
         with entered(share), results_noted(model) as noted:
             return _of_all_replicas(step(data), noted, lambda: share.weight)
 
-    model.__dict__[name] = with_share
-    try:
-        return original(model, *args, **kwargs)
-    finally:
-        del model.__dict__[name]
-        if before is not None:
-            model.__dict__[name] = before
+    def make() -> Any:
+        model.__dict__[name] = with_share
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            del model.__dict__[name]
+            if before is not None:
+                model.__dict__[name] = before
+
+    old = model.train_function
+    result = make()
+    if name == "train_step" and model.train_function is not old:
+        FromStep.put_before(model, make)
+    return result
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
