@@ -23,6 +23,7 @@ RECIPES = {
         ("--workers=2",),
         ("-m", "recipes.cifar_multi_worker", *SHORT, "--gradient_compression=powersgd"),
     ),
+    "local": (("--workers=2",), ("-m", "recipes.cifar_multi_worker", *SHORT, "--local_steps=3")),
     # In turn, so that nothing depends on who was faster.
     "served": (
         (*processes.FEW, "--evaluator"),

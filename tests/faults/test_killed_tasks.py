@@ -11,6 +11,7 @@ KILLED = {
     "worker:1": ("worker:1", "workers"),
     "worker:0": ("worker:0", "workers"),
     "worker:1, compressed": ("worker:1", "compressed"),
+    "worker:1, local steps": ("worker:1", "local"),
     "ps:0": ("ps:0", "served"),
     "evaluator:0": ("evaluator:0", "served"),
 }

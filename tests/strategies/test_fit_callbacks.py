@@ -165,8 +165,8 @@ def test_a_checkpoint_callback_may_be_given_to_a_second_fit(adapted, tmp_path, m
     model, _ = worker(monkeypatch, chief=False)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
     for _ in range(2):
-        callbacks._check_frequencies([saving])
+        callbacks._check_frequencies([saving], "it is a test")
         keras.callbacks.CallbackList([saving], model=model)
     saving.save_freq = 7
     with pytest.raises(StrategyError, match="save every 7 batches"):
-        callbacks._check_frequencies([saving])
+        callbacks._check_frequencies([saving], "it is a test")

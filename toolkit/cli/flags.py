@@ -7,7 +7,7 @@ resume is recorded by `recipe.open_run`: all flags that a recipe defines itself,
 
 from absl import flags
 
-from toolkit.strategies import GradientExchange
+from toolkit.strategies import GradientExchange, LocalSteps
 from toolkit.strategies.options import COMMUNICATIONS, COMPRESSIONS, DTYPES, PLACEMENTS, ParameterServerOptions
 
 __all__ = [
@@ -55,6 +55,9 @@ GROUPS = {
         "gradient_compression": "",
         "gradient_rank": "N",
         "gradient_start_step": "N",
+        "local_steps": "N",
+        "local_outer_momentum": "M",
+        "local_outer_rate": "RATE",
     },
     "Parameter servers": {"synchronous": "", "max_staleness": "N", "steps_per_dispatch": "N", "variables": ""},
     "Shards": {"shards": "N", "min_shard_kib": "KIB", "shard_optimizer": ""},
@@ -138,6 +141,15 @@ def define_gradients(*, between_processes: bool = True) -> None:
     )
     flags.DEFINE_integer("gradient_rank", 4, "Columns of the factors of powersgd.", lower_bound=1)
     flags.DEFINE_integer("gradient_start_step", 0, "Steps before powersgd begins.", lower_bound=0)
+    flags.DEFINE_integer(
+        "local_steps",
+        0,
+        "Steps that replicas make by themselves between two averages. 0: gradients are exchanged in each step. Other "
+        "numbers than one device's.",
+        lower_bound=0,
+    )
+    flags.DEFINE_float("local_outer_rate", 1.0, "Rate of what averages change; 0.7 in DiLoCo.")
+    flags.DEFINE_float("local_outer_momentum", 0.0, "Momentum of what averages change; 0.9 in DiLoCo.")
     if between_processes:
         flags.DEFINE_enum(
             "communication",
@@ -216,6 +228,12 @@ def exchanges() -> dict:
     )
     others = {name: values[name].value for name in ("communication", "shards") if name in values}
     state = "sharded" if values["shard_optimizer"].value else "replicated"
+    if steps := values["local_steps"].value:
+        others["local"] = LocalSteps(
+            every=steps,
+            outer_rate=values["local_outer_rate"].value,
+            outer_momentum=values["local_outer_momentum"].value,
+        )
     return {"gradients": gradients, "optimizer_state": state, **others}
 
 

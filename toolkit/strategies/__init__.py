@@ -22,12 +22,13 @@ table         names, `create`, and what "auto" means
 from typing import Any
 
 from toolkit.strategies.description import describe
-from toolkit.strategies.options import GradientExchange, ParameterServerOptions
+from toolkit.strategies.options import GradientExchange, LocalSteps, ParameterServerOptions
 from toolkit.strategies.table import NAMES, create
 
 __all__ = [
     "NAMES",
     "GradientExchange",
+    "LocalSteps",
     "ParameterServerOptions",
     "batch_mean",
     "computes_here",

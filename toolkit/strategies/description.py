@@ -28,6 +28,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
           copy of a model with sharded layers, and how many times.
         - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
         - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
+        - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
         - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
     """
     import tensorflow as tf
@@ -49,11 +50,13 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         from toolkit.strategies.exchange.mesh import made_here, mesh_of
-        from toolkit.strategies.options import exchange_of, optimizer_state_of
+        from toolkit.strategies.options import exchange_of, local_of, optimizer_state_of
 
         if made_here(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = optimizer_state_of(strategy)
+            if (local := local_of(strategy)) is not None:
+                described["local_steps"] = dataclasses.asdict(local)
             if (exchange := exchange_of(strategy)).compression != "none":
                 described["compression"] = f"{exchange.compression}, rank {exchange.rank}"
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)

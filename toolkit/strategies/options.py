@@ -15,10 +15,13 @@ __all__ = [
     "OPTIMIZER_STATES",
     "PLACEMENTS",
     "GradientExchange",
+    "LocalSteps",
     "ParameterServerOptions",
     "exchange_of",
+    "local_of",
     "optimizer_state_of",
     "set_exchange",
+    "set_local",
     "set_optimizer_state",
 ]
 
@@ -29,6 +32,7 @@ OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of 
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_gradient_exchange"
 _STATE = "_toolkit_optimizer_state"
+_LOCAL = "_toolkit_local_steps"
 
 
 def _check(name: str, value: Any, *, least: int) -> None:
@@ -86,6 +90,45 @@ class GradientExchange:
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalSteps:
+    """Replicas train by themselves, and average their weights every so many steps (local SGD, arXiv 1805.09767).
+
+    Other numbers than one device's: it is taken by name only.
+
+    Attributes:
+        every: Steps between two averages. An epoch ends with one too.
+        start_step: In `fit`, steps of the whole training before it begins; until then gradients are exchanged
+            (post-local SGD, arXiv 1808.07217).
+        quadratic: With a falling learning rate, (quadratic / rate) ** 2 steps where these are more than `every` (arXiv
+            2310.14423); None for `every`.
+        outer_rate: What the average has changed is taken times this (0.7 in DiLoCo, arXiv 2311.08105).
+        outer_momentum: Nesterov's, of those changes (0.9 in DiLoCo).
+        dtype: In which changes are sent: "float32", "float16" or "bfloat16".
+
+    Raises:
+        StrategyError: A value is out of its range.
+    """
+
+    every: int = 16
+    start_step: int = 0
+    quadratic: float | None = None
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        _check("every", self.every, least=1)
+        _check("start_step", self.start_step, least=0)
+        StrategyError.check_choice(self.dtype, DTYPES, asked=f"local steps with communication dtype {self.dtype}")
+        if self.quadratic is not None and not self.quadratic > 0:
+            raise _wrong("quadratic", self.quadratic, "it must be above 0", "such as 0.2")
+        if not self.outer_rate > 0:
+            raise _wrong("outer_rate", self.outer_rate, "it must be above 0", "such as 0.7")
+        if not 0 <= self.outer_momentum < 1:
+            raise _wrong("outer_momentum", self.outer_momentum, "it must be in [0, 1)", "such as 0.9")
+
+
 _DEFAULT = GradientExchange()
 
 
@@ -97,6 +140,16 @@ def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange)
 def exchange_of(strategy: "tf.distribute.Strategy") -> GradientExchange:
     """Returns how a strategy's replicas exchange gradients."""
     return getattr(strategy, _ATTRIBUTE, _DEFAULT)
+
+
+def set_local(strategy: "tf.distribute.Strategy", local: LocalSteps) -> None:
+    """Has a strategy's replicas train by themselves, from the next model that is compiled."""
+    setattr(strategy, _LOCAL, local)
+
+
+def local_of(strategy: "tf.distribute.Strategy") -> LocalSteps | None:
+    """Returns how a strategy's replicas train by themselves; None where they don't."""
+    return getattr(strategy, _LOCAL, None)
 
 
 def set_optimizer_state(strategy: "tf.distribute.Strategy", state: str) -> None:

@@ -8,12 +8,12 @@ from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
 from toolkit.strategies import one_device
 from toolkit.strategies.description import all_devices
-from toolkit.strategies.options import ParameterServerOptions
+from toolkit.strategies.options import ParameterServerOptions, set_local
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from toolkit.strategies.options import GradientExchange
+    from toolkit.strategies.options import GradientExchange, LocalSteps
 
 __all__ = ["NAMES", "create"]
 
@@ -31,6 +31,7 @@ def create(
     communication: str = "auto",
     shards: int | None = None,
     optimizer_state: str = "replicated",
+    local: "LocalSteps | None" = None,
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -57,6 +58,8 @@ def create(
             whole layers.
         optimizer_state: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its
             part of the optimizer's slots for layers that every replica has (ZeRO stage 1, arXiv 1910.02054).
+        local: How replicas train by themselves and average every so many steps, under mirrored and multi_worker; None
+            for an exchange of gradients in each step.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -79,7 +82,7 @@ def create(
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
-        _refuse_replicas_options(gradients, shards, optimizer_state)
+        _refuse_replicas_options(gradients, shards, optimizer_state, local)
         from toolkit.strategies import parameter_server as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
@@ -123,6 +126,9 @@ def create(
 
         adapt_shards()
         set_optimizer_state(strategy, optimizer_state)
+    if local is not None:
+        _check_local(local, gradients, shards, optimizer_state)
+        set_local(strategy, local)
     if shards is not None:
         from toolkit.strategies.exchange.mesh import set_shards
 
@@ -130,7 +136,9 @@ def create(
     return strategy
 
 
-def _refuse_replicas_options(gradients: "GradientExchange | None", shards: int | None, optimizer_state: str) -> None:
+def _refuse_replicas_options(
+    gradients: "GradientExchange | None", shards: int | None, optimizer_state: str, local: "LocalSteps | None"
+) -> None:
     """Refuses with parameter servers what only replicas that exchange with one another can do."""
     if gradients is not None and gradients.compression != "none":
         raise StrategyError(
@@ -156,6 +164,28 @@ def _refuse_replicas_options(gradients: "GradientExchange | None", shards: int |
             asked=f"optimizer_state={optimizer_state!r} with parameter servers",
             found="there the ps tasks hold an optimizer's state beside its variables",
             remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
+        )
+    if local is not None:
+        raise StrategyError(
+            asked=f"local steps ({local.every} between averages) with parameter servers",
+            found="there workers push each gradient to the ps tasks, and keep no weights",
+            remedy="Leave local out, or train under mirrored or multi_worker",
+        )
+
+
+def _check_local(
+    local: "LocalSteps", gradients: "GradientExchange | None", shards: int | None, optimizer_state: str
+) -> None:
+    others = {
+        "sharded layers": shards is not None and shards > 1,
+        "optimizer_state='sharded'": optimizer_state != "replicated",
+        "compressed gradients": gradients is not None and gradients.compression != "none",
+    }
+    if found := [name for name, there in others.items() if there]:
+        raise StrategyError(
+            asked=f"local steps ({local.every} between averages) with {found[0]}",
+            found="replicas that train by themselves exchange nothing in a step",
+            remedy="Leave one of the two out",
         )
 
 

@@ -13,11 +13,13 @@ cases: one replica, replicas of one process (`_together`), several processes (`_
 tests/strategies/test_mesh.py.
 """
 
+import contextlib
 import itertools
+import threading
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,13 +33,14 @@ __all__ = [
     "all_reduce",
     "all_reduce_max",
     "all_to_all",
+    "alone",
     "begins_by_itself",
+    "by_itself",
     "concatenated",
-    "joined",
     "on_cpus_of_one_process",
+    "own_id",
     "reduce_scatter",
     "replica_id_and_count",
-    "shaped",
 ]
 
 # Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
@@ -50,6 +53,7 @@ class _Eager:
 
 
 _EAGER = _Eager()
+_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 _counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
 
 
@@ -67,11 +71,32 @@ def _members(among: Among) -> tuple[list[int], int]:
     """Returns the ids of the replicas among which this one is, and its place in that list."""
     context = tf.distribute.get_replica_context()
     mesh = mesh_of()
-    if context is None or mesh.shards * mesh.groups == 1:
+    if alone() or context is None or mesh.shards * mesh.groups == 1:
         return [0], 0
     replica_id = int(tf.get_static_value(context.replica_id_in_sync_group))
     members = mesh.members(replica_id, among)
     return members, members.index(replica_id)
+
+
+@contextlib.contextmanager
+def by_itself() -> Iterator[None]:
+    """While entered by a replica, it exchanges with none: a step is traced which it makes by itself."""
+    before, _here.alone = alone(), True
+    try:
+        yield
+    finally:
+        _here.alone = before
+
+
+def alone() -> bool:
+    """Says whether `by_itself` is entered."""
+    return getattr(_here, "alone", False)
+
+
+def own_id() -> int:
+    """Returns this replica's id, where it exchanges with none, too; 0 outside of replicas."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None or replicas() == 1 else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def on_cpus_of_one_process() -> bool:
@@ -127,23 +152,6 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
 def concatenated(x: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
     return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
-
-
-def joined(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-    """Returns tensors of one dtype and any shapes as one flat tensor, and what makes such ones of a flat one again."""
-
-    def split(flat: tf.Tensor) -> list[tf.Tensor]:
-        parts = tf.split(flat, tf.stack([tf.size(each) for each in tensors]), num=len(tensors))
-        return [shaped(part, each) for part, each in zip(parts, tensors, strict=True)]
-
-    return tf.concat([tf.reshape(each, [-1]) for each in tensors], 0), split
-
-
-def shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
-    """Returns a tensor with the shape of another, as far as that is known too."""
-    part = tf.reshape(part, tf.shape(like))
-    part.set_shape(like.shape)
-    return part
 
 
 def all_reduce_max(x: tf.Tensor, *, among: Among) -> tf.Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives, private
+from toolkit.strategies.exchange.packing import joined, shaped
 
 __all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
 
@@ -161,7 +162,7 @@ def summed(gradients: Sequence[tf.Tensor], *, bytes_per_pack: int | None, dtype:
             if len(each) == 1:
                 totals[each[0]] = _alone(gradients[each[0]], sizes[pack[0]] // (limit or sizes[pack[0]] or 1), dtype)
             else:
-                flat, split = collectives.joined([gradients[number] for number in each])
+                flat, split = joined([gradients[number] for number in each])
                 totals.update(zip(each, split(collectives.all_reduce(flat, dtype=dtype)), strict=True))
     return [totals[number] for number in range(len(gradients))]
 
@@ -173,4 +174,4 @@ def _alone(gradient: tf.Tensor, pieces: int, dtype: tf.DType | None) -> tf.Tenso
     flat = tf.reshape(gradient, [-1])
     size = -(-flat.shape[0] // pieces)
     each = [flat[first : first + size] for first in range(0, flat.shape[0], size)]
-    return collectives.shaped(tf.concat([collectives.all_reduce(piece, dtype=dtype) for piece in each], 0), gradient)
+    return shaped(tf.concat([collectives.all_reduce(piece, dtype=dtype) for piece in each], 0), gradient)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.packing import joined
 
 __all__ = ["Memory", "matrix_shape", "shrinks", "sums"]
 
@@ -79,12 +80,10 @@ def sums(
         for gradient, memory in zip(gradients, memories, strict=True)
     ]
     rights = [_orthonormal(_read(memory.right)) for memory in memories]
-    flat, split = collectives.joined([*(m @ q for m, q in zip(whole, rights, strict=True)), *others])
+    flat, split = joined([*(m @ q for m, q in zip(whole, rights, strict=True)), *others])
     parts = split(collectives.all_reduce(flat, dtype=dtype))
     lefts = [_orthonormal(part) for part in parts[: len(whole)]]
-    flat, split_rights = collectives.joined(
-        [tf.matmul(m, p, transpose_a=True) for m, p in zip(whole, lefts, strict=True)]
-    )
+    flat, split_rights = joined([tf.matmul(m, p, transpose_a=True) for m, p in zip(whole, lefts, strict=True)])
     total = collectives.all_reduce(flat, dtype=dtype)
     finite = tf.reduce_all(tf.math.is_finite(total))
     out = []

@@ -22,6 +22,8 @@ from keras.src.saving import saving_lib
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
+from toolkit.strategies.exchange.local_steps import agree
+from toolkit.strategies.options import local_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
@@ -79,7 +81,9 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     if (strategy := _dispatching(model)) is not None:
         strategy.replace_functions(model)
     if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
-        _check_frequencies(callbacks.callbacks)
+        _check_frequencies(callbacks.callbacks, "the layers are sharded over processes, and gathered at its end")
+    if model is not None and local_of(model.distribute_strategy) is not None:
+        _check_frequencies(callbacks.callbacks, "replicas train by themselves, and agree at its end")
     if _shared(model) and not is_chief(model.distribute_strategy):
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger):
@@ -94,13 +98,13 @@ def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
     original(callbacks, model)
 
 
-def _check_frequencies(callbacks: Iterable) -> None:
+def _check_frequencies(callbacks: Iterable, why: str) -> None:
     for callback in callbacks:
         frequency = getattr(callback, "save_freq", None)
         if isinstance(frequency, int) and frequency != _NEVER:  # As an earlier `fit` has left it here.
             raise StrategyError(
                 asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
-                found="the layers are sharded over processes, and the shards are gathered only at the end of an epoch",
+                found=f"only the end of an epoch is sure to be whole: {why}",
                 remedy='Save with save_freq="epoch", or use toolkit.training.Run with checkpoint_steps',
             )
 
@@ -142,6 +146,7 @@ def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
 
 def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     model = callbacks.model
+    agree(model)
     if _has_replicas(model):
         average_statistics(model)
     if not _shared(model):
@@ -206,6 +211,7 @@ def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any)
 
 
 def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    agree(callbacks.model)
     if _has_replicas(callbacks.model) and callbacks.model.built:
         average_statistics(callbacks.model)
     looked_at = getattr(callbacks, "_toolkit_training", False)  # In `fit`, before.

@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras.src.losses import loss as _loss
 
 from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.mesh import replicas
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
@@ -37,6 +38,7 @@ class Share:
 
     Args:
         rows: How many examples it has.
+        weight: Its weight, where that isn't its part of all replicas' examples.
 
     Attributes:
         in_loss: Whether the loss that is being differentiated is weighted already: one of `scaled`.
@@ -44,12 +46,12 @@ class Share:
         scaled_by: The ids of those optimizers: the gradients that they are given are weighted already.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, weight: tf.Tensor | None = None) -> None:
         self.in_loss = False
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()
         self._rows = tf.cast(rows, tf.float64)
-        self._weight: tf.Tensor | None = None
+        self._weight = weight
 
     @property
     def weight(self) -> tf.Tensor:
@@ -177,9 +179,9 @@ def _is_variable(each: Any) -> bool:
 
 def _of_this_replica(original: Callable, layer: Any, *args: Any) -> Any:
     """Has what a layer adds to the loss kept by replica: the replicas of a process are threads, which take turns."""
-    replica, count = collectives.replica_id_and_count()
-    if count == 1:
+    if replicas() == 1:
         return original(layer, *args)
+    replica = collectives.own_id()
     kept = vars(layer)  # Passes by what Keras does when an attribute is set.
     shared, kept["_losses"] = kept["_losses"], kept.setdefault("_toolkit_losses", {}).setdefault(replica, [])
     try:

@@ -13,15 +13,16 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
-from toolkit.strategies.options import exchange_of
+from toolkit.strategies.options import exchange_of, local_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import wrap
 
-__all__ = ["FromStep", "adapt_compression", "kept_by", "memories_of"]
+__all__ = ["adapt_compression", "kept_by", "memories_of", "send_all", "velocities_of"]
 
 _ATTRIBUTE = "_toolkit_memories"
+_VELOCITIES = "_toolkit_velocities"
 _WAITS = "_toolkit_sends_all_yet"
 
 
@@ -43,13 +44,22 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
 def kept_by(optimizer: Any) -> list[Any]:
     """Returns the variables that are kept, in the order of those that an optimizer trains."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
+    memories = [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
+    return [*memories, *velocities_of(optimizer)]
+
+
+def velocities_of(optimizer: Any) -> list[Any]:
+    """Returns what the outer step of local steps keeps, for each variable that an optimizer trains; [] for nothing."""
+    return getattr(optimizer, "inner_optimizer", optimizer).__dict__.get(_VELOCITIES, [])
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     original(optimizer, variables)
     strategy = optimizer._distribution_strategy
-    exchange = exchange_of(strategy)
+    local, exchange = local_of(strategy), exchange_of(strategy)
+    if local is not None and local.outer_momentum and replicas(strategy) > 1:
+        made = [make_in_scope(optimizer, functools.partial(_make_velocity, variable)) for variable in variables]
+        object.__setattr__(optimizer, _VELOCITIES, made)
     if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
         return
     _check(optimizer, variables, exchange.rank)
@@ -92,6 +102,11 @@ def _is_compressed(variable: Any, rank: int) -> bool:
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
 
 
+def _make_velocity(variable: Any) -> keras.Variable:
+    name = f"{variable.path}_velocity".replace("/", "_")
+    return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)
+
+
 def _make(variable: Any, rank: int, number: int) -> Memory:
     n, m = matrix_shape(variable.shape)
     name = variable.path.replace("/", "_")
@@ -115,46 +130,7 @@ def _make(variable: Any, rank: int, number: int) -> Memory:
     return Memory(unsent, right)
 
 
-class FromStep:
-    """Takes the place of a `Model.train_function`, and has it made anew when compression begins.
-
-    Whether gradients are compressed is decided when a step is traced: all replicas do so at the same step.
-
-    Args:
-        model: A model whose `train_function` was just made.
-        make: Makes it anew.
-        steps: After so many steps.
-    """
-
-    def __init__(self, model: keras.Model, make: Callable[[], None], steps: int) -> None:
-        self._model, self._left = model, steps
-        self._make: Callable[[], None] | None = make
-        self._function = model.train_function
-        _send_all(model, True)
-
-    @classmethod
-    def put_before(cls, model: keras.Model, make: Callable[[], None]) -> None:
-        """Puts one there, if compression begins later than now."""
-        exchange, optimizers = exchange_of(model.distribute_strategy), optimizers_of(model)
-        if exchange.compression == "none" or not exchange.start_step or not optimizers:
-            return
-        left = exchange.start_step - int(optimizers[0].iterations)
-        if left > 0:
-            model.train_function = cls(model, make, left)
-        else:
-            _send_all(model, False)
-
-    def __call__(self, iterator: Any) -> Any:
-        """Does what the function of the moment does."""
-        if self._left <= 0 and self._make is not None:
-            _send_all(self._model, False)
-            mine, self._model.train_function = self._model.train_function, None
-            self._make()
-            self._function, self._model.train_function, self._make = self._model.train_function, mine, None
-        self._left -= self._model.steps_per_execution
-        return self._function(iterator)
-
-
-def _send_all(model: keras.Model, value: bool) -> None:
+def send_all(model: keras.Model, value: bool) -> None:
+    """Has a model's optimizers send whole gradients for now, or compress them, in what is traced from now on."""
     for optimizer in optimizers_of(model):
         object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), _WAITS, value)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 
 from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.step.batch_share import current, unweigh, weigh
 from toolkit.support.wrapping import wrap
 
@@ -31,7 +32,7 @@ def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bo
     sums = tf.reduce_sum(x, axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
     count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(sums), x.dtype)
-    flat, split = collectives.joined([sums, squares, count])
+    flat, split = joined([sums, squares, count])
     *totals, count = split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
     # As Keras computes them: the variance is E(x^2) - E(x)^2.
     mean, square = (tf.math.divide_no_nan(total, count) for total in totals)
@@ -41,6 +42,8 @@ def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bo
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
     """Weights the gradients of what layers add over replicas, such as the moments of a synchronised normalisation."""
+    if collectives.alone():
+        return value
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
     if collectives.begins_by_itself(context.strategy) and reduce_op in (tf.distribute.ReduceOp.SUM, "SUM"):

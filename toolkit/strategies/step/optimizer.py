@@ -68,6 +68,10 @@ def _with_sums() -> Iterator[None]:
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
+    if collectives.alone():
+        with _with_sums():
+            original(optimizer, grads, trainable_variables)
+        return
     if _summed() or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
@@ -108,7 +112,7 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 def _apply_finite(original: Callable, *args: Any) -> None:
     """What a LossScaleOptimizer does where gradients are finite, in a thread of its own for each replica."""
-    if collectives.replica_id_and_count()[1] == 1:
+    if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
         original(*args)
         return
     with _with_sums():
@@ -202,7 +206,7 @@ class _ThisReplica:
         if isinstance(var, tf.distribute.DistributedValues):
             strategy = tf.distribute.get_strategy()
             copies = strategy.experimental_local_results(var)
-            var = copies[collectives.replica_id_and_count()[0] % len(copies)]
+            var = copies[collectives.own_id() % len(copies)]
         return fn(var, *args, **(kwargs or {}))
 
 

@@ -18,9 +18,10 @@ import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.step.batch_share import Share, entered
-from toolkit.strategies.step.compression import FromStep
+from toolkit.strategies.step.phases import local_function, put_before
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
@@ -56,6 +57,10 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
     def with_share(data: Any) -> Any:
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
+        if name == "train_step" and model.__dict__.get("_toolkit_by_itself"):
+            share = Share(row_count(data), weight=tf.ones([], tf.float64))
+            with collectives.by_itself(), entered(share):
+                return _known_to_all(step(data))
         share = Share(row_count(data))
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
@@ -65,24 +70,32 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
     def make() -> Any:
         model.__dict__[name] = with_share
         try:
-            return original(model, *args, **kwargs)
+            result = original(model, *args, **kwargs)
         finally:
             del model.__dict__[name]
             if before is not None:
                 model.__dict__[name] = before
+        if name == "train_step" and model.__dict__.get("_toolkit_by_itself"):
+            model.train_function = local_function(model)
+        return result
 
-    old = model.train_function
-    result = make()
-    if name == "train_step" and model.train_function is not old:
-        FromStep.put_before(model, make)
-    return result
+    if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
+        return make()
+    return put_before(model, make)
+
+
+def _known_to_all(logs: Any) -> Any:
+    """Returns logs which are taken for those of all replicas: what Keras shows of a step that each makes by itself."""
+    tensors = keras.tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, logs)
+    _known.update({id(leaf): leaf for leaf in keras.tree.flatten(tensors) if tf.is_tensor(leaf)})
+    return tensors
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives each replica draws of its own: its copy of a generator's state is the others', and so would noise be."""
     seed = original(generator, *args, **kwargs)
-    replica, count = collectives.replica_id_and_count()
-    if count == 1 or not tf.is_tensor(seed):
+    replica = collectives.own_id()
+    if not replica or not tf.is_tensor(seed):
         return seed
     return seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
 
@@ -160,7 +173,7 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
         return {}
     tensors = [tf.convert_to_tensor(v) for v in sums.values()]
     exact = sum(each.shape.num_elements() for each in tensors) <= _MOST_IN_FLOAT64
-    flat, split = collectives.joined([tf.cast(each, tf.float64 if exact else tf.float32) for each in tensors])
+    flat, split = joined([tf.cast(each, tf.float64 if exact else tf.float32) for each in tensors])
     parts = split(collectives.all_reduce(flat))
     totals = [(v, tf.cast(part, v.dtype)) for v, part in zip(sums.values(), parts, strict=True)]
     with keras.StatelessScope(state_mapping=totals):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
+from toolkit.strategies.exchange.local_steps import agrees
 from toolkit.strategies.processes import agreement
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import files, status
@@ -82,6 +83,8 @@ class Checkpointer(keras.callbacks.Callback):
         self._random_at_epoch: dict | None = None
         self._train: Any = None
         self._failures = 0
+        self._received: int | None = None  # What waits for replicas to agree: a signal, or a checkpoint.
+        self._due = False
         self._scalars: list[tuple[Any, np.ndarray]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -142,11 +145,15 @@ class Checkpointer(keras.callbacks.Callback):
             return
         # A multiple of every_steps lies in this call's steps (there are several with steps_per_execution).
         before = position.step - (batch - self.tracker.batch + 1)
-        due = bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps
-        received = self.stopping.after(position.step)
+        due = self._due or (bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps)
+        received = self.stopping.after(position.step) or self._received
+        if not agrees(self.model):  # Replicas that train by themselves average in some steps' time.
+            self._received, self._due = received, due
+            return
         if received is not None:
             self._stop(received, position, state.capture_metrics(self.model))
         elif due:
+            self._due = False
             self._save(position, state.capture_metrics(self.model))
 
     def on_test_begin(self, logs: Any = None) -> None:

@@ -1,0 +1,103 @@
+"""Local steps: replicas that train by themselves and average every so many steps."""
+
+import keras
+import numpy as np
+import pytest
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+from toolkit.strategies import LocalSteps
+
+RATE, MOMENTUM = 0.05, 0.5
+random = np.random.default_rng(4)
+X = random.normal(size=(32, 6)).astype("float32")
+Y = (X @ random.normal(size=(6, 3))).astype("float32")
+
+
+def trained(strategy, *, epochs=2, optimizer=None, **options):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, kernel_initializer="zeros")])
+        model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=MOMENTUM), "mse", metrics=["mae"])
+    history = model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **options).history
+    return history, model
+
+
+def by_numpy(local, *, replicas=2, epochs=2):
+    """The weights after 4 steps an epoch, from the definition."""
+    weights = velocity = np.zeros((7, 3))
+    outer = np.zeros((7, 3))
+    inputs = np.hstack([X, np.ones((32, 1))])
+    for _ in range(epochs):
+        own, slots, since = [weights] * replicas, [velocity] * replicas, 0
+        for begin in range(0, 32, 8):
+            share = 8 // replicas
+            for r in range(replicas):
+                rows = slice(begin + r * share, begin + (r + 1) * share)
+                gradient = 2 * inputs[rows].T @ (inputs[rows] @ own[r] - Y[rows]) / Y[rows].size
+                slots[r] = MOMENTUM * slots[r] - RATE * gradient
+                own[r] = own[r] + slots[r]
+            since += 1
+            if since == local.every or begin == 24:
+                down = weights - sum(own) / replicas
+                outer = local.outer_momentum * outer + down
+                weights = weights - local.outer_rate * (down + local.outer_momentum * outer)
+                velocity = sum(slots) / replicas
+                own, slots, since = [weights] * replicas, [velocity] * replicas, 0
+    return weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    "local", [LocalSteps(every=2), LocalSteps(every=3), LocalSteps(every=2, outer_rate=0.7, outer_momentum=0.9)]
+)
+def test_weights_are_those_of_the_definition(four_devices, local, count):
+    _, model = trained(strategies.create("mirrored", devices=four_devices[:count], local=local))
+    kernel, bias = model.get_weights()
+    np.testing.assert_allclose(np.vstack([kernel, bias]), by_numpy(local, replicas=count), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_average_after_each_step_is_the_synchronous_run(four_devices):
+    together = strategies.create("mirrored", devices=four_devices[:2])
+    expected, synchronous = trained(together)
+    history, model = trained(strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=1)))
+    for mine, theirs in zip(model.get_weights(), synchronous.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(history["mae"], expected["mae"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_begins_at_a_step(four_devices):
+    local = LocalSteps(every=4, start_step=4)
+    _, later = trained(strategies.create("mirrored", devices=four_devices[:2], local=local), epochs=1)
+    _, synchronous = trained(strategies.create("mirrored", devices=four_devices[:2]), epochs=1)
+    for mine, theirs in zip(later.get_weights(), synchronous.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_evaluation_sees_the_average(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=3))
+    history, model = trained(strategy, validation_data=(X, Y))
+    assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(history["val_loss"][-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every=0, but it must be a whole number of at least 1"),
+        ({"outer_momentum": 1.0}, r"outer_momentum=1.0, but it must be in \[0, 1\)"),
+        ({"dtype": "int8"}, "local steps with communication dtype int8"),
+    ],
+)
+def test_options_are_checked(options, words):
+    with pytest.raises(StrategyError, match=words):
+        LocalSteps(**options)
+
+
+def test_what_exchanges_in_each_step_is_refused(four_devices):
+    with pytest.raises(StrategyError, match="with optimizer_state='sharded', but replicas that train by themselves"):
+        strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(), optimizer_state="sharded")

@@ -1,0 +1,134 @@
+"""Steps without an exchange: replicas train by themselves, and average what they have learnt every so many steps.
+
+Between two averages replica r makes steps of its own from the same weights x to y_r. Then with the mean y of all y_r
+
+    d = x - y;   v = momentum * v + d;   x' = x - rate * (d + momentum * v)
+
+which is y itself with rate 1 and no momentum (local SGD, Stich, arXiv 1805.09767), and DiLoCo's outer step with 0.7 and
+0.9 (Douillard et al., arXiv 2311.08105). The optimizer's own slots, such as momentum, are averaged as they
+are, and so are statistics such as those of BatchNormalization.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.packing import joined
+from toolkit.strategies.options import LocalSteps
+
+__all__ = ["LocalFunction", "agree", "agrees"]
+
+_ATTRIBUTE = "_toolkit_local"
+
+
+class LocalFunction:
+    """Takes the place of a `Model.train_function` of local steps, and averages after every so many.
+
+    Args:
+        model: Built and compiled; all replicas have the same weights.
+        local: How often, and how.
+        velocities: v of each trainable variable; () without momentum.
+        slots: The optimizer's variables for them.
+    """
+
+    def __init__(self, model: keras.Model, local: LocalSteps, velocities: Sequence[Any], slots: Sequence[Any]) -> None:
+        self._model, self._local = model, local
+        self._function = model.train_function
+        self._weights, self._velocities = list(model.trainable_variables), list(velocities)
+        others = [*slots, *model.non_trainable_variables]
+        self._slots = [each for each in others if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
+        self._since = 0
+        with model.distribute_strategy.scope():
+            self._before = [
+                keras.Variable(tf.convert_to_tensor(each), trainable=False, name=f"before_{number}")
+                for number, each in enumerate(self._weights)
+            ]
+        self._average = self._made()
+        model.__dict__[_ATTRIBUTE] = self
+
+    def __call__(self, iterator: Any) -> Any:
+        """Makes a step, and averages if it is time to."""
+        logs = self._function(iterator)
+        self._since += self._model.steps_per_execution
+        if self._since >= self._interval():
+            self.average()
+        return logs
+
+    def average(self) -> None:
+        """Has all replicas agree, if they don't. It is a collective."""
+        if self._since:
+            self._since = 0
+            self._average()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all replicas have the same weights."""
+        return not self._since
+
+    def _interval(self) -> int:
+        """By the quadratic synchronisation rule of Gu et al., arXiv 2310.14423, where it is asked for."""
+        if not self._local.quadratic:
+            return self._local.every
+        rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
+        return max(self._local.every, int((self._local.quadratic / max(rate, 1e-12)) ** 2))
+
+    def _made(self) -> Callable[[], None]:
+        strategy, local = self._model.distribute_strategy, self._local
+        dtype = tf.as_dtype(local.dtype) if local.dtype != "float32" else None
+
+        def on_replica() -> None:
+            before = [tf.convert_to_tensor(each) for each in self._before]
+            learnt = [tf.convert_to_tensor(y) - x for x, y in zip(before, self._weights, strict=True)]
+            for number, total in enumerate(_means(learnt, dtype)):
+                down, x = -total, before[number]
+                step = down
+                if self._velocities:
+                    velocity = local.outer_momentum * tf.convert_to_tensor(self._velocities[number]) + down
+                    _set(self._velocities[number], velocity)
+                    step = down + local.outer_momentum * velocity
+                new = x - local.outer_rate * step
+                _set(self._weights[number], new)
+                _set(self._before[number], new)
+            for slot, mean in zip(
+                self._slots, _means([tf.convert_to_tensor(s) for s in self._slots], None), strict=True
+            ):
+                _set(slot, mean)
+
+        @tf.function(reduce_retracing=False)
+        @tf.autograph.experimental.do_not_convert
+        def average() -> None:
+            strategy.run(on_replica)
+
+        return average
+
+
+def agree(model: keras.Model | None) -> None:
+    """Has the replicas of a model agree where they train by themselves. It is a collective."""
+    if model is not None and (local := model.__dict__.get(_ATTRIBUTE)) is not None:
+        local.average()
+
+
+def agrees(model: keras.Model) -> bool:
+    """Says whether all replicas of a model have the same weights: always, unless they train by themselves."""
+    local = model.__dict__.get(_ATTRIBUTE)
+    return local is None or local.agrees
+
+
+def _means(tensors: Sequence[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
+    """Returns the means over all replicas, in one exchange for all of a dtype."""
+    count = collectives.replica_id_and_count()[1]
+    out: dict[int, tf.Tensor] = {}
+    for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
+        numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == kind]
+        flat, split = joined([tensors[number] for number in numbers])
+        out.update(zip(numbers, split(collectives.all_reduce(flat, dtype=dtype) / count), strict=True))
+    return [out[number] for number in range(len(tensors))]
+
+
+def _set(variable: Any, value: tf.Tensor) -> None:
+    """Sets this replica's copy."""
+    copies = tf.distribute.get_strategy().experimental_local_results(variable.value)
+    copies[collectives.own_id() % len(copies)].assign(tf.cast(value, variable.dtype))

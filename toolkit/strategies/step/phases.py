@@ -1,0 +1,69 @@
+"""What a model's steps do from some step on: gradients compressed, or no exchange at all.
+
+Which it is is decided when a step is traced: all replicas change at the same one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from toolkit.strategies.exchange.local_steps import LocalFunction
+from toolkit.strategies.options import exchange_of, local_of
+from toolkit.strategies.step.compression import send_all, velocities_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
+
+__all__ = ["local_function", "put_before"]
+
+
+def local_function(model: keras.Model) -> LocalFunction:
+    """Returns what takes the place of a model's function of a step where replicas train by themselves."""
+    local, (optimizer, *_) = local_of(model.distribute_strategy), optimizers_of(model)
+    assert local is not None
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return LocalFunction(model, local, velocities_of(optimizer), inner.variables)
+
+
+def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
+    """Makes a model's function of a step, or first one of before the step from which on it is to be another.
+
+    Args:
+        model: Built and compiled.
+        make: Makes its `train_function`.
+    """
+    strategy, optimizers = model.distribute_strategy, optimizers_of(model)
+    local, exchange = local_of(strategy), exchange_of(strategy)
+    if not optimizers or (local is None and exchange.compression == "none"):
+        return make()
+    start = exchange.start_step if local is None else local.start_step
+    left = start - int(optimizers[0].iterations)
+    _begin(model, left <= 0)
+    result = make()
+    if left > 0:
+        model.train_function = _FromStep(model, make, left)
+    return result
+
+
+def _begin(model: keras.Model, begins: bool) -> None:
+    """Has what is traced from now on be of after the step, or of before it."""
+    if local_of(model.distribute_strategy) is not None:
+        model.__dict__["_toolkit_by_itself"] = begins
+    else:
+        send_all(model, not begins)
+
+
+class _FromStep:
+    """Takes the place of a `Model.train_function`, and has it made anew after so many steps."""
+
+    def __init__(self, model: keras.Model, make: Callable[[], Any], steps: int) -> None:
+        self._model, self._left, self._function = model, steps, model.train_function
+        self._make: Callable[[], Any] | None = make
+
+    def __call__(self, iterator: Any) -> Any:
+        if self._left <= 0 and self._make is not None:
+            _begin(self._model, True)
+            mine, self._model.train_function = self._model.train_function, None
+            self._make()
+            self._function, self._model.train_function, self._make = self._model.train_function, mine, None
+        self._left -= self._model.steps_per_execution
+        return self._function(iterator)
