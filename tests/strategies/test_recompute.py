@@ -144,7 +144,8 @@ def test_losses_that_layers_add_count_once():
             ]
             return keras.Sequential([keras.Input((8,)), *layers, L.Dense(3)])
 
-    same(trained(model(contextlib.nullcontext())), trained(model(keras.RematScope("full"))))
+    # Sums of a regularizer in another order: TensorFlow 2.20 differs by 1.1e-5.
+    same(trained(model(contextlib.nullcontext())), trained(model(keras.RematScope("full"))), tolerance=5e-6)
 
 
 def test_a_function_with_somebody_elses_seed_is_refused():
