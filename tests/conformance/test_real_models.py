@@ -22,7 +22,7 @@ FREE = tuple(name for name in real_models.MODELS if name != "accumulating, clipp
 # A round applies the gradients of one optimizer, and adds those of a row before Adam squares them, where Keras squares
 # each lookup's by itself on one device.
 ROUNDS = ("time series transformer", "U-Net", "mixed_float16, an overflow", "accumulating, clipped, averaged")
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1300)]
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def trained(strategy, replicas, names=()):
         if strategy in train.SERVED:
             out = pathlib.Path(folder, "chief.npz")
             ended = processes.launch(
-                folder, str(SCRIPT), *arguments, str(out), *names, tasks=processes.SERVED, limit=500
+                folder, str(SCRIPT), *arguments, str(out), *names, tasks=processes.SERVED, limit=1200
             )
             assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
             return dict(np.load(out))
@@ -41,7 +41,7 @@ def trained(strategy, replicas, names=()):
         outs = [pathlib.Path(folder, f"{number}.npz") for number in range(replicas if together else 1)]
         command = [[*arguments, str(out), *names] for out in outs]
         with processes.group([SCRIPT], command, folder, cluster=together) as run:
-            run.succeed(limit=500)
+            run.succeed(limit=1200)
         first, *others = [dict(np.load(out)) for out in outs]
     for other in others:
         trained_alike = [key for key in other if key.endswith(("/losses", "/weights"))]
