@@ -172,7 +172,7 @@ def test_another_compression_drops_what_was_kept_and_says_so(four_devices, caplo
     trained(strategy, model, epochs=1)
     plain = two_layers(strategies.create("mirrored", devices=four_devices[:count], gradients=gradients))
     state.restore(plain, state.capture(model))
-    assert "hasn't been sent of earlier ones is dropped" in caplog.text
+    assert "hasn't been sent of earlier gradients, is dropped" in caplog.text
 
 
 @pytest.mark.parametrize(

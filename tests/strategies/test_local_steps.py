@@ -1,12 +1,17 @@
 """Local steps: replicas that train by themselves and average every so many steps."""
 
+import os
+import signal
+
 import keras
 import numpy as np
 import pytest
 
 from toolkit import strategies
-from toolkit.errors import StrategyError
+from toolkit.errors import StoppedBySignal, StrategyError
 from toolkit.strategies import LocalSteps
+from toolkit.training import Run
+from toolkit.training.checkpoints import state
 
 RATE, MOMENTUM = 0.05, 0.5
 random = np.random.default_rng(4)
@@ -42,8 +47,8 @@ def by_numpy(local, *, replicas=2, epochs=2):
                 down = weights - sum(own) / replicas
                 outer = local.outer_momentum * outer + down
                 weights = weights - local.outer_rate * (down + local.outer_momentum * outer)
-                velocity = sum(slots) / replicas
-                own, slots, since = [weights] * replicas, [velocity] * replicas, 0
+                own, since = [weights] * replicas, 0
+        velocity = sum(slots) / replicas
     return weights
 
 
@@ -83,6 +88,51 @@ def test_evaluation_sees_the_average(four_devices):
     strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=3))
     history, model = trained(strategy, validation_data=(X, Y))
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(history["val_loss"][-1], rel=1e-6)
+
+
+def run(directory, strategy, make, *, stop=False, resume=False):
+    """Two epochs of seven steps, or a signal in the second step; all that a checkpoint has at the end."""
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(56, 6)).astype("float32"), random.normal(size=(56, 3)).astype("float32")
+
+    class Stop(keras.callbacks.Callback):
+        reads_weights = False
+
+        def on_train_batch_end(self, batch, logs=None):
+            if stop and batch == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with Run(directory, recipe="test", resume=resume) as training:
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            parts = [keras.layers.Dense(8, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.layers.Input((6,)), *parts])
+            model.compile(make(), "mse", metrics=["mae"])
+        training.fit(model, x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Stop()])
+        return state.capture(model)
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Adam, averages": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "accumulating": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "a loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**10),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("outer", [{}, {"outer_rate": 0.7, "outer_momentum": 0.9}], ids=["plain", "outer"])
+def test_a_resumed_run_is_that_of_no_pause_to_the_bit(four_devices, tmp_path, make, outer):
+    local = LocalSteps(every=3, **outer)
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=local)
+    expected = run(tmp_path / "whole", strategy, make)
+    with pytest.raises(StoppedBySignal, match="step 3"):  # The next average.
+        run(tmp_path / "stopped", strategy, make, stop=True)
+    resumed = run(tmp_path / "stopped", strategy, make, resume=True)
+    assert list(resumed) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ class GradientExchange:
 class LocalSteps:
     """Replicas train by themselves, and average their weights every so many steps (local SGD, arXiv 1805.09767).
 
-    Other numbers than one device's: it is taken by name only.
+    Other numbers than one device's: it is taken by name only. Of the optimizer's own variables, such as momentum, each
+    replica has its own; they are averaged at an epoch's end, where all agree.
 
     Attributes:
         every: Steps between two averages. An epoch ends with one too.

@@ -5,8 +5,9 @@ Between two averages replica r makes steps of its own from the same weights x to
     d = x - y;   v = momentum * v + d;   x' = x - rate * (d + momentum * v)
 
 which is y itself with rate 1 and no momentum (local SGD, Stich, arXiv 1805.09767), and DiLoCo's outer step with 0.7 and
-0.9 (Douillard et al., arXiv 2311.08105). The optimizer's own slots, such as momentum, are averaged as they
-are, and so are statistics such as those of BatchNormalization.
+0.9 (Douillard et al., arXiv 2311.08105). Statistics such as those of BatchNormalization are averaged as they are. The
+optimizer's own variables, such as momentum, aren't sent: each replica has its own up to the end of an epoch, where they
+are averaged too, so that what is saved there is everybody's.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,37 +32,44 @@ class LocalFunction:
         model: Built and compiled; all replicas have the same weights.
         local: How often, and how.
         velocities: v of each trainable variable; () without momentum.
-        slots: The optimizer's variables for them.
+        slots: The optimizer's variables.
     """
 
     def __init__(self, model: keras.Model, local: LocalSteps, velocities: Sequence[Any], slots: Sequence[Any]) -> None:
         self._model, self._local = model, local
         self._function = model.train_function
         self._weights, self._velocities = list(model.trainable_variables), list(velocities)
-        others = [*slots, *model.non_trainable_variables]
-        self._slots = [each for each in others if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
+        self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        self._slots = list(slots)
         self._since = 0
+        self._slots_agree = True
         with model.distribute_strategy.scope():
             self._before = [
                 keras.Variable(tf.convert_to_tensor(each), trainable=False, name=f"before_{number}")
                 for number, each in enumerate(self._weights)
             ]
-        self._average = self._made()
+        self._average = self._on_replicas(self._average_weights)
+        self._average_optimizer = self._on_replicas(self._average_slots)
         model.__dict__[_ATTRIBUTE] = self
 
     def __call__(self, iterator: Any) -> Any:
         """Makes a step, and averages if it is time to."""
         logs = self._function(iterator)
         self._since += self._model.steps_per_execution
+        self._slots_agree = False
         if self._since >= self._interval():
-            self.average()
+            self._since = 0
+            self._average()
         return logs
 
-    def average(self) -> None:
-        """Has all replicas agree, if they don't. It is a collective."""
+    def agree(self) -> None:
+        """Has all replicas agree in everything, if they don't. It is a collective."""
         if self._since:
             self._since = 0
             self._average()
+        if not self._slots_agree:
+            self._slots_agree = True
+            self._average_optimizer()
 
     @property
     def agrees(self) -> bool:
@@ -75,40 +83,48 @@ class LocalFunction:
         rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
         return max(self._local.every, int((self._local.quadratic / max(rate, 1e-12)) ** 2))
 
-    def _made(self) -> Callable[[], None]:
-        strategy, local = self._model.distribute_strategy, self._local
-        dtype = tf.as_dtype(local.dtype) if local.dtype != "float32" else None
-
-        def on_replica() -> None:
-            before = [tf.convert_to_tensor(each) for each in self._before]
-            learnt = [tf.convert_to_tensor(y) - x for x, y in zip(before, self._weights, strict=True)]
-            for number, total in enumerate(_means(learnt, dtype)):
-                down, x = -total, before[number]
-                step = down
-                if self._velocities:
-                    velocity = local.outer_momentum * tf.convert_to_tensor(self._velocities[number]) + down
-                    _set(self._velocities[number], velocity)
-                    step = down + local.outer_momentum * velocity
-                new = x - local.outer_rate * step
-                _set(self._weights[number], new)
-                _set(self._before[number], new)
-            for slot, mean in zip(
-                self._slots, _means([tf.convert_to_tensor(s) for s in self._slots], None), strict=True
-            ):
-                _set(slot, mean)
+    def _on_replicas(self, call: Callable[[], None]) -> Callable[[], None]:
+        strategy = self._model.distribute_strategy
 
         @tf.function(reduce_retracing=False)
         @tf.autograph.experimental.do_not_convert
-        def average() -> None:
-            strategy.run(on_replica)
+        def run() -> None:
+            strategy.run(call)
 
-        return average
+        return run
+
+    def _average_weights(self) -> None:
+        local, dtype = self._local, self._local.dtype
+        before = [tf.convert_to_tensor(each) for each in self._before]
+        learnt = [tf.convert_to_tensor(y) - x for x, y in zip(before, self._weights, strict=True)]
+        totals = _means(learnt, tf.as_dtype(dtype) if dtype != "float32" else None)
+        for number, (x, total) in enumerate(zip(before, totals, strict=True)):
+            step = down = -total
+            if self._velocities:
+                velocity = local.outer_momentum * tf.convert_to_tensor(self._velocities[number]) + down
+                _set(self._velocities[number], velocity)
+                step = down + local.outer_momentum * velocity
+            new = x - local.outer_rate * step
+            _set(self._weights[number], new)
+            _set(self._before[number], new)
+        _set_to_means(self._statistics)
+
+    def _average_slots(self) -> None:
+        averaged = [each for each in self._slots if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
+        _set_to_means(averaged)
+        # Of counts and scales, which a step that overflowed may have left apart, all take the first replica's.
+        ids = {id(each) for each in averaged}
+        others = [each for each in self._slots if id(each) not in ids]
+        first = tf.cast(collectives.own_id() == 0, tf.float64)
+        flat, split = joined([first * tf.cast(tf.convert_to_tensor(each), tf.float64) for each in others])
+        for variable, value in zip(others, split(collectives.all_reduce(flat)), strict=True):
+            _set(variable, value)
 
 
 def agree(model: keras.Model | None) -> None:
     """Has the replicas of a model agree where they train by themselves. It is a collective."""
     if model is not None and (local := model.__dict__.get(_ATTRIBUTE)) is not None:
-        local.average()
+        local.agree()
 
 
 def agrees(model: keras.Model) -> bool:
@@ -126,6 +142,11 @@ def _means(tensors: Sequence[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tens
         flat, split = joined([tensors[number] for number in numbers])
         out.update(zip(numbers, split(collectives.all_reduce(flat, dtype=dtype) / count), strict=True))
     return [out[number] for number in range(len(tensors))]
+
+
+def _set_to_means(variables: Sequence[Any]) -> None:
+    for variable, mean in zip(variables, _means([tf.convert_to_tensor(v) for v in variables], None), strict=True):
+        _set(variable, mean)
 
 
 def _set(variable: Any, value: tf.Tensor) -> None:

@@ -5,7 +5,8 @@ gradients over replicas and updates, and `train_step` makes the logs the whole b
 
 batch_share   each replica's share of a batch, and losses and means weighted by it
 moments       sums of a synchronised normalisation, in one exchange each way
-compression   what an optimizer keeps for gradients that are compressed, and from when on they are
+compression   what an optimizer keeps for gradients that are compressed
+local_state   what replicas that train by themselves keep of their own
 phases        what steps do from some step on
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables

@@ -13,16 +13,15 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
-from toolkit.strategies.options import exchange_of, local_of
+from toolkit.strategies.options import exchange_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_compression", "kept_by", "memories_of", "send_all", "velocities_of"]
+__all__ = ["adapt_compression", "kept_by", "memories_of", "send_all"]
 
 _ATTRIBUTE = "_toolkit_memories"
-_VELOCITIES = "_toolkit_velocities"
 _WAITS = "_toolkit_sends_all_yet"
 
 
@@ -44,22 +43,13 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
 def kept_by(optimizer: Any) -> list[Any]:
     """Returns the variables that are kept, in the order of those that an optimizer trains."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    memories = [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
-    return [*memories, *velocities_of(optimizer)]
-
-
-def velocities_of(optimizer: Any) -> list[Any]:
-    """Returns what the outer step of local steps keeps, for each variable that an optimizer trains; [] for nothing."""
-    return getattr(optimizer, "inner_optimizer", optimizer).__dict__.get(_VELOCITIES, [])
+    return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     original(optimizer, variables)
     strategy = optimizer._distribution_strategy
-    local, exchange = local_of(strategy), exchange_of(strategy)
-    if local is not None and local.outer_momentum and replicas(strategy) > 1:
-        made = [make_in_scope(optimizer, functools.partial(_make_velocity, variable)) for variable in variables]
-        object.__setattr__(optimizer, _VELOCITIES, made)
+    exchange = exchange_of(strategy)
     if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
         return
     _check(optimizer, variables, exchange.rank)
@@ -100,11 +90,6 @@ def _is_compressed(variable: Any, rank: int) -> bool:
     plain = not isinstance(variable, ReplicaShardedVariable) and not getattr(variable, "overwrite_with_gradient", False)
     plain = plain and variable.name != "embeddings"  # Of a table's gradient the rows are sent that were looked up.
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
-
-
-def _make_velocity(variable: Any) -> keras.Variable:
-    name = f"{variable.path}_velocity".replace("/", "_")
-    return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)
 
 
 def _make(variable: Any, rank: int, number: int) -> Memory:

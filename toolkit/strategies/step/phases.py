@@ -10,18 +10,25 @@ import keras
 
 from toolkit.strategies.exchange.local_steps import LocalFunction
 from toolkit.strategies.options import exchange_of, local_of
-from toolkit.strategies.step.compression import send_all, velocities_of
+from toolkit.strategies.step.compression import send_all
+from toolkit.strategies.step.local_state import velocities_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
-__all__ = ["local_function", "put_before"]
+__all__ = ["local_function", "put_before", "trains_by_itself"]
+
+_ATTRIBUTE = "_toolkit_by_itself"
 
 
 def local_function(model: keras.Model) -> LocalFunction:
     """Returns what takes the place of a model's function of a step where replicas train by themselves."""
     local, (optimizer, *_) = local_of(model.distribute_strategy), optimizers_of(model)
     assert local is not None
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return LocalFunction(model, local, velocities_of(optimizer), inner.variables)
+    return LocalFunction(model, local, velocities_of(optimizer), optimizer.variables)
+
+
+def trains_by_itself(model: keras.Model) -> bool:
+    """Says whether a step that is traced now is one that each replica makes by itself."""
+    return bool(model.__dict__.get(_ATTRIBUTE))
 
 
 def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
@@ -47,7 +54,7 @@ def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
 def _begin(model: keras.Model, begins: bool) -> None:
     """Has what is traced from now on be of after the step, or of before it."""
     if local_of(model.distribute_strategy) is not None:
-        model.__dict__["_toolkit_by_itself"] = begins
+        model.__dict__[_ATTRIBUTE] = begins
     else:
         send_all(model, not begins)
 

@@ -21,7 +21,7 @@ from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.step.batch_share import Share, entered
-from toolkit.strategies.step.phases import local_function, put_before
+from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
@@ -57,7 +57,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
     def with_share(data: Any) -> Any:
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
-        if name == "train_step" and model.__dict__.get("_toolkit_by_itself"):
+        if name == "train_step" and trains_by_itself(model):
             share = Share(row_count(data), weight=tf.ones([], tf.float64))
             with collectives.by_itself(), entered(share):
                 return _known_to_all(step(data))
@@ -75,7 +75,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             del model.__dict__[name]
             if before is not None:
                 model.__dict__[name] = before
-        if name == "train_step" and model.__dict__.get("_toolkit_by_itself"):
+        if name == "train_step" and trains_by_itself(model):
             model.train_function = local_function(model)
         return result
 

@@ -7,9 +7,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.processes.agreement import process_index, processes
 
-__all__ = ["ReadTogether", "ReplicaSum", "drop_snapshots", "snapshots_of", "take_snapshots"]
+__all__ = [
+    "ReadTogether",
+    "ReplicaCopies",
+    "ReplicaSum",
+    "drop_snapshots",
+    "gathered",
+    "snapshots_of",
+    "take_snapshots",
+]
+
+_GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
+_PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
+_reads = iter(range(1, 2**31 - 1))
 
 
 class ReadTogether(keras.Variable):
@@ -67,6 +79,52 @@ class ReplicaSum(ReadTogether):
 
     def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
         return sum(own[1:], own[0]) if processes(self.strategy) == 1 else self.value.numpy()  # TensorFlow adds up.
+
+
+class ReplicaCopies:
+    """What each replica has of a variable that isn't the same on all, as one array: how a checkpoint sees it.
+
+    Args:
+        variable: A variable of which each replica of its strategy has a copy.
+        strategy: In whose scope it was made.
+
+    Attributes:
+        shape: [replicas, ...].
+        dtype: The variable's.
+        name: The variable's.
+    """
+
+    def __init__(self, variable: Any, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._copies = list(strategy.experimental_local_results(getattr(variable, "value", variable)))
+        self.shape = (strategy.num_replicas_in_sync, *variable.shape)
+        self.dtype, self.name = variable.dtype, variable.name
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        everybodys = gathered([each.numpy() for each in self._copies], self._strategy)
+        return np.asarray(np.stack(everybodys), dtype=dtype)
+
+    def assign(self, value: np.ndarray) -> None:
+        """Sets each replica's copy to its row of [replicas, ...]."""
+        first = process_index(self._strategy) * len(self._copies) if processes(self._strategy) > 1 else 0
+        for number, copy in enumerate(self._copies, first):
+            copy.assign(value[number])
+
+
+def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> list[np.ndarray]:
+    """Returns what all replicas have, in their order, of what those of this process have. It is a collective."""
+    if processes(strategy) == 1:
+        return own
+    with tf.device("CPU:0"):
+        everybodys = tf.raw_ops.CollectiveGatherV2(
+            input=np.stack(own),
+            group_size=processes(strategy),
+            group_key=_GROUP,
+            instance_key=next(_reads),
+            ordering_token=[],
+            timeout_seconds=_PATIENCE,
+        )
+    return list(everybodys.numpy())
 
 
 def snapshots_of(variables: Sequence[Any]) -> Iterator[ReadTogether]:

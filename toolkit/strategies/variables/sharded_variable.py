@@ -18,13 +18,9 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.collectives import all_gather, replica_id_and_count
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
-from toolkit.strategies.variables.read_together import ReadTogether
+from toolkit.strategies.variables.read_together import ReadTogether, gathered
 
 __all__ = ["ReplicaShardedVariable"]
-
-_GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
-_PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
-_reads = iter(range(1, 2**31 - 1))
 
 
 class ReplicaShardedVariable(ReadTogether):
@@ -102,18 +98,7 @@ class ReplicaShardedVariable(ReadTogether):
         return value
 
     def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
-        if processes(self.strategy) > 1:
-            with tf.device("CPU:0"):
-                everybodys = tf.raw_ops.CollectiveGatherV2(
-                    input=np.stack(own),
-                    group_size=processes(self.strategy),
-                    group_key=_GROUP,
-                    instance_key=next(_reads),
-                    ordering_token=[],
-                    timeout_seconds=_PATIENCE,
-                )
-            own = list(everybodys.numpy())
-        whole = np.concatenate(own[: self.count], axis=self.axis)  # The first group's.
+        whole = np.concatenate(gathered(own, self.strategy)[: self.count], axis=self.axis)  # The first group's.
         return np.take(whole, range(self._laid_out[self.axis]), axis=self.axis).reshape(self._shape)
 
     @contextlib.contextmanager

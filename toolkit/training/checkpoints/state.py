@@ -28,7 +28,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 _OTHERS = "others/"  # TensorFlow's own variables among a model's attributes.
-_EXCHANGE = "exchange/"  # What an optimizer keeps for gradients that are compressed.
+_EXCHANGE = "exchange/"  # What all replicas keep for gradients that are compressed, and for local steps.
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
 
 
@@ -50,12 +50,11 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
-    _check(model, arrays)
-    _assign(model, *_matching(model, arrays))
+    _assign(model, *_checked(model, arrays))
 
 
-def _check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
-    """Makes sure that `restore` can set these.
+def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
+    """Returns what `_matching` does, once it is sure that `restore` can set these.
 
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer.
@@ -71,6 +70,7 @@ def _check(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
                 found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
                 remedy="Resume with the model and optimizer that the run was started with",
             )
+    return variables, saved
 
 
 def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
@@ -137,12 +137,12 @@ def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tupl
 
 
 def _match_exchange(variables: dict, saved: dict) -> None:
-    """Leaves out what was kept of compressed gradients where the run goes on with another compression."""
+    """Leaves out what each replica kept for itself where the run goes on with another number, or in another way."""
     names = {name for name in (*variables, *saved) if name.startswith(_EXCHANGE)}
     if any(name not in saved or name not in variables or saved[name].shape != variables[name].shape for name in names):
         _LOG.warning(
-            "The run goes on with gradients that are compressed in another way: what hasn't been sent of earlier ones "
-            "is dropped"
+            "The run goes on with another number of replicas, or another way to send less: what each replica kept for "
+            "itself, such as what hasn't been sent of earlier gradients, is dropped"
         )
         for name in names:
             variables.pop(name, None)
@@ -152,7 +152,7 @@ def _match_exchange(variables: dict, saved: dict) -> None:
 def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
 
-    from toolkit.strategies.step.compression import kept_by
+    from toolkit.strategies.step import compression, local_state
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
@@ -164,7 +164,8 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept_by(optimizer))})
+        kept = [*compression.kept_by(optimizer), *local_state.kept_by(optimizer)]
+        found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
@@ -229,7 +230,8 @@ def _values(variables: dict) -> "dict[str, np.ndarray]":
 def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:
     with model.distribute_strategy.scope():
         # In one order on all processes: TensorFlow reads what each replica has of its own when it has set it.
-        for name in sorted(arrays):
+        # What is each replica's own comes after what all have alike.
+        for name in sorted(arrays, key=lambda name: (name.startswith(_EXCHANGE), name)):
             variables[name].assign(arrays[name])
 
 
