@@ -7,16 +7,20 @@ SGD with momentum. Bytes are what the kernel received on the process's own inter
 
 import inspect
 import json
+import math
 import os
 import pathlib
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from benchmarks import networks
 from benchmarks.namespaces import received
+
+if TYPE_CHECKING:
+    import keras
 
 ROWS = (
     "alone float32",
@@ -30,6 +34,10 @@ ROWS = (
     "hybrid 16 bits",
     "planned float32",
     "planned 16 bits",
+    "powersgd float32",
+    "powersgd float16",
+    "local float32",
+    "local float16",
 )
 NETWORK = flags.DEFINE_enum("network", "fc", networks.NAMES, "What is trained: see benchmarks/networks.py.")
 _ROW = flags.DEFINE_enum("row", "data float32", list(ROWS), "What is measured.")
@@ -39,6 +47,7 @@ _OUT = flags.DEFINE_string("out", None, "Where the measurements go.")
 STEPS = flags.DEFINE_integer("steps", 30, "Steps measured.", lower_bound=5)
 _WARM = 8
 # Of "hybrid": what replicas share are all layers but convolutions.
+_EVERY = 16  # Steps of "local" between two averages.
 _CHOSEN = {"data": ("replicated", "replicated"), "hybrid": ("replicated", "sharded"), "planned": ("planned", "planned")}
 
 
@@ -46,11 +55,11 @@ def main() -> None:
     """Measures one row."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[_RANK.value]})
     library, _, how = _ROW.value.partition(" ")
-    clock = _Clock()
+    clock = _Clock(_EVERY if _ROW.value.startswith("local") else 1)
     if library in ("ddp", "tp"):
         from benchmarks import torch_worker
 
-        addresses, steps = _ADDRESSES.value, _WARM + STEPS.value
+        addresses, steps = _ADDRESSES.value, clock.steps()
         torch_worker.train(NETWORK.value, _ROW.value, rank=_RANK.value, addresses=addresses, steps=steps, clock=clock)
         figures = clock.figures()
     else:
@@ -71,8 +80,13 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
     import toolkit
 
     dtype = "float16" if how == "16 bits" else how
-    exchange = toolkit.strategies.GradientExchange(dtype=dtype)
-    strategy = toolkit.strategies.create("one_device" if kind == "alone" else "multi_worker", gradients=exchange)
+    if kind == "local":
+        how_exchanged: dict = {"local": toolkit.strategies.LocalSteps(every=_EVERY, dtype=dtype)}
+    else:
+        compression = "powersgd" if kind == "powersgd" else "none"
+        exchange = toolkit.strategies.GradientExchange(dtype=dtype, compression=compression, rank=4)
+        how_exchanged = {"gradients": exchange}
+    strategy = toolkit.strategies.create("one_device" if kind == "alone" else "multi_worker", **how_exchanged)
 
     import keras
     import tensorflow as tf
@@ -84,7 +98,7 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
     keras.utils.set_random_seed(1)
     if kind == "tensorflow":
         _as_keras_has_it()
-    elif kind != "alone":
+    elif kind in _CHOSEN:
         network = networks.in_keras(NETWORK.value)
         activations = dtype if how == "16 bits" else "float32"
         batch = networks.BATCH[NETWORK.value]
@@ -119,8 +133,18 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
             clock.end(batch, float((logs or {})["loss"]))
 
     data = strategy.distribute_datasets_from_function(batches)
-    model.fit(data, steps_per_epoch=_WARM + STEPS.value, callbacks=[Steps()], verbose=0, shuffle=False)
+    model.fit(data, steps_per_epoch=clock.steps(), callbacks=[Steps()], verbose=0, shuffle=False)
+    if kind == "powersgd":
+        predicted["formula_megabytes"] = _factors(model, exchange.rank) * tf.as_dtype(dtype).size / 1e6
     return {**clock.figures(), **predicted}
+
+
+def _factors(model: "keras.Model", rank: int) -> int:
+    """Elements that PowerSGD sends in a step: rank * (n + m) of a matrix, and what isn't compressed (1905.13727)."""
+    from toolkit.strategies.exchange.powersgd import matrix_shape, shrinks
+
+    shapes = [variable.shape for variable in model.trainable_variables]
+    return sum(rank * sum(matrix_shape(s)) if shrinks(s, rank) else math.prod(s) for s in shapes)
 
 
 def _as_keras_has_it() -> None:
@@ -132,9 +156,16 @@ def _as_keras_has_it() -> None:
 
 
 class _Clock:
-    def __init__(self) -> None:
+    """Of each step; of a way that exchanges every so many steps only, of whole rounds of them."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.times: list[float] = []
         self.losses: list[float] = []
+
+    def steps(self) -> int:
+        """How many to make: some that don't count, and whole rounds."""
+        return _WARM + -(-STEPS.value // self.every) * self.every
 
     def begin(self, step: int) -> None:
         if step == _WARM:
@@ -150,8 +181,9 @@ class _Clock:
             self.after = received()
 
     def figures(self) -> dict[str, Any]:
+        rounds = [statistics.mean(self.times[at : at + self.every]) for at in range(0, len(self.times), self.every)]
         return {
-            "milliseconds": 1000 * statistics.median(self.times),
+            "milliseconds": 1000 * statistics.median(rounds),
             "megabytes": (self.after - self.before) / len(self.times) / 1e6,
             "losses": self.losses[:3] + self.losses[-1:],
         }

@@ -3,8 +3,9 @@
     sudo python -m benchmarks.two_hosts [--network=fc] [--rate=1gbit] [--json]
 
 Two network namespaces stand for the hosts, with one core each. All rows in turn, three rounds in one go; medians over
-the rounds, and ratios to DDP of the same round. Of this toolkit's ways the plan's prediction stands beside what was
-measured. Needs PyTorch: pip install '.[bench]'.
+the rounds, and ratios to one host's arithmetic alone and to DDP in the same round. Beside this toolkit's ways stands
+what the plan predicts, and beside PowerSGD's bytes those of the paper's formula. Of local steps the times are those of
+whole rounds, with their average. Needs PyTorch: pip install '.[bench]'.
 """
 
 import json
@@ -38,11 +39,15 @@ def main() -> None:
     if _JSON.value:
         print(json.dumps({"network": name, "rate": _RATE.value, "rounds": _ROUNDS.value, "rows": seen}))
         return
-    print(f"{'':18} {'ms/step':>24} {'MB received':>11} {'of DDP':>7} {'of fp16':>7} {'predicted':>10} {'MB':>6}  loss")
+    heading = f"{'':18} {'ms/step':>24} {'MB received':>11} {'of 1':>7} {'of DDP':>7} {'of fp16':>7} {'predicted':>10}"
+    print(f"{heading} {'MB':>6}  loss")
     for row, measured in seen.items():
-        of_ddp = " ".join(f"{ratio(seen, row, base):>7}" for base in ("ddp float32", "ddp float16"))
-        print(f"{row:18} {shown(measured)} {of_ddp} {predicted(measured)}  {measured[-1]['losses'][-1]:.4f}")
+        ratios = " ".join(f"{ratio(seen, row, base):>7}" for base in ("alone float32", "ddp float32", "ddp float16"))
+        print(f"{row:18} {shown(measured)} {ratios} {predicted(measured)}  {measured[-1]['losses'][-1]:.4f}")
     for row, measured in seen.items():
+        if "formula_megabytes" in measured[0]:
+            of = statistics.median(each["megabytes"] / each["formula_megabytes"] for each in measured)
+            print(f"{row}: {of:.3f} of the bytes of the paper's formula")
         if row.startswith("data") and "alone float32" in seen:
             print(hidden(row, measured, seen["alone float32"]))
 
