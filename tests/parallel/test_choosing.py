@@ -80,6 +80,9 @@ def test_bytes_of_the_docstrings(alexnet):
     own, counted = 64 * 4096 * 4, 4 * 3
     assert received(REPLICATED) == 2 * 3 / 4 * (4096 * 4096 + 4096) * 4
     assert received(REPLICATED, gradient_dtype="float16") == received(REPLICATED) / 2
+    compressed = received(REPLICATED, gradient_rank=4)  # The bias is sent as it is.
+    assert compressed == 2 * 3 / 4 * (4 * (4096 + 4096) + 4096) * 4
+    assert received(REPLICATED, gradient_rank=1024) == received(REPLICATED), "factors wouldn't be smaller"
     assert received(Choice(split="outputs")) == 2 * (3 * own + 3 / 4 * own) + counted
     assert received(Choice(split="outputs", keep_split=True)) == 2 * 3 * own + counted
     bias = 2 * 3 / 4 * 4096 * 4
@@ -93,6 +96,18 @@ def test_gradients_can_be_exchanged_behind_the_backward_pass(alexnet):
     shown = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
     hidden = choose(alexnet, dataclasses.replace(SLOW, overlap=1.0), setting, conv="replicated", fc="replicated").step
     assert 0 < shown.seconds - hidden.seconds <= shown.computing
+
+
+def test_compressed_gradients_wait_for_the_backward_pass_and_keep_what_is_left(alexnet):
+    fast = dataclasses.replace(SLOW, overlap=1.0)
+    whole, compressed = (
+        choose(alexnet, fast, Setting(replicas=2, batch=64, gradient_rank=rank), conv="replicated", fc="replicated")
+        for rank in (None, 4)
+    )
+    assert compressed.step.hidden == 0 < whole.step.hidden
+    assert compressed.step.received < whole.step.received / 50
+    weights = 4 * sum(layer.parameters for layer in alexnet)
+    assert compressed.step.memory - whole.step.memory == weights
 
 
 def test_a_hosts_replicas_share_what_joins_hosts(alexnet):

@@ -47,6 +47,7 @@ def train_ways(
         replicas=batches.replicas,
         batch=batches.global_batch_size / batches.replicas,
         gradient_dtype=values.gradient_dtype,
+        gradient_rank=values.gradient_rank if values.gradient_compression == "powersgd" else None,
         activation_dtype=values.activation_dtype,
         slots=slots,
         shards=mesh.mesh_of(strategy).shards,

@@ -71,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gradient_dtype", choices=DTYPES, default="float32", help="communication dtype of gradients [float32]"
     )
     what.add_argument(
+        "--gradient_rank", type=int, metavar="R", help="PowerSGD sends factors of so many columns [whole gradients]"
+    )
+    what.add_argument(
         "--activation_dtype", choices=DTYPES, default="float32", help="communication dtype of activations [float32]"
     )
     what.add_argument(
@@ -122,6 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
         replicas=arguments.replicas,
         batch=batch,
         gradient_dtype=arguments.gradient_dtype,
+        gradient_rank=arguments.gradient_rank,
         activation_dtype=arguments.activation_dtype,
         slots=arguments.slots,
         shards=arguments.shards,
@@ -170,6 +174,7 @@ def _check(arguments: argparse.Namespace) -> None:
         ("replicas", 1),
         ("hosts", 1),
         ("shards", 1),
+        ("gradient_rank", 1),
         ("slots", 0),
         ("most", 1),
         ("batch", 1),

@@ -65,6 +65,18 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
             f"Exchanging in 16 bits: {half:.2f}x, with --gradient_dtype=bfloat16 --activation_dtype=bfloat16, or "
             'create(gradients=GradientExchange(dtype="bfloat16")). It changes last digits.'
         )
+    compressed = _speed_up(layers, machine, dataclasses.replace(setting, gradient_rank=4))
+    if (
+        machine.hosts > 1
+        and setting.gradient_rank is None
+        and compressed >= _WORTH * max(whole, half)
+        and compressed >= stay
+    ):
+        sentences.append(
+            f"Sending PowerSGD's factors in the place of gradients: {compressed:.2f}x, with --gradient_rank=4, or "
+            'create(gradients=GradientExchange(compression="powersgd", rank=4)). It trains with other numbers than one '
+            "device's."
+        )
     if machine.hosts > 1 and whole < _WORTH * stay:
         for gigabits in _NETWORKS:
             between = Link(bandwidth=gigabits * 1e9 / 8, latency=(machine.between or machine.inside).latency)

@@ -7,6 +7,7 @@ exchanges each replica's shard goes to each other replica once, all at the same 
 """
 
 import dataclasses
+import math
 
 from toolkit.parallel.plan.count import LayerCost
 from toolkit.parallel.plan.division import SUMS, Choice, Setting, parameters_of, shard
@@ -38,14 +39,14 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
     replicas, group, batch = setting.replicas, setting.group, setting.batch
     found = []
     size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
-    whole = layer.parameters if choice.split is None else layer.whole if choice.split in SUMS else 0
+    whole = _sent(layer, setting) if choice.split is None else layer.whole if choice.split in SUMS else 0
     if choice.split is None and "rows" in layer.splits:
         # Of a table, the rows that were looked up, beside one another, and their numbers.
         found.append(Exchange("gradients", (replicas - 1) * batch * (layer.outputs * size + layer.inputs * 4), 1))
     else:
         found.append(all_reduce("gradients", setting.micro_steps * whole * size, replicas))
-    parts = parameters_of(layer, choice, setting) - whole
     if choice.split is not None:
+        parts = parameters_of(layer, choice, setting) - whole
         parts_alike = all_reduce("gradients", setting.micro_steps * parts * size, replicas // group)
         found.append(dataclasses.replace(parts_alike, among="groups"))
     # Elements that are summed forward, and those of their gradients backward.
@@ -53,6 +54,16 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
     if choice.split is not None:
         found += [dataclasses.replace(each, among="group") for each in _within_group(layer, choice, setting)]
     return [each for each in found if each.received]
+
+
+def _sent(layer: LayerCost, setting: Setting) -> int:
+    """Returns how many elements stand for the gradients of a layer that every replica has."""
+    rank = setting.gradient_rank
+    if rank is None:
+        return layer.parameters
+    from toolkit.strategies.exchange.powersgd import matrix_shape, shrinks
+
+    return sum(rank * sum(matrix_shape(each)) if shrinks(each, rank) else math.prod(each) for each in layer.shapes)
 
 
 def _within_group(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchange]:

@@ -38,6 +38,7 @@ class LayerCost:
         outputs: Elements of its outputs.
         splits: What can be divided, and how many there are of it: "outputs" (units or filters), "inputs" (input
             features), "heads", "columns" and "rows" (of a table). Empty where nothing can be.
+        shapes: The shapes of its trained weights.
         whole: Elements of its trained weights that every replica has in full, split by inputs or heads: a bias of the
             sums.
         passes_gradient: Something before it is trained, so that gradients go on through it.
@@ -65,6 +66,7 @@ class LayerCost:
     inputs: int = 0
     outputs: int = 0
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] = ()
     whole: int = 0
     passes_gradient: bool = True
     statistics: int = 0
@@ -137,6 +139,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
         backward=None,
         parameters=_elements_of_weights(trained),
         state=_elements_of_weights(others),
+        shapes=tuple(tuple(each.shape) for each in trained),
         passes_gradient=passes,
         activation_bytes=_bytes(layer.compute_dtype),
         weight_bytes=_bytes(layer.variable_dtype),

@@ -40,6 +40,7 @@ class Setting:
         replicas: How many replicas train.
         batch: Examples of each replica in a step.
         gradient_dtype: The communication dtype of gradients; "float32" for the dtype that they have.
+        gradient_rank: Columns of the factors that PowerSGD sends in the place of gradients; None for whole gradients.
         activation_dtype: The communication dtype of activations of sharded layers; "float32" as above.
         slots: Elements that the optimizer keeps for each element of a weight: 1 for momentum, 2 for Adam.
         shards: Replicas that hold a sharded layer between them, a group; None for all replicas.
@@ -51,6 +52,7 @@ class Setting:
     replicas: int
     batch: float
     gradient_dtype: str = "float32"
+    gradient_rank: int | None = None
     activation_dtype: str = "float32"
     slots: int = 1
     shards: int | None = None

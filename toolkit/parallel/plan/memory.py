@@ -14,7 +14,8 @@ _UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them comp
 def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> dict[str, float]:
     """Returns the bytes that a replica holds at most in a training step, by what they are for.
 
-    "weights", with those that aren't trained; "optimizer": its slots, and the sums of micro-steps; "step": what layers
+    "weights", with those that aren't trained; "optimizer": its slots, the sums of micro-steps, and what PowerSGD hasn't
+    sent yet; "step": what layers
     keep for the backward pass and compute with, and gradients, where together they are most; "workspace": what updates
     and exchanges of gradients, and libraries, take beside.
     """
@@ -25,9 +26,9 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     for layer, gradient in zip(layers, gradients, strict=True):
         choice = choices.get(layer.name, REPLICATED)
         weights += gradient + layer.state * layer.weight_bytes
-        optimizer += setting.slots * updated_bytes(layer, choice, setting) + (
-            gradient if setting.micro_steps > 1 else 0
-        )
+        compressed = setting.gradient_rank is not None and choice.split is None
+        sums = gradient * ((setting.micro_steps > 1) + compressed)
+        optimizer += setting.slots * updated_bytes(layer, choice, setting) + sums
         stays, inside, works = _activations(layer, choice, setting)
         kept, later = kept + stays, later - gradient
         if layer.block != block:

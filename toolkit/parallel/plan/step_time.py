@@ -13,6 +13,10 @@ from toolkit.parallel.plan.memory import memory_of, recomputed
 
 __all__ = ["Step", "layer_seconds", "step"]
 
+# How often PowerSGD reads or writes something of a gradient's size: what is left is added, both products, what they
+# come to, and what is left again.
+_COMPRESSING = 9
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -81,6 +85,9 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
     ]
     reducing = sum(_waiting(pack, machine, setting) for pack in packs)
     hidden = min(reducing, machine.overlap * backward)
+    if setting.gradient_rank is not None:  # PowerSGD's factors travel when all gradients are known, in two exchanges.
+        reducing += sum(_waiting(dataclasses.replace(pack, received=0), machine, setting) for pack in packs)
+        hidden = 0.0
     exchanging = waiting + reducing - hidden
     memory = sum(memory_of(layers, choices, setting).values())
     fixed = machine.fixed * setting.micro_steps
@@ -133,4 +140,7 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
 
 def _updating(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:
     """Seconds of the optimizer: it reads gradient, weight and slots, and writes weight and slots."""
-    return updated_bytes(layer, choice, setting) * (3 + 2 * setting.slots) / machine.memory
+    passes = 3 + 2 * setting.slots
+    if setting.gradient_rank is not None and choice.split is None:
+        passes += _COMPRESSING
+    return updated_bytes(layer, choice, setting) * passes / machine.memory
