@@ -89,6 +89,28 @@ def test_what_stands_beside_a_script_is_the_scripts_own(launcher):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mine", ["toolkit.py", "toolkit/__init__.py"])
+@pytest.mark.parametrize("line", ["from toolkit import strategies", "import toolkit; toolkit.strategies.create()"])
+def test_a_toolkit_beside_a_script_that_wants_the_installed_one_is_named(launcher, mine, line):
+    (launcher.folder / mine).parent.mkdir(exist_ok=True)
+    (launcher.folder / mine).touch()
+    launcher.script.write_text(f"{line}\n")
+    done = subprocess.run(
+        [str(pathlib.Path(sys.executable).with_name("toolkit")), "launch", "--workers=1", launcher.script.name],
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
+        cwd=launcher.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    beside = (launcher.folder / mine).parent if mine.endswith("__init__.py") else launcher.folder / mine
+    assert done.returncode == 2
+    assert f"{beside} beside it is imported in the place of the installed toolkit. Rename it." in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.slow
 def test_a_folder_that_is_no_package_hides_none(launcher):
     (launcher.folder / "json").mkdir()
     assert launcher.run("--workers=1", body="print(json.dumps(1))")[0] == 0

@@ -9,7 +9,7 @@ native     TensorFlow's notes, kept off the terminal of a recipe
 ending     exit codes, and the last word on standard error
 flags      the flags that every recipe shares
 program    a recipe as a program: parsing its flags, and `--help`
-recipe     what every recipe does with its flags before its strategy and after training
+from_flags  what every recipe does with its flags before its strategy and after training
 comparing  one model trained in several ways to divide its layers
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
@@ -23,6 +23,7 @@ stacks     `toolkit stacks`
 report     `toolkit report`
 scaling    `toolkit scaling`
 plan       `toolkit plan`: its command line
+recipe     `toolkit recipe`
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """
@@ -56,6 +57,6 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "comparing": ["train_ways"],
-        "recipe": ["create_strategy", "learning_rate", "load_batches", "open_run"],
+        "from_flags": ["create_strategy", "learning_rate", "load_batches", "open_run"],
     },
 )

@@ -7,9 +7,9 @@ import tensorflow as tf
 from absl import flags
 
 from toolkit import models, parallel
+from toolkit.cli.from_flags import load_batches
 from toolkit.cli.log import say
 from toolkit.cli.plan_table import Comparison, show_comparisons
-from toolkit.cli.recipe import load_batches
 from toolkit.data import Batches
 from toolkit.strategies.exchange import mesh
 from toolkit.training import Meter, Run

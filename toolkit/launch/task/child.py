@@ -24,6 +24,7 @@ import importlib.machinery
 import os
 import pathlib
 import pkgutil
+import re
 import runpy
 import signal
 import time
@@ -56,6 +57,8 @@ def _main() -> None:
         _fails()
         if isinstance(error, KeyboardInterrupt):
             sys.exit(_code(error))
+        if "toolkit" in own and _meant_for_ours(error):
+            error = _shadowed(command, folder)
         if isinstance(error, RequestError):  # It says itself what is wrong.
             sys.stderr.write(f"error: {error}\n")
         else:
@@ -89,6 +92,24 @@ def _shadows(folder: str) -> set[str]:
         if spec and spec.origin and spec.origin != getattr(sys.modules.get(name), "__file__", None):
             found.add(name)
     return found - {"__main__"}
+
+
+def _meant_for_ours(error: BaseException) -> bool:
+    """Whether a script's own `toolkit` was asked for what the installed one has."""
+    said = str(error) if isinstance(error, AttributeError | ImportError) else ""
+    ours = pathlib.Path(__file__).parents[2]
+    names = {match[1] for match in re.finditer(r"'(?:toolkit\.)?(\w+)'", said)} - {"toolkit"}
+    return "toolkit" in said and any(name == "__version__" or (ours / name).is_dir() for name in names)
+
+
+def _shadowed(command: list[str], folder: str) -> RequestError:
+    spec = importlib.machinery.PathFinder.find_spec("toolkit", [folder])
+    theirs = str(spec.origin if spec else folder).removesuffix("/__init__.py")
+    return RequestError(
+        asked=f"`import toolkit` in {command[-1] if command[0] == '-m' else command[0]}",
+        found=f"{theirs} beside it is imported in the place of the installed toolkit",
+        remedy="Rename it",
+    )
 
 
 def _run(command: list[str], folder: str, own: set[str]) -> None:

@@ -1,0 +1,43 @@
+"""`toolkit recipe`."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import processes
+import pytest
+
+from toolkit.cli.main import main
+
+NAMES = sorted(file.stem for file in (processes.ROOT / "recipes").glob("[a-z]*.py"))
+
+
+def test_it_lists_them_with_what_each_does(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["recipe"])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == NAMES
+    assert all(len(line.split()) > 1 and len(line) <= 80 for line in lines)
+
+
+def test_a_wrong_name_is_refused_with_one_that_is_near(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["recipe", "cifar_mirored", "--gpus=2"])
+    assert ended.value.code == 2
+    assert "recipe cifar_mirored, but there is no such recipe. Did you mean cifar_mirrored?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [["-m", "toolkit"], [str(pathlib.Path(sys.executable).with_name("toolkit"))]])
+def test_a_folder_called_recipes_is_in_nobodys_way(tmp_path, way):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
+    command = [*([sys.executable] if way[0] == "-m" else []), *way, "recipe", "matmul_devices", "--size=8", "--power=2"]
+    environment = {**os.environ, "PYTHONPATH": str(processes.ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seconds" in done.stdout
