@@ -6,6 +6,7 @@ import signal
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StoppedBySignal, StrategyError
@@ -19,12 +20,12 @@ X = random.normal(size=(32, 6)).astype("float32")
 Y = (X @ random.normal(size=(6, 3))).astype("float32")
 
 
-def trained(strategy, *, epochs=2, optimizer=None, **options):
+def trained(strategy, *, epochs=2, optimizer=None, loss="mse", x=X, y=Y, **options):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, kernel_initializer="zeros")])
-        model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=MOMENTUM), "mse", metrics=["mae"])
-    history = model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **options).history
+        model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=MOMENTUM), loss, metrics=["mae"])
+    history = model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **options).history
     return history, model
 
 
@@ -72,6 +73,161 @@ def test_an_average_after_each_step_is_the_synchronous_run(four_devices):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
     np.testing.assert_allclose(history["mae"], expected["mae"], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"x": X[:29], "y": Y[:29]}, {"loss": keras.losses.MeanSquaredError(reduction="sum")}],
+    ids=["uneven shares", "a loss that is a sum"],
+)
+def test_so_is_it_with(four_devices, options):
+    optimizers = [keras.optimizers.SGD(0.005) for _ in range(2)]
+    expected, synchronous = trained(
+        strategies.create("mirrored", devices=four_devices[:2]), optimizer=optimizers[0], **options
+    )
+    by_one = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=1))
+    history, model = trained(by_one, optimizer=optimizers[1], **options)
+    for mine, theirs in zip(model.get_weights(), synchronous.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_replica_leaves_out_the_steps_in_which_its_own_gradients_overflow(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=100))
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            inner, kernel = self.model.optimizer.inner_optimizer, self.model.trainable_variables[0]
+            seen.append(
+                [
+                    (np.isfinite(copy).all(), int(count))
+                    for copy, count in zip(
+                        strategy.experimental_local_results(kernel.value),
+                        strategy.experimental_local_results(inner.iterations.value),
+                        strict=True,
+                    )
+                ]
+            )
+
+    x = X.copy()
+    x[4:8] *= 1e38  # Of the second replica, in the first step.
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0**10)
+    _, model = trained(strategy, x=x, epochs=1, optimizer=scaled, callbacks=[Look()])
+    assert seen[0] == [(True, 1), (True, 0)], "the second replica, in the first step"
+    assert seen[-1] == [(True, 4), (True, 3)]
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+@pytest.mark.slow
+def test_weights_that_are_set_from_outside_stay_where_they_are(four_devices):
+    local = LocalSteps(every=3, outer_rate=0.7, outer_momentum=0.5)
+    _, model = trained(strategies.create("mirrored", devices=four_devices[:2], local=local))
+    own = [np.full_like(weight, 0.25) for weight in model.get_weights()]
+    model.set_weights(own)
+    model.optimizer.learning_rate = 0.0
+    for variable in model.optimizer.variables[2:]:
+        variable.assign(keras.ops.zeros_like(variable))
+    model.fit(X, Y, batch_size=8, verbose=0)
+    for mine, set_to in zip(model.get_weights(), own, strict=True):
+        np.testing.assert_array_equal(mine, set_to)
+
+
+class Pair(keras.Model):
+    """Two parts, each with an optimizer of its own; that of `compile` isn't used."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(3), keras.layers.Dense(3)
+
+    def compile(self):
+        super().compile()
+        self.first, self.second = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)
+        self.loss_fn = keras.losses.MeanSquaredError()
+
+    def call(self, x):
+        return self.one(x) + self.other(x)
+
+    def train_step(self, data):
+        x, y = data
+        for layer, optimizer in ((self.one, self.first), (self.other, self.second)):
+            with tf.GradientTape() as tape:
+                loss = self.loss_fn(y, self(x))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables, strict=True)
+            )
+        return {"error": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [{}, {"outer_rate": 0.7, "outer_momentum": 0.5}], ids=["plain", "outer"])
+def test_all_optimizers_of_a_model_agree_at_an_epochs_end(four_devices, outer):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=3, **outer))
+    keras.utils.set_random_seed(2)
+    with strategy.scope():
+        model = Pair()
+        model(X[:1])
+        model.compile()
+    history = model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0).history
+    assert history["error"][-1] < history["error"][0]
+    kept = [*model.variables, *model.first.variables, *model.second.variables]
+    for variable in kept:
+        one, other = (copy.numpy() for copy in strategy.experimental_local_results(variable.value))
+        np.testing.assert_array_equal(one, other, err_msg=variable.path)
+    assert int(model.first.iterations) == 12
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_is_told_that_it_exchanges(four_devices, caplog):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps())
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+    strategy.run(step, args=(X,))
+    assert "LocalSteps has no effect here" in caplog.text
+
+
+@pytest.mark.slow
+def test_synchronized_normalisation_is_said_to_be_each_replicas_own(four_devices, caplog):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps())
+    with strategy.scope():
+        parts = [keras.layers.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(3)]
+        model = keras.Sequential(parts)
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert "as if BatchNormalization weren't synchronized" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"local": 16}, r"local=16, but it must be a LocalSteps. Give local=toolkit.strategies.LocalSteps\(every=16\)"),
+        ({"gradients": "powersgd"}, "gradients='powersgd', but it must be a GradientExchange"),
+        (
+            {"local": LocalSteps(), "gradients": strategies.GradientExchange(dtype="bfloat16")},
+            r"gradients in bfloat16, but gradients aren't exchanged. Give LocalSteps\(dtype='bfloat16'\)",
+        ),
+    ],
+)
+def test_what_create_is_given_is_checked(four_devices, options, words):
+    with pytest.raises(StrategyError, match=words):
+        strategies.create("mirrored", devices=four_devices[:2], **options)
+
+
+def test_one_replica_is_told_that_there_is_nothing_to_average(four_devices, caplog):
+    strategies.create("one_device", devices=four_devices[:1], local=LocalSteps())
+    assert "exchanges nothing: LocalSteps has no effect" in caplog.text
 
 
 @pytest.mark.slow
@@ -138,6 +294,7 @@ def test_a_resumed_run_is_that_of_no_pause_to_the_bit(four_devices, tmp_path, ma
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"every": None}, "every=None, but it must be a whole number of at least 1"),
         ({"every": 0}, "every=0, but it must be a whole number of at least 1"),
         ({"outer_momentum": 1.0}, r"outer_momentum=1.0, but it must be in \[0, 1\)"),
         ({"dtype": "int8"}, "local steps with communication dtype int8"),

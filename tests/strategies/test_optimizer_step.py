@@ -21,6 +21,7 @@ ARGUMENTS = {
     (PLAIN, "add_variable_from_reference"): ["self", "reference_variable", "name", "initializer"],
     (SCALED, "apply"): ["self", "grads", "trainable_variables"],
     (SCALED, "scale_loss"): ["self", "loss"],
+    (SCALED, "_tf_apply"): ["self", "grads", "trainable_variables"],
     (SCALED, "_stateful_handle_finite_grads"): ["self", "grads", "trainable_variables"],
     (tf.__internal__.distribute.interim, "maybe_merge_call"): ["fn", "strategy", "args", "kwargs"],
     (keras.Model, "make_train_function"): ["self", "force"],

@@ -219,8 +219,9 @@ def exchanges() -> dict:
         StrategyError: A value is out of its range.
     """
     values = flags.FLAGS
+    local_steps = values["local_steps"].value
     gradients = GradientExchange(
-        dtype=values["gradient_dtype"].value,
+        dtype="float32" if local_steps else values["gradient_dtype"].value,
         bytes_per_pack=values["bytes_per_pack"].value,
         compression=values["gradient_compression"].value,
         rank=values["gradient_rank"].value,
@@ -228,9 +229,10 @@ def exchanges() -> dict:
     )
     others = {name: values[name].value for name in ("communication", "shards") if name in values}
     state = "sharded" if values["shard_optimizer"].value else "replicated"
-    if steps := values["local_steps"].value:
+    if local_steps:
         others["local"] = LocalSteps(
-            every=steps,
+            every=local_steps,
+            dtype=values["gradient_dtype"].value,
             outer_rate=values["local_outer_rate"].value,
             outer_momentum=values["local_outer_momentum"].value,
         )

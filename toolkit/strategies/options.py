@@ -35,8 +35,8 @@ _STATE = "_toolkit_optimizer_state"
 _LOCAL = "_toolkit_local_steps"
 
 
-def _check(name: str, value: Any, *, least: int) -> None:
-    if value is None:
+def _check(name: str, value: Any, *, least: int, optional: bool = False) -> None:
+    if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _wrong(name, value, f"it must be a whole number of at least {least}", f"{least} or more")
@@ -82,6 +82,9 @@ class GradientExchange:
         StrategyError.check_choice(self.compression, COMPRESSIONS, asked=f"gradient compression {self.compression!r}")
         _check("rank", self.rank, least=1)
         _check("start_step", self.start_step, least=0)
+        for name, default in (("rank", 4), ("start_step", 0)):
+            if self.compression == "none" and (value := getattr(self, name)) != default:
+                raise _wrong(name, value, "gradients aren't compressed", 'compression="powersgd" too')
         if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",
@@ -98,7 +101,8 @@ class LocalSteps:
     replica has its own; they are averaged at an epoch's end, where all agree.
 
     Attributes:
-        every: Steps between two averages. An epoch ends with one too.
+        every: Steps between two averages, or as many more as `steps_per_execution` makes at once. An epoch ends with
+            an average too.
         start_step: In `fit`, steps of the whole training before it begins; until then gradients are exchanged
             (post-local SGD, arXiv 1808.07217).
         quadratic: With a falling learning rate, (quadratic / rate) ** 2 steps where these are more than `every` (arXiv
@@ -203,11 +207,11 @@ class ParameterServerOptions:
     def __post_init__(self) -> None:
         if self.variables not in PLACEMENTS:
             raise _wrong("variables", self.variables, "there is no such placement", "one of " + ", ".join(PLACEMENTS))
-        _check("shards", self.shards, least=1)
+        _check("shards", self.shards, least=1, optional=True)
         _check("min_shard_bytes", self.min_shard_bytes, least=1)
         _check("min_lazy_bytes", self.min_lazy_bytes, least=1)
-        _check("max_staleness", self.max_staleness, least=0)
-        _check("steps_per_dispatch", self.steps_per_dispatch, least=1)
+        _check("max_staleness", self.max_staleness, least=0, optional=True)
+        _check("steps_per_dispatch", self.steps_per_dispatch, least=1, optional=True)
         if self.shards is not None and self.variables != "sharded":
             raise _wrong(
                 "shards", self.shards, f"variables={self.variables!r} keeps variables whole", "variables='sharded' too"

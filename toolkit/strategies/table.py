@@ -9,6 +9,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import one_device
 from toolkit.strategies.description import all_devices
 from toolkit.strategies.options import ParameterServerOptions, set_local
+from toolkit.strategies.together import check, check_served, note_one_replica
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -71,6 +72,7 @@ def create(
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
     StrategyError.check_choice(name, NAMES, asked=f"strategy {name!r}", found="there is no strategy of that name")
+    check(gradients, shards, optimizer_state, local)
     _check_backend()
     from toolkit.strategies.fit.recompute import adapt_remat
     from toolkit.support import taken_over
@@ -82,7 +84,7 @@ def create(
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
-        _refuse_replicas_options(gradients, shards, optimizer_state, local)
+        check_served(gradients, shards, optimizer_state, local)
         from toolkit.strategies import parameter_server as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
@@ -116,6 +118,7 @@ def create(
             strategy = mirrored.create(devices)
         else:
             strategy = one_device.create(devices)
+    note_one_replica(strategy, gradients, local)
     if gradients is not None:
         from toolkit.strategies.options import set_exchange
 
@@ -127,66 +130,12 @@ def create(
         adapt_shards()
         set_optimizer_state(strategy, optimizer_state)
     if local is not None:
-        _check_local(local, gradients, shards, optimizer_state)
         set_local(strategy, local)
     if shards is not None:
         from toolkit.strategies.exchange.mesh import set_shards
 
         set_shards(strategy, shards)
     return strategy
-
-
-def _refuse_replicas_options(
-    gradients: "GradientExchange | None", shards: int | None, optimizer_state: str, local: "LocalSteps | None"
-) -> None:
-    """Refuses with parameter servers what only replicas that exchange with one another can do."""
-    if gradients is not None and gradients.compression != "none":
-        raise StrategyError(
-            asked=f"gradients compressed by {gradients.compression} with parameter servers",
-            found="parameter servers are sent whole gradients",
-            remedy="Leave compression out, or train under mirrored or multi_worker",
-        )
-    if gradients is not None and gradients.dtype != "float32":
-        raise StrategyError(
-            asked=f"gradients with communication dtype {gradients.dtype}",
-            found="parameter servers exchange gradients in their own dtype",
-            remedy="Leave gradients out, or train under mirrored or multi_worker",
-        )
-    if shards is not None:
-        raise StrategyError(
-            asked=f"shards={shards!r} with parameter servers",
-            found="workers of parameter servers exchange no activations",
-            remedy="Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), "
-            "or train under mirrored or multi_worker",
-        )
-    if optimizer_state != "replicated":
-        raise StrategyError(
-            asked=f"optimizer_state={optimizer_state!r} with parameter servers",
-            found="there the ps tasks hold an optimizer's state beside its variables",
-            remedy="Leave it out, or give ParameterServerOptions(variables='sharded')",
-        )
-    if local is not None:
-        raise StrategyError(
-            asked=f"local steps ({local.every} between averages) with parameter servers",
-            found="there workers push each gradient to the ps tasks, and keep no weights",
-            remedy="Leave local out, or train under mirrored or multi_worker",
-        )
-
-
-def _check_local(
-    local: "LocalSteps", gradients: "GradientExchange | None", shards: int | None, optimizer_state: str
-) -> None:
-    others = {
-        "sharded layers": shards is not None and shards > 1,
-        "optimizer_state='sharded'": optimizer_state != "replicated",
-        "compressed gradients": gradients is not None and gradients.compression != "none",
-    }
-    if found := [name for name, there in others.items() if there]:
-        raise StrategyError(
-            asked=f"local steps ({local.every} between averages) with {found[0]}",
-            found="replicas that train by themselves exchange nothing in a step",
-            remedy="Leave one of the two out",
-        )
 
 
 def _required(name: str, membership: Membership | None, *, tasks: str) -> Membership:

@@ -1,7 +1,8 @@
 """Steps without an exchange: replicas train by themselves, and average what they have learnt every so many steps.
 
-Between two averages replica r makes steps of its own from the same weights x to y_r. Then with the mean y of all y_r
+Between two averages replica r makes steps of its own from the same weights x to y_r, with n_r examples. Then
 
+    y = sum over r of n_r * y_r / sum over r of n_r
     d = x - y;   v = momentum * v + d;   x' = x - rate * (d + momentum * v)
 
 which is y itself with rate 1 and no momentum (local SGD, Stich, arXiv 1805.09767), and DiLoCo's outer step with 0.7 and
@@ -20,9 +21,10 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.options import LocalSteps
 
-__all__ = ["LocalFunction", "agree", "agrees"]
+__all__ = ["LocalFunction", "agree", "agrees", "begin", "count_rows", "resume"]
 
 _ATTRIBUTE = "_toolkit_local"
+_ROWS = "_toolkit_rows"  # Of each replica, since the last average.
 
 
 class LocalFunction:
@@ -32,15 +34,23 @@ class LocalFunction:
         model: Built and compiled; all replicas have the same weights.
         local: How often, and how.
         velocities: v of each trainable variable; () without momentum.
-        slots: The optimizer's variables.
+        slots: Returns the optimizers' variables; not all need be built before the first step.
+        rate: Returns the learning rate.
     """
 
-    def __init__(self, model: keras.Model, local: LocalSteps, velocities: Sequence[Any], slots: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        local: LocalSteps,
+        velocities: Sequence[Any],
+        slots: Callable[[], Sequence[Any]],
+        rate: Callable[[], float],
+    ) -> None:
         self._model, self._local = model, local
         self._function = model.train_function
         self._weights, self._velocities = list(model.trainable_variables), list(velocities)
         self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
-        self._slots = list(slots)
+        self._slots, self._rate = slots, rate
         self._since = 0
         self._slots_agree = True
         with model.distribute_strategy.scope():
@@ -48,12 +58,16 @@ class LocalFunction:
                 keras.Variable(tf.convert_to_tensor(each), trainable=False, name=f"before_{number}")
                 for number, each in enumerate(self._weights)
             ]
+        self._begin_round = self._on_replicas(self._take_weights)
+        self._remember = self._on_replicas(self._copy_weights)
         self._average = self._on_replicas(self._average_weights)
         self._average_optimizer = self._on_replicas(self._average_slots)
         model.__dict__[_ATTRIBUTE] = self
 
     def __call__(self, iterator: Any) -> Any:
         """Makes a step, and averages if it is time to."""
+        if not self._since:
+            self._begin_round()
         logs = self._function(iterator)
         self._since += self._model.steps_per_execution
         self._slots_agree = False
@@ -71,6 +85,10 @@ class LocalFunction:
             self._slots_agree = True
             self._average_optimizer()
 
+    def resume(self) -> None:
+        """Takes the weights as they are now, from a checkpoint, for those of the last average."""
+        self._remember()
+
     @property
     def agrees(self) -> bool:
         """Whether all replicas have the same weights."""
@@ -80,8 +98,7 @@ class LocalFunction:
         """By the quadratic synchronisation rule of Gu et al., arXiv 2310.14423, where it is asked for."""
         if not self._local.quadratic:
             return self._local.every
-        rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
-        return max(self._local.every, int((self._local.quadratic / max(rate, 1e-12)) ** 2))
+        return max(self._local.every, int((self._local.quadratic / max(self._rate(), 1e-12)) ** 2))
 
     def _on_replicas(self, call: Callable[[], None]) -> Callable[[], None]:
         strategy = self._model.distribute_strategy
@@ -93,15 +110,31 @@ class LocalFunction:
 
         return run
 
+    def _take_weights(self) -> None:
+        """Begins at the weights as they are: where they were set from outside, what moved earlier ones is dropped."""
+        if self._velocities:
+            pairs = zip(self._before, self._weights, strict=True)
+            same = tf.reduce_all([tf.reduce_all(_read(before) == _read(weight)) for before, weight in pairs])
+            for velocity in self._velocities:
+                _set(velocity, tf.where(same, _read(velocity), tf.zeros(velocity.shape, velocity.dtype)))
+        self._copy_weights()
+
+    def _copy_weights(self) -> None:
+        for before, weight in zip(self._before, self._weights, strict=True):
+            _set(before, _read(weight))
+
     def _average_weights(self) -> None:
         local, dtype = self._local, self._local.dtype
-        before = [tf.convert_to_tensor(each) for each in self._before]
-        learnt = [tf.convert_to_tensor(y) - x for x, y in zip(before, self._weights, strict=True)]
-        totals = _means(learnt, tf.as_dtype(dtype) if dtype != "float32" else None)
+        before = [_read(each) for each in self._before]
+        rows = self._model.__dict__[_ROWS]
+        share = tf.math.divide_no_nan(_read(rows), collectives.all_reduce(_read(rows)))
+        _set(rows, tf.zeros([], tf.float32))
+        learnt = [(_read(y) - x) * tf.cast(share, x.dtype) for x, y in zip(before, self._weights, strict=True)]
+        totals = _sums(learnt, tf.as_dtype(dtype) if dtype != "float32" else None)
         for number, (x, total) in enumerate(zip(before, totals, strict=True)):
             step = down = -total
             if self._velocities:
-                velocity = local.outer_momentum * tf.convert_to_tensor(self._velocities[number]) + down
+                velocity = local.outer_momentum * _read(self._velocities[number]) + down
                 _set(self._velocities[number], velocity)
                 step = down + local.outer_momentum * velocity
             new = x - local.outer_rate * step
@@ -110,15 +143,35 @@ class LocalFunction:
         _set_to_means(self._statistics)
 
     def _average_slots(self) -> None:
-        averaged = [each for each in self._slots if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
+        slots = self._slots()
+        averaged = [each for each in slots if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
         _set_to_means(averaged)
         # Of counts and scales, which a step that overflowed may have left apart, all take the first replica's.
         ids = {id(each) for each in averaged}
-        others = [each for each in self._slots if id(each) not in ids]
+        others = [each for each in slots if id(each) not in ids]
         first = tf.cast(collectives.own_id() == 0, tf.float64)
-        flat, split = joined([first * tf.cast(tf.convert_to_tensor(each), tf.float64) for each in others])
+        flat, split = joined([first * tf.cast(_read(each), tf.float64) for each in others])
         for variable, value in zip(others, split(collectives.all_reduce(flat)), strict=True):
             _set(variable, value)
+
+
+def count_rows(model: keras.Model, rows: Any) -> None:
+    """Adds the examples of a step that this replica makes by itself: its weights count by them in the next average."""
+    counted = model.__dict__[_ROWS]
+    _set(counted, _read(counted) + tf.cast(rows, tf.float32))
+
+
+def begin(model: keras.Model) -> None:
+    """Prepares a model for steps that its replicas make by themselves."""
+    if _ROWS not in model.__dict__:
+        with model.distribute_strategy.scope():
+            model.__dict__[_ROWS] = keras.Variable(0.0, trainable=False, dtype="float32", name="rows")
+
+
+def resume(model: keras.Model) -> None:
+    """Takes weights as they are now, from a checkpoint, for those of the last average."""
+    if (local := model.__dict__.get(_ATTRIBUTE)) is not None:
+        local.resume()
 
 
 def agree(model: keras.Model | None) -> None:
@@ -133,20 +186,24 @@ def agrees(model: keras.Model) -> bool:
     return local is None or local.agrees
 
 
-def _means(tensors: Sequence[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
-    """Returns the means over all replicas, in one exchange for all of a dtype."""
-    count = collectives.replica_id_and_count()[1]
+def _sums(tensors: Sequence[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
+    """Returns the sums over all replicas, in one exchange for all of a dtype."""
     out: dict[int, tf.Tensor] = {}
     for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
         numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == kind]
         flat, split = joined([tensors[number] for number in numbers])
-        out.update(zip(numbers, split(collectives.all_reduce(flat, dtype=dtype) / count), strict=True))
+        out.update(zip(numbers, split(collectives.all_reduce(flat, dtype=dtype)), strict=True))
     return [out[number] for number in range(len(tensors))]
 
 
 def _set_to_means(variables: Sequence[Any]) -> None:
-    for variable, mean in zip(variables, _means([tf.convert_to_tensor(v) for v in variables], None), strict=True):
-        _set(variable, mean)
+    count = collectives.replica_id_and_count()[1]
+    for variable, total in zip(variables, _sums([_read(each) for each in variables], None), strict=True):
+        _set(variable, total / count)
+
+
+def _read(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(variable)  # This replica's.
 
 
 def _set(variable: Any, value: tf.Tensor) -> None:

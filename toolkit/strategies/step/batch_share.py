@@ -225,6 +225,8 @@ def _reduced(
     """Reduces as Keras does, and multiplies by what this replica's part of the divisor is too much or too little."""
     value = original(values, sample_weight, mask, reduction, dtype)
     _, count = collectives.replica_id_and_count()
+    if collectives.alone() and reduction == "sum" and current() is not None:
+        return value * replicas()  # The whole batch's, as far as this replica can tell.
     if count == 1 or reduction in (None, "none") or value.shape.rank != 0:
         return value
     share = current()

@@ -1,42 +1,44 @@
 """What replicas that train by themselves keep for it, beside their weights; see `exchange/local_steps.py`."""
 
-import functools
 from typing import Any
 
 import keras
 
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import local_of
-from toolkit.strategies.variables.model_optimizers import trained_by
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.read_together import ReplicaCopies
-from toolkit.strategies.variables.zero1 import make_in_scope
 
 __all__ = ["kept_by", "velocities_of"]
 
 _VELOCITIES = "_toolkit_velocities"
 
 
-def kept_by(optimizer: Any) -> list[Any]:
-    """Returns what a checkpoint must have of all replicas: what each has of the optimizer's variables, and velocities.
+def kept_by(model: keras.Model) -> list[Any]:
+    """Returns what a checkpoint must have of all replicas: what each has of optimizers' variables, and velocities.
 
-    Nothing where they don't train by themselves, and of an optimizer that isn't built.
+    Nothing where they don't train by themselves.
     """
-    strategy = getattr(optimizer, "inner_optimizer", optimizer)._distribution_strategy  # Of a LossScaleOptimizer.
-    if strategy is None or local_of(strategy) is None or replicas(strategy) == 1:
+    strategy = model.distribute_strategy
+    if local_of(strategy) is None or replicas(strategy) == 1 or not model.built:
         return []
-    return [*velocities_of(optimizer), *(ReplicaCopies(variable, strategy) for variable in optimizer.variables)]
+    slots = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    return [*velocities_of(model), *(ReplicaCopies(variable, strategy) for variable in slots)]
 
 
-def velocities_of(optimizer: Any) -> list[Any]:
-    """Returns what the outer step keeps, for each variable that an optimizer trains; [] without momentum."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    local = local_of(optimizer._distribution_strategy)
+def velocities_of(model: keras.Model) -> list[Any]:
+    """Returns what the outer step keeps, for each variable that a model trains; [] without momentum."""
+    strategy = model.distribute_strategy
+    local = local_of(strategy)
     if local is None or not local.outer_momentum:
         return []
-    if _VELOCITIES not in optimizer.__dict__:
-        made = [make_in_scope(optimizer, functools.partial(_make, variable)) for variable in trained_by(optimizer)]
-        object.__setattr__(optimizer, _VELOCITIES, made)  # Keras would take them for variables of the optimizer's.
-    return optimizer.__dict__[_VELOCITIES]
+    # By variable: which ones a model trains may change. Keras would take an attribute for variables of the model's.
+    kept = model.__dict__.setdefault(_VELOCITIES, {})
+    with strategy.scope():
+        for variable in model.trainable_variables:
+            if id(variable) not in kept:
+                kept[id(variable)] = _make(variable)
+    return [kept[id(variable)] for variable in model.trainable_variables]
 
 
 def _make(variable: Any) -> keras.Variable:

@@ -16,6 +16,8 @@ shards need beside it in `sharded_optimizer`; `tests/strategies/test_optimizer_s
 """
 
 import contextlib
+import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +27,7 @@ import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.exchange.gradients import mapped, over_groups, over_replicas, sent_as
-from toolkit.strategies.options import exchange_of, optimizer_state_of
+from toolkit.strategies.options import exchange_of, local_of, optimizer_state_of
 from toolkit.strategies.step import accumulation, batch_share, compression
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
@@ -35,6 +37,7 @@ from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_optimizers", "reduced"]
 
+_LOG = logging.getLogger(__name__)
 _here = threading.local()
 
 
@@ -44,6 +47,7 @@ def adapt_optimizers() -> None:
     wrap(plain, "apply", _apply)
     wrap(scaled, "apply", _apply)
     wrap(scaled, "scale_loss", _scale_loss)
+    wrap(scaled, "_tf_apply", _apply_where_finite)
     wrap(scaled, "_stateful_handle_finite_grads", _apply_finite)
     wrap(
         plain, "_all_reduce_sum_gradients", lambda original, self, pairs: pairs if _summed() else original(self, pairs)
@@ -75,6 +79,9 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if _summed() or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
+    share = batch_share.current()
+    if share is None and local_of(optimizer._distribution_strategy) is not None:
+        _say_exchanged(optimizer._distribution_strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     later: frozenset[int] = frozenset()
     if len(grads) == len(variables):  # Else Keras says what is wrong.
@@ -82,7 +89,6 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         in_parts = in_parts_among(optimizer, variables) if sharded else frozenset()
         if getattr(optimizer, "gradient_accumulation_steps", None):
             later = accumulation.later(optimizer, grads, variables)
-        share = batch_share.current()
         weighted = share is not None and id(optimizer) in share.scaled_by
         memories: Sequence = ()
         if exchange_of(optimizer._distribution_strategy).compression != "none":
@@ -99,6 +105,14 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         original(optimizer, grads, trainable_variables)
 
 
+@functools.lru_cache(maxsize=4)
+def _say_exchanged(strategy: Any) -> None:  # noqa: ARG001 - Once for each.
+    _LOG.warning(
+        "Gradients are exchanged in each step of a loop of your own: replicas train by themselves in fit only, and "
+        "LocalSteps has no effect here"
+    )
+
+
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Weights a loss before its gradients are computed in 16 bits: an example's are as large as on one device."""
     share = batch_share.current()
@@ -108,6 +122,31 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     share.scaled.append(scaled)
     share.scaled_by.add(id(optimizer))
     return scaled
+
+
+def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
+    """Keras has all replicas do what the first one's gradients allow: those that train by themselves look at theirs."""
+    if not collectives.alone():
+        original(optimizer, grads, trainable_variables)
+        return
+    with _counting_alone([variable for variable in optimizer.variables if not len(variable.shape)]):
+        optimizer._common_apply(grads, trainable_variables)
+
+
+@contextlib.contextmanager
+def _counting_alone(counts: Sequence[Any]) -> Iterator[None]:
+    """While entered, this replica's copies of counts are set, where TensorFlow would have all replicas meet."""
+
+    def assign(count: Any, value: Any) -> Any:
+        return _ThisReplica().update(count.value, lambda own: own.assign(tf.cast(value, own.dtype)))
+
+    for count in counts:
+        vars(count)["assign"] = functools.partial(assign, count)
+    try:
+        yield
+    finally:
+        for count in counts:
+            del vars(count)["assign"]
 
 
 def _apply_finite(original: Callable, *args: Any) -> None:

@@ -3,11 +3,13 @@
 Which it is is decided when a step is traced: all replicas change at the same one.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
+from toolkit.strategies.exchange import local_steps
 from toolkit.strategies.exchange.local_steps import LocalFunction
 from toolkit.strategies.options import exchange_of, local_of
 from toolkit.strategies.step.compression import send_all
@@ -16,14 +18,24 @@ from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["local_function", "put_before", "trains_by_itself"]
 
+_LOG = logging.getLogger(__name__)
 _ATTRIBUTE = "_toolkit_by_itself"
 
 
 def local_function(model: keras.Model) -> LocalFunction:
     """Returns what takes the place of a model's function of a step where replicas train by themselves."""
-    local, (optimizer, *_) = local_of(model.distribute_strategy), optimizers_of(model)
+    local, optimizers = local_of(model.distribute_strategy), optimizers_of(model)
     assert local is not None
-    return LocalFunction(model, local, velocities_of(optimizer), optimizer.variables)
+    layers = model._flatten_layers(include_self=False)
+    if any(isinstance(each, keras.layers.BatchNormalization) and each.synchronized for each in layers):
+        _LOG.warning("In local steps each replica normalises by itself, as if BatchNormalization weren't synchronized")
+    return LocalFunction(
+        model,
+        local,
+        velocities_of(model),
+        slots=lambda: [variable for optimizer in optimizers for variable in optimizer.variables],
+        rate=lambda: float(keras.ops.convert_to_numpy(_busiest(optimizers).learning_rate)),
+    )
 
 
 def trains_by_itself(model: keras.Model) -> bool:
@@ -43,7 +55,7 @@ def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
     if not optimizers or (local is None and exchange.compression == "none"):
         return make()
     start = exchange.start_step if local is None else local.start_step
-    left = start - int(optimizers[0].iterations)
+    left = start - int(_busiest(optimizers).iterations)
     _begin(model, left <= 0)
     result = make()
     if left > 0:
@@ -55,8 +67,14 @@ def _begin(model: keras.Model, begins: bool) -> None:
     """Has what is traced from now on be of after the step, or of before it."""
     if local_of(model.distribute_strategy) is not None:
         model.__dict__[_ATTRIBUTE] = begins
+        local_steps.begin(model)
     else:
         send_all(model, not begins)
+
+
+def _busiest(optimizers: Sequence[Any]) -> Any:
+    """Returns the one with most steps: `compile` may have been given one that a train_step doesn't use."""
+    return max(optimizers, key=lambda optimizer: int(optimizer.iterations))
 
 
 class _FromStep:

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
@@ -58,7 +59,9 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         if name == "train_step" and trains_by_itself(model):
-            share = Share(row_count(data), weight=tf.ones([], tf.float64))
+            rows = row_count(data)
+            count_rows(model, rows)
+            share = Share(rows, weight=tf.ones([], tf.float64))
             with collectives.by_itself(), entered(share):
                 return _known_to_all(step(data))
         share = Share(row_count(data))

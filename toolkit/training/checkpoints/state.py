@@ -50,7 +50,10 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
+    from toolkit.strategies.exchange import local_steps
+
     _assign(model, *_checked(model, arrays))
+    local_steps.resume(model)
 
 
 def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
@@ -164,8 +167,9 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        kept = [*compression.kept_by(optimizer), *local_state.kept_by(optimizer)]
+        kept = compression.kept_by(optimizer)
         found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
+    found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.kept_by(model))})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
