@@ -8,6 +8,14 @@ import setuptools
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "toolkit/__init__.py").read_text(encoding="utf-8"))[1]
 
+DATASETS = [
+    "tensorflow-datasets>=4.9.9,<5",
+    # tensorflow-datasets imports it without declaring it.
+    "importlib_resources>=6",
+    # Later releases need Python 3.11, and older pips search for hours before they see it.
+    "etils<1.14; python_version < '3.11'",
+]
+
 setuptools.setup(
     name="tf-strategy-toolkit",
     version=VERSION,
@@ -16,6 +24,19 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
+    keywords=["keras", "tensorflow", "distributed training", "tf.distribute", "multi-worker", "parameter server"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
     entry_points={"console_scripts": ["toolkit = toolkit.cli.main:main"]},
     package_data={"toolkit": ["py.typed", "observe/report/*.j2", "support/*.csv"]},
@@ -42,16 +63,14 @@ setuptools.setup(
         "tensorflow>=2.20,<2.22",
         # What runs when a launched script imports TensorFlow.
         "wrapt>=1.14,<3",
-        "tensorflow-datasets>=4.9.9,<5",
-        # tensorflow-datasets imports it without declaring it.
-        "importlib_resources>=6",
-        # Later releases need Python 3.11, and older pips search for hours before they see it.
-        "etils<1.14; python_version < '3.11'",
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]"],
+        # CIFAR-10, for recipes with --data=cifar10: 200 MB, which whoever trains on data of their own doesn't need.
+        "datasets": DATASETS,
         "docs": ["furo>=2024.8.6", "myst-parser>=4,<6", "sphinx>=8,<10"],
         "test": [
+            *DATASETS,
             "hypothesis>=6.100,<7",
             # A real notebook that launches.
             "ipykernel>=6,<8",
@@ -65,6 +84,8 @@ setuptools.setup(
             "pytest-timeout>=2.3,<3",
             "pytest-xdist>=3.7,<4",
             "ruff>=0.9,<1",
+            # Tests make a wheel.
+            "setuptools>=70",
             "types-PyYAML",
         ],
         # benchmarks.two_hosts compares with it.

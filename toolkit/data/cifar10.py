@@ -7,7 +7,7 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009: 50,00
 import logging
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.data.examples import Examples
 from toolkit.errors import DataError
@@ -50,9 +50,7 @@ def load(data_dir: str | os.PathLike | None = None) -> Examples:
             damaged, or there is neither data nor network.
     """
     directory = _checked_directory(data_dir)
-    # TFDS logs a warning of its own for every import it can't do; only ours are for the user.
-    import tensorflow_datasets as tfds
-
+    tfds = _tfds()
     builder = tfds.builder("cifar10", data_dir=str(directory))
     if not is_prepared(directory):
         _prepare(tfds, builder, directory)
@@ -94,6 +92,18 @@ def _checked_directory(data_dir: str | os.PathLike | None) -> pathlib.Path:
             asked=asked, found="it may not be read by this user", remedy="Give read permission, or name another"
         ) from None
     return directory
+
+
+def _tfds() -> Any:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise DataError(
+            asked="CIFAR-10",
+            found=f"tensorflow-datasets, which reads it, can't be imported ({error})",
+            remedy="Install it with `pip install 'tf-strategy-toolkit[datasets]'`, or use data=shapes",
+        ) from error
+    return tfds
 
 
 def _prepare(tfds, builder, directory: pathlib.Path) -> None:
