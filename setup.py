@@ -39,7 +39,7 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(include=["toolkit", "toolkit.*", "recipes", "recipes.*"]),
     entry_points={"console_scripts": ["toolkit = toolkit.cli.main:main"]},
-    package_data={"toolkit": ["py.typed", "observe/report/*.j2", "support/*.csv"]},
+    package_data={"toolkit": ["py.typed", "cli/templates/*", "observe/report/*.j2", "support/*.csv"]},
     install_requires=[
         "absl-py>=2.1,<3",
         # Functions of notebooks, for toolkit.launch.run.

@@ -30,7 +30,7 @@ napoleon_use_rtype = False
 GENERATED = HERE / "reference" / "generated"
 COMMANDS = (
     *("devices", "doctor", "launch", "jobs", "logs", "attach", "stop", "stacks"),
-    *("plan", "report", "scaling", "recipe", "tf-config"),
+    *("plan", "report", "scaling", "init", "recipe", "tf-config"),
 )
 WINGS = ("strategies", "training", "launch", "devices", "parallel", "data", "models", "observe", "cluster", "errors")
 

@@ -24,6 +24,7 @@ report     `toolkit report`
 scaling    `toolkit scaling`
 plan       `toolkit plan`: its command line
 recipe     `toolkit recipe`
+init       `toolkit init`
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """

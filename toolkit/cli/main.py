@@ -30,6 +30,7 @@ _COMMANDS = {
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
     "scaling": "run a recipe at several sizes; show the speed-up and the bottleneck",
+    "init": "write a train.py of your own, and a job.sh for Slurm",
     "recipe": "run a recipe that came with the toolkit",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
