@@ -24,13 +24,12 @@ from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import exchange_of, optimizer_state_of
 from toolkit.strategies.step.compression import memories_of
-from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.strategies.variables.read_together import ReplicaSum
+from toolkit.strategies.variables.read_together import ReplicaCopies, ReplicaSum
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_accumulation", "exchanged_later", "later", "settle"]
+__all__ = ["adapt_accumulation", "exchanged_later", "kept_by", "later"]
 
 _here = threading.local()
 
@@ -67,15 +66,11 @@ def exchanged_later(optimizer: Any, variables: Collection) -> Iterator[None]:
         _here.later = before
 
 
-def settle(model: keras.Model) -> None:
-    """Gives each replica an equal part of what all have added up, as one that reads a checkpoint of now will have.
-
-    Sums are then made of the same numbers in a run that goes on and in one that is resumed. It is a collective.
-    """
-    for optimizer in optimizers_of(model):
-        for variable in optimizer.variables if optimizer.built else ():
-            if isinstance(variable, ReplicaSum):
-                variable.assign(variable.numpy())
+def kept_by(optimizer: Any) -> list[Any]:
+    """Returns what a checkpoint must have of all replicas: what each of several processes has added up for itself."""
+    strategy = optimizer._distribution_strategy
+    sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []
+    return [ReplicaCopies(each, strategy) for each in sums]
 
 
 def _later() -> frozenset:

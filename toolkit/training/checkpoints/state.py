@@ -28,7 +28,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 _OTHERS = "others/"  # TensorFlow's own variables among a model's attributes.
-_EXCHANGE = "exchange/"  # What all replicas keep for gradients that are compressed, and for local steps.
+_EXCHANGE = "exchange/"  # What each replica keeps for itself: of compressed or added up gradients, and in local steps.
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
 
 
@@ -37,10 +37,7 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
 
     A variable that is mirrored on several devices is read once.
     """
-    from toolkit.strategies.step import accumulation
-
     _settle(model)
-    accumulation.settle(model)
     return {**_values(_variables(model)), **_trained(model)}
 
 
@@ -155,7 +152,7 @@ def _match_exchange(variables: dict, saved: dict) -> None:
 def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
 
-    from toolkit.strategies.step import compression, local_state
+    from toolkit.strategies.step import accumulation, compression, local_state
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
@@ -167,7 +164,7 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        kept = compression.kept_by(optimizer)
+        kept = [*compression.kept_by(optimizer), *accumulation.kept_by(optimizer)]
         found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
     found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.kept_by(model))})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
