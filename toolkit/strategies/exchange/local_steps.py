@@ -52,7 +52,7 @@ class LocalFunction:
         self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         self._slots, self._rate = slots, rate
         self._since = 0
-        self._slots_agree = True
+        self._slots_agree = False  # A checkpoint may have set them.
         with model.distribute_strategy.scope():
             self._before = [
                 keras.Variable(tf.convert_to_tensor(each), trainable=False, name=f"before_{number}")
