@@ -160,21 +160,22 @@ class _Clock:
 
     def __init__(self, every: int) -> None:
         self.every = every
+        self.warm = max(_WARM, every)  # What averages is traced in the first round.
         self.times: list[float] = []
         self.losses: list[float] = []
 
     def steps(self) -> int:
         """How many to make: some that don't count, and whole rounds."""
-        return _WARM + -(-STEPS.value // self.every) * self.every
+        return self.warm + -(-STEPS.value // self.every) * self.every
 
     def begin(self, step: int) -> None:
-        if step == _WARM:
+        if step == self.warm:
             self.before = received()
             self.last = time.perf_counter()
 
     def end(self, step: int, loss: float) -> None:
         self.losses.append(loss)
-        if step >= _WARM:
+        if step >= self.warm:
             now = time.perf_counter()
             self.times.append(now - self.last)
             self.last = now
