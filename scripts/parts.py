@@ -71,6 +71,7 @@ class Part:
         failed: How many failed twice.
         skipped: Of each reason, how many tests were skipped.
         flaky: Of each test that failed and then passed, the last line of its failure.
+        failures: Of each test that failed, the same, where the part failed.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Part:
     failed: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     flaky: dict[str, str] = dataclasses.field(default_factory=dict)
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def run_check(name: str) -> Part:
@@ -103,7 +105,8 @@ def run_suite(name: str, places: list[str]) -> Part:
             part.flaky = failures
             part.passed += len(failures)
     part.ok = again == 0
-    part.failed = 0 if part.ok else len(failures)
+    part.failures = {} if part.ok else failures
+    part.failed = len(part.failures)
     part.seconds = time.monotonic() - began
     return part
 
@@ -162,6 +165,12 @@ def flaky(parts: list[Part]) -> str:
     return "\n".join(["FLAKY (failed, and passed when run alone; mend these first):", "", *lines, ""]) if lines else ""
 
 
+def failed(parts: list[Part]) -> str:
+    """Returns the tests that failed, as a list of Markdown; "" for none."""
+    lines = [f"- {part.name}: `{test}`: {line}" for part in parts for test, line in part.failures.items()]
+    return "\n".join(["Failed, at least once, in a part that failed:", "", *lines, ""]) if lines else ""
+
+
 def page(parts: list[Part]) -> str:
     """Returns docs/tested.md."""
     described = ["git", "describe", "--always", "--dirty"]
@@ -172,7 +181,7 @@ def page(parts: list[Part]) -> str:
     return (
         f"# What was tested\n\n`scripts/test-all` wrote this page.\n\n"
         f"Commit {commit.strip() or 'unknown'}, {time.strftime('%Y-%m-%d')}; Python {platform.python_version()}, "
-        f"{versions}; {where}.\n\n{table(parts)}\n\n{skipped(parts)}\n{flaky(parts)}"
+        f"{versions}; {where}.\n\n{table(parts)}\n\n{skipped(parts)}\n{failed(parts)}\n{flaky(parts)}"
     ).rstrip() + "\n"
 
 
@@ -203,7 +212,7 @@ def main() -> None:
     elif any(part.flaky for part in parts):
         with TESTED.open("a", encoding="utf-8") as file:
             file.write(f"\n{flaky(parts)}")
-    print("\n".join(["", table(parts), "", skipped(parts), flaky(parts)]), flush=True)
+    print("\n".join(["", table(parts), "", skipped(parts), failed(parts), flaky(parts)]), flush=True)
     sys.exit(0 if all(part.ok for part in parts) else 1)
 
 
