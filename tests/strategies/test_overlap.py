@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -40,6 +41,25 @@ def test_threads_asked_for_by_the_environment_are_kept(monkeypatch):
     monkeypatch.setattr(overlap.os, "sched_getaffinity", lambda _: {0}, raising=False)
     monkeypatch.setattr(tf.config.threading, "set_inter_op_parallelism_threads", lambda _: pytest.fail("set"))
     overlap.let_exchanges_begin()
+
+
+ALONE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import tensorflow as tf
+import toolkit
+os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}'
+toolkit.strategies.create("multi_worker", local=LOCAL)
+print("THREADS", tf.config.threading.get_inter_op_parallelism_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("local", "threads"), [("None", 2), ("toolkit.strategies.LocalSteps(every=4)", 0)])
+def test_one_core_has_two_threads_only_where_each_step_exchanges(tmp_path, local, threads):
+    (tmp_path / "alone.py").write_text(ALONE.replace("LOCAL", local))
+    ended = processes.python(tmp_path, "alone.py", limit=60)
+    assert f"THREADS {threads}\n" in ended.stdout, ended.stdout + ended.stderr
 
 
 def network(kind):

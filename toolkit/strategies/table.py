@@ -102,7 +102,12 @@ def create(
         from toolkit.strategies import multi_worker
 
         strategy = multi_worker.create(
-            who.cluster, who.task, devices=tuple(devices), start_timeout=start_timeout, communication=communication
+            who.cluster,
+            who.task,
+            devices=tuple(devices),
+            start_timeout=start_timeout,
+            communication=communication,
+            every_step=local is None,
         )
     elif communication != "auto":
         raise StrategyError(

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.options import LocalSteps
 
@@ -130,7 +130,7 @@ class LocalFunction:
         share = tf.math.divide_no_nan(_read(rows), collectives.all_reduce(_read(rows)))
         _set(rows, tf.zeros([], tf.float32))
         learnt = [(_read(y) - x) * tf.cast(share, x.dtype) for x, y in zip(before, self._weights, strict=True)]
-        totals = _sums(learnt, tf.as_dtype(dtype) if dtype != "float32" else None)
+        totals = overlap.summed(learnt, bytes_per_pack=None, dtype=tf.as_dtype(dtype) if dtype != "float32" else None)
         for number, (x, total) in enumerate(zip(before, totals, strict=True)):
             step = down = -total
             if self._velocities:
@@ -186,19 +186,10 @@ def agrees(model: keras.Model) -> bool:
     return local is None or local.agrees
 
 
-def _sums(tensors: Sequence[tf.Tensor], dtype: tf.DType | None) -> list[tf.Tensor]:
-    """Returns the sums over all replicas, in one exchange for all of a dtype."""
-    out: dict[int, tf.Tensor] = {}
-    for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
-        numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == kind]
-        flat, split = joined([tensors[number] for number in numbers])
-        out.update(zip(numbers, split(collectives.all_reduce(flat, dtype=dtype)), strict=True))
-    return [out[number] for number in range(len(tensors))]
-
-
 def _set_to_means(variables: Sequence[Any]) -> None:
     count = collectives.replica_id_and_count()[1]
-    for variable, total in zip(variables, _sums([_read(each) for each in variables], None), strict=True):
+    totals = overlap.summed([_read(each) for each in variables], bytes_per_pack=None, dtype=None)
+    for variable, total in zip(variables, totals, strict=True):
         _set(variable, total / count)
 
 
