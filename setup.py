@@ -68,6 +68,8 @@ setuptools.setup(
         "gpu": ["tensorflow[and-cuda]"],
         # CIFAR-10, for recipes with --data=cifar10: 200 MB, which whoever trains on data of their own doesn't need.
         "datasets": DATASETS,
+        # toolkit.strategies.create() and RayReport in the train function of a TensorflowTrainer.
+        "ray": ["ray[train]>=2.50,<3"],
         "docs": ["furo>=2024.8.6", "myst-parser>=4,<6", "sphinx>=8,<10"],
         "test": [
             *DATASETS,

@@ -22,9 +22,13 @@ import toolkit
 WAYS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "PowerSGD, rank 4": {"compression": "powersgd", "rank": 4},
-    "PowerSGD, rank 2": {"compression": "powersgd", "rank": 2},
+    "PowerSGD, rank 4, from step 195": {"compression": "powersgd", "rank": 4, "start_step": 195},
+    "PowerSGD, rank 8": {"compression": "powersgd", "rank": 8},
     "local, 16 steps": {"every": 16},
-    "local, 16 steps, outer 1.0, 0.5": {"every": 16, "outer_momentum": 0.5},
+    "local, 16 steps, outer 1.0, 0.2": {"every": 16, "outer_momentum": 0.2},
+    "local, 16 steps, outer 1.0, 0.4": {"every": 16, "outer_momentum": 0.4},
+    "local, 16 steps, from step 195": {"every": 16, "start_step": 195},
+    "local, 16 steps, outer 1.0, 0.2, from step 195": {"every": 16, "outer_momentum": 0.2, "start_step": 195},
     "local, 16 steps, outer 0.7, 0.9": {"every": 16, "outer_rate": 0.7, "outer_momentum": 0.9},
 }
 _WAYS = flags.DEFINE_multi_enum("way", list(WAYS), list(WAYS), "What is run; again for several.")

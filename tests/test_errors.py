@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from toolkit import errors
@@ -17,3 +19,17 @@ def test_a_signal_gives_the_exit_code_a_shell_expects(number, code):
 def test_every_exception_is_in_the_tree_of_the_docstring():
     for name in errors.__all__:
         assert name in errors.__doc__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.StrategyError(asked="two", found="one", remedy="Ask for one"),
+        errors.RunDirectoryError(asked="two", found="one", remedy="Ask for one"),
+        errors.Diverged("NaN"),
+    ],
+)
+def test_an_error_arrives_in_another_process_as_it_was(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    assert again.exit_code == error.exit_code

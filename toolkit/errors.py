@@ -51,6 +51,16 @@ class ToolkitError(Exception):
     # What is raised in a layer's call goes through Keras as it is: else it becomes a RuntimeError with the arguments.
     _keras_call_info_injected = True
 
+    def __reduce__(self) -> tuple:
+        """Has an error arrive in another process, as Ray's and multiprocessing's send them, as the same error."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[ToolkitError], args: tuple, attributes: dict) -> ToolkitError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class RequestError(ToolkitError):
     """What the user asked for can't be done.

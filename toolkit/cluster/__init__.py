@@ -19,7 +19,7 @@ rendezvous  waiting for the other tasks, before TensorFlow does
 from toolkit.cluster.addresses import split
 from toolkit.cluster.check import Checked, check, parse
 from toolkit.cluster.discovery import discover, load, require
-from toolkit.cluster.network import check_proxies, is_public, refuse_public, without_proxies
+from toolkit.cluster.network import is_public, reach_directly, refuse_public, without_proxies
 from toolkit.cluster.problems import Problem
 from toolkit.cluster.program import describe_program
 from toolkit.cluster.rendezvous import wait_for_tasks
@@ -32,13 +32,13 @@ __all__ = [
     "Problem",
     "Task",
     "check",
-    "check_proxies",
     "describe_program",
     "discover",
     "is_public",
     "load",
     "numbered",
     "parse",
+    "reach_directly",
     "refuse_public",
     "require",
     "split",

@@ -5,6 +5,7 @@ whoever reaches them.
 """
 
 import ipaddress
+import os
 import socket
 from collections.abc import Iterable, Mapping
 
@@ -12,32 +13,21 @@ from toolkit.cluster.addresses import split
 from toolkit.cluster.spec import Cluster
 from toolkit.errors import ClusterError
 
-__all__ = ["check_proxies", "is_public", "refuse_public", "without_proxies"]
+__all__ = ["is_public", "reach_directly", "refuse_public", "without_proxies"]
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC looks.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
-
-
-def check_proxies(cluster: Cluster, environ: Mapping[str, str]) -> None:
-    """Makes sure that gRPC reaches every task directly.
-
-    Raises:
-        ClusterError: Some would be reached through a proxy.
-    """
-    proxied = _proxied(cluster, environ)
-    if proxied:
-        name = next(name for name in _PROXIES if environ.get(name))
-        raise ClusterError(
-            asked="the tasks of a cluster must connect to one another directly",
-            found=f"{name} is set, and TensorFlow would try to reach {', '.join(proxied[:4])} through it for ever",
-            remedy=f"Start every task with no_grpc_proxy={_excepted(environ, proxied)} in its environment",
-        )
 
 
 def without_proxies(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns what to add to an environment so that gRPC reaches every task directly."""
     proxied = _proxied(cluster, environ)
     return {"no_grpc_proxy": _excepted(environ, proxied)} if proxied else {}
+
+
+def reach_directly(cluster: Cluster) -> None:
+    """Has this process reach every task without a proxy: gRPC reads the environment whenever it makes a channel."""
+    os.environ.update(without_proxies(cluster, os.environ))
 
 
 def is_public(host: str) -> bool:

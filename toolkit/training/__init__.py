@@ -20,5 +20,6 @@ from toolkit.training.evaluator import follow
 from toolkit.training.run import Run
 from toolkit.training.schedule import learning_rate
 
-__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"callbacks.meter": ["Meter"]})
-__all__ = ["Checkpoint", "CheckpointStore", "Meter", "Run", "follow", "learning_rate"]
+_CALLBACKS = {"callbacks.meter": ["Meter"], "callbacks.ray_report": ["RayReport"]}
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs=_CALLBACKS)
+__all__ = ["Checkpoint", "CheckpointStore", "Meter", "RayReport", "Run", "follow", "learning_rate"]

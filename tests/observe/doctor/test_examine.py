@@ -133,13 +133,6 @@ def hidden(plant):
     plant.environ["CUDA_VISIBLE_DEVICES"] = "1"
 
 
-def proxied(plant):
-    plant.environ["http_proxy"] = "http://192.0.2.9:3128"
-    plant.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": ["localhost:7", "localhost:9"]}, "task": {"type": "worker", "index": 0}}
-    )
-
-
 def slurm(plant):
     plant.environ.update(SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="2")
 
@@ -159,7 +152,6 @@ FAULTS = {
         'Write "task"',
     ),
     "a launcher's broken variables": (slurm, "cluster", "or set TF_CONFIG"),
-    "a proxy": (proxied, "proxy", "no_grpc_proxy=localhost"),
     "growth from outside": (variable("TF_FORCE_GPU_ALLOW_GROWTH", "true"), "TF_FORCE_GPU_ALLOW_GROWTH", "unset TF_"),
     "no thread": (variable("OMP_NUM_THREADS", "many"), "OMP_NUM_THREADS", "unset OMP_NUM_THREADS"),
     "an unresolvable host": (lambda plant: plant.workers("no-such-host.invalid:7"), "worker:0", "getent hosts no-such"),

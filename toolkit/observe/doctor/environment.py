@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from importlib import metadata
 
-from toolkit.cluster import check, check_proxies, discover
+from toolkit.cluster import check, discover
 from toolkit.devices.visible import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
@@ -22,7 +22,7 @@ _DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras impo
 
 def look(situation: Situation) -> Iterator[Finding]:
     """Yields a finding for each surprise, or one that there is none."""
-    parts = (_backend, _variables, _visible, _cluster, _proxies, _distribution)
+    parts = (_backend, _variables, _visible, _cluster, _distribution)
     wrong = [finding for part in parts for finding in part(situation)]
     yield from wrong
     if not wrong:
@@ -118,18 +118,6 @@ def _cluster(situation: Situation) -> Iterator[Finding]:
         discover(situation.environ)
     except ClusterError as error:
         yield failure("cluster", error.found, error.remedy)
-
-
-def _proxies(situation: Situation) -> Iterator[Finding]:
-    clusters = [] if situation.cluster is None else [situation.cluster]
-    if "TF_CONFIG" in situation.environ and (own := check(situation.environ["TF_CONFIG"]).cluster):
-        clusters.append(own)
-    for cluster in clusters:
-        try:
-            check_proxies(cluster, situation.environ)
-        except ClusterError as error:
-            yield failure("proxy", error.found, error.remedy)
-            return
 
 
 def _distribution(situation: Situation) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from toolkit.cluster import Cluster, Task, check_proxies, describe_program, wait_for_tasks
+from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.dispatch import answers
 from toolkit.support import redaction, signals, status
@@ -32,7 +32,7 @@ def meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
     """
     if start_timeout is None:
         start_timeout = status.start_timeout()
-    check_proxies(cluster, os.environ)
+    reach_directly(cluster)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
     # What tasks tell one another isn't enciphered, and a message shows where it differs.
     arguments = redaction.masked_command(sys.argv[1:], os.environ)

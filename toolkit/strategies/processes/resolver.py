@@ -70,7 +70,7 @@ def wait_for_others(resolver: Any, timeout: float) -> None:
     if jobs and resolver.task_type:
         members = _cluster.Cluster(jobs)
         task = _cluster.Task(resolver.task_type, resolver.task_id)
-        _cluster.check_proxies(members, os.environ)
+        _cluster.reach_directly(members)
         # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
         # the worker's index in any of them.
         program = _cluster.describe_program(

@@ -9,4 +9,5 @@ meter         a step's time, and the bytes that the network brought
 recorder      what an epoch came to: history.csv, the screen, TensorBoard, the launcher
 checkpointer  writes checkpoints and makes `fit` go on in mid-epoch
 monitor       the callbacks of a run, made and put in order
+ray_report    tells Ray Train what an epoch came to
 """

@@ -1,0 +1,84 @@
+"""What training comes to, for Ray Train: each epoch's metrics, and with them the model."""
+
+import pathlib
+import tempfile
+from typing import Any
+
+import keras
+
+from toolkit.errors import RequestError
+from toolkit.training.summary import write_model
+
+__all__ = ["RayReport"]
+
+MODEL = "model.keras"
+
+
+class RayReport(keras.callbacks.Callback):
+    """Reports to Ray Train, in the train function of a `ray.train.tensorflow.TensorflowTrainer`.
+
+        run.fit(model, dataset, epochs=5, callbacks=[toolkit.training.RayReport()])
+
+    An epoch is reported when all callbacks are done with it, as the next one begins or training ends: a `Run` has
+    written its checkpoint by then. All workers wait for one another there. Ray keeps the model in its storage, as
+    `model.keras` in a `ray.train.Checkpoint`.
+
+    Args:
+        every: The model goes with every so many epochs, and with the last; 0 for metrics only.
+
+    Raises:
+        RequestError: `every` is negative; as training begins: Ray isn't installed, or didn't start this process.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__()
+        if every < 0:
+            raise RequestError(
+                asked=f"RayReport(every={every})",
+                found="a model can go with every epoch or every so many",
+                remedy="Give 1 or more, or 0 for metrics only",
+            )
+        self._every = every
+        self._waiting: tuple[int, dict[str, float]] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes sure that there is someone to report to."""
+        asked = "RayReport tells Ray Train what training comes to"
+        try:
+            import ray.train
+        except ImportError as error:
+            remedy = "Install it: pip install 'tf-strategy-toolkit[ray]'"
+            raise RequestError(asked=asked, found=f"Ray isn't here ({error})", remedy=remedy) from error
+        try:
+            self._rank = ray.train.get_context().get_world_rank()
+        except Exception as error:  # Ray's own kinds, which differ by version.
+            raise RequestError(
+                asked=asked,
+                found="this process isn't a worker of Ray Train",
+                remedy="Call fit in the train function of a ray.train.tensorflow.TensorflowTrainer, or leave it out",
+            ) from error
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reports the epoch before."""
+        self._report(last=False)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keeps an epoch's metrics until they are reported."""
+        self._waiting = (epoch + 1, {name: float(value) for name, value in (logs or {}).items()})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Reports the last epoch."""
+        self._report(last=True)
+
+    def _report(self, *, last: bool) -> None:
+        if self._waiting is None:
+            return
+        import ray.train
+
+        (epoch, metrics), self._waiting = self._waiting, None
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if self._every and (last or epoch % self._every == 0) and self._rank == 0:
+                write_model(self.model, pathlib.Path(folder, MODEL))
+                checkpoint = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report({"epoch": epoch, **metrics}, checkpoint=checkpoint)
