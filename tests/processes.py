@@ -165,6 +165,15 @@ json.dump([sys.argv[1:], os.environ['ODD'], os.getcwd()], open(f'told{os.environ
 ODD_ENV = f"--env=ODD={''.join(ODD)}"
 
 
+def wait_for(found, process, *, limit):
+    """Waits until something is there, such as a checkpoint, while a process runs that is to bring it."""
+    deadline = time.monotonic() + limit
+    while not found():
+        assert time.monotonic() < deadline, f"not in {limit} s"
+        assert process.poll() is None, f"ended with {process.returncode}"
+        time.sleep(0.05)
+
+
 def told(folder, tasks=2):
     """Whether every task was given the words as they are, in this directory; and nothing was run on the way."""
     found = [json.loads((folder / f"told{number}.json").read_text()) for number in range(tasks)]

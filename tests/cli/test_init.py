@@ -100,11 +100,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(alone, tmp_path)
     with subprocess.Popen(
         [sys.executable, "train.py"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
     ) as run:
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "runs").rglob("step-00000100*/manifest.json")):
-            assert time.monotonic() < deadline
-            assert run.poll() is None
-            time.sleep(0.05)
+        processes.wait_for(lambda: list(tmp_path.glob("runs/**/step-00000100*/manifest.json")), run, limit=120)
         run.send_signal(signal.SIGKILL)
     init(tmp_path, "--force")
     ended = processes.python(tmp_path, "train.py")

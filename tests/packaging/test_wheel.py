@@ -8,11 +8,14 @@ import tarfile
 import zipfile
 
 import processes
+import psutil
 import pytest
 
 from toolkit import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+MAIN = ("--gpus=2", "--epochs=1", "--steps_per_epoch=3")
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +45,29 @@ def installed(built, tmp_path_factory):
     return target
 
 
-def run(installed, folder, *arguments):
+@pytest.fixture(scope="module", params=["3.10", "3.12", "3.13"])
+def empty(request, built, tmp_path_factory):
+    """The interpreter of an environment that had nothing in it, with the wheel and what it asks for."""
+    made_by = {**os.environ, "PYENV_VERSION": request.param}  # Where Pythons come from pyenv.
+    made_by.pop("PYTHONPATH", None)
+    folder = tmp_path_factory.mktemp("empty") / "an env"
+    try:
+        subprocess.run(
+            [f"python{request.param}", "-m", "venv", folder], env=made_by, check=True, timeout=100, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"no python{request.param} with venv is here")
+    (wheel,) = built.glob("*.whl")
+    for what in ("pip", str(wheel)):  # An old pip looks for hours for what goes together.
+        install = [folder / "bin/python", "-m", "pip", "install", "-q", "--upgrade", what]
+        subprocess.run(install, env=made_by, check=True, timeout=900, capture_output=True)
+    return folder / "bin/python"
+
+
+def run(installed, folder, *arguments, python=sys.executable):
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -67,7 +89,7 @@ def test_the_wheel_has_what_is_needed_and_nothing_else(built):
     assert {"toolkit/py.typed", "toolkit/observe/report/page.html.j2", "toolkit/support/taken_over.csv"} <= set(names)
     assert facts["Version"] == __version__
     assert "Operating System :: POSIX :: Linux" in facts.get_all("Classifier")
-    assert {"gpu", "datasets", "test", "docs", "bench"} <= set(facts.get_all("Provides-Extra"))
+    assert {"gpu", "datasets", "test", "docs", "bench", "ray"} <= set(facts.get_all("Provides-Extra"))
     needed = [line for line in facts.get_all("Requires-Dist") if "extra ==" not in line]
     assert not [line for line in needed if line.startswith("tensorflow-datasets")], "only CIFAR-10 needs it"
 
@@ -90,9 +112,23 @@ def test_the_source_distribution_makes_the_wheel(built, tmp_path):
 def test_the_main_job_runs_from_the_wheel(installed, tmp_path, way):
     where = run(installed, tmp_path, "-c", "import toolkit, recipes; print(toolkit.__file__, recipes.__file__)")
     assert where.split() == [str(installed / name / "__init__.py") for name in ("toolkit", "recipes")]
-    out = run(installed, tmp_path, *way, "--gpus=2", "--epochs=1", "--steps_per_epoch=3")
+    out = run(installed, tmp_path, *way, *MAIN)
     assert "epoch 1/1" in out
     assert list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.timeout(1800)
+def test_an_empty_environment_of_another_python_has_all_it_needs(empty, tmp_path):
+    nowhere = tmp_path / "no path"
+    out = run(nowhere, tmp_path, "-m", "toolkit", "recipe", "cifar_mirrored", *MAIN, python=empty)
+    assert "epoch 1/1" in out
+    run(nowhere, tmp_path, "-m", "toolkit", "init", python=empty)
+    train = ["-m", "toolkit", "launch", "--workers=2", "train.py"]
+    with (tmp_path / "out").open("wb") as out, subprocess.Popen([empty, *train], cwd=tmp_path, stdout=out) as job:
+        processes.wait_for(lambda: list(tmp_path.glob("runs/train/**/manifest.json")), job, limit=200)
+        for process in (*psutil.Process(job.pid).children(recursive=True), job):
+            process.kill()
+    assert "Resumed after step" in run(nowhere, tmp_path, *train, python=empty)
 
 
 def test_two_workers_are_launched_from_the_wheel(installed, tmp_path):

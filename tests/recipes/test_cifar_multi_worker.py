@@ -81,11 +81,7 @@ def test_only_the_chief_writes(undisturbed):
 @pytest.mark.fault
 def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_path):
     process = launched(tmp_path, *FLAGS, "--run_dir=run")
-    deadline = time.monotonic() + 100
-    while not list((tmp_path / "run").glob("checkpoints/step-*5")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    processes.wait_for(lambda: list((tmp_path / "run").glob("checkpoints/step-*5")), process, limit=100)
     process.send_signal(signal.SIGTERM)
     finish(process, limit=60)
     assert process.returncode == 143

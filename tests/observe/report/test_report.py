@@ -14,6 +14,7 @@ from browser import CHROMIUM, look
 from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
 from toolkit.observe import report
+from toolkit.observe.report.figures import column
 from toolkit.observe.report.timeline import spans_of
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -92,7 +93,8 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     text = (path / "report.html").read_text()
     assert [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)] == PICTURES
     assert "81.25%" in text
-    assert "92 % compute, " in text
+    assert "92% compute, 4% communication, 1% input, 3% other" in text
+    assert "61 s, 1 task started again" in text
     assert "<details><summary>All figures of the run" in text
     assert "CPU devices stood in for GPUs" in text
     assert "hunter2" not in text
@@ -115,6 +117,27 @@ def test_several_runs_stand_beside_one_another(tmp_path, monkeypatch, capsys):
     assert "2 runs compared" in text
     assert re.search(r"val_accuracy</th>\s*<td>81.25%</td>\s*<td>75.00%</td>", text)
     assert "first val_loss" in text
+    assert "times first" not in text  # CPU devices stood in for GPUs.
+
+
+@pytest.mark.slow
+def test_several_runs_say_what_each_replica_was_worth(tmp_path):
+    real = {"emulated": False, "strategy": "mirrored"}
+    two = made(tmp_path, "two", examples_per_second=1800.0, replicas=2, **real)
+    one = made(tmp_path, "one", examples_per_second=1000.0, replicas=1, **real)
+    text = report.write([two, one], out=tmp_path / "page.html").read_text()
+    said = "<b>1,800 examples/s</b>2 replicas, mirrored, 1.80 times one, 90% of that for each replica, val_accuracy"
+    assert said in text
+    assert "<b>1,000 examples/s</b>1 replica, mirrored, val_accuracy" in text
+
+
+def test_a_column_has_as_many_decimals_in_each_row():
+    assert column("loss", [2.3519, 0.5, None, 12]) == ["2.35", "0.50", "", "12.00"]
+    assert column("learning_rate", [0.1, 0.08536, 0]) == ["0.1000", "0.0854", "0.0000"]
+    assert column("epoch", [1.0, 2.0]) == ["1", "2"]
+    assert column("tiny", [1e-7, 2e-5]) == ["1e-07", "2e-05"]
+    assert column("accuracy", [0.5, 0.98765]) == ["50.00%", "98.77%"]
+    assert column("examples_per_second", [235.6, 371.0, 1234.5]) == ["236", "371", "1,234"]
 
 
 def test_metrics_of_any_model_have_keras_own_names(tmp_path):

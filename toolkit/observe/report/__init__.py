@@ -4,6 +4,8 @@ The page holds everything itself and asks nothing of any network.
 
 reading   a run directory, as far as it is there
 timeline  the processes of its tasks
+figures   numbers in words
+tiles     what somebody looks for first
 pictures  charts as SVG that takes its colours from the page
 page      the page, from a template
 writing   from run directories to a file

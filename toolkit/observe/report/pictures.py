@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from toolkit.observe.report.figures import is_share
 from toolkit.observe.report.reading import RunData, tried
 from toolkit.observe.report.timeline import spans_of
 
@@ -114,6 +115,8 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
     if not lines:
         return None
 
+    from matplotlib.ticker import PercentFormatter
+
     def plot(axes: Any) -> None:
         for number, test, label, points in lines:
             axes.plot(
@@ -129,6 +132,8 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
         axes.grid(alpha=0.25, color=_INK)
         if title == "Examples per second":
             axes.set_ylim(bottom=0)
+        elif is_share(title):
+            axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         if len({point[0] for line in lines for point in line[3]}) < 12:
             axes.set_xticks(sorted({point[0] for line in lines for point in line[3]}))
         if len(lines) > 1:

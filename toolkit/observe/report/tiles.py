@@ -1,0 +1,103 @@
+"""The first thing on a page: of one run its outcome, metrics, speed and a step; of several what each is worth."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from toolkit.observe.report.figures import in_words, value_of
+from toolkit.observe.report.reading import RunData
+from toolkit.observe.report.timeline import spans_of
+
+__all__ = ["Tile", "tiles"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A figure with what it is and what belongs to it."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+def tiles(runs: Sequence[RunData]) -> list[Tile]:
+    """Returns the tiles of one run, or one for each of several."""
+    if len(runs) > 1:
+        first = min((run for run in runs if _speed(run)), key=_replicas, default=runs[0])
+        return [_compared(run, first) for run in runs]
+    (run,) = runs
+    return [tile for tile in (_outcome(run), _metrics(run), _rate(run), _step(run)) if tile is not None]
+
+
+def _outcome(run: RunData) -> Tile:
+    summary = run.summary
+    more = [f"{in_words('epochs', summary.get('epochs'))} epochs, {in_words('steps', summary.get('steps'))} steps"]
+    seconds, resumed = summary.get("wall_seconds"), summary.get("resumed_from_step")
+    more += [f"{seconds:,.0f} s"] if isinstance(seconds, (int, float)) else []
+    more += [f"resumed after step {resumed:,}"] if isinstance(resumed, int) else []
+    starts = collections.Counter(span.task for span in spans_of(run, prefix=""))
+    restarts = sum(starts.values()) - len(starts)
+    more += [f"{restarts} {'task' if restarts == 1 else 'tasks'} started again"] if restarts else []
+    return Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(more))
+
+
+def _metrics(run: RunData) -> Tile | None:
+    shown = {name: text for name in run.metrics if (text := in_words(name, value_of(run, name)))}
+    names = [name for name in shown if name.startswith("val_")] or list(shown)
+    if not names:
+        return None
+    first = next((name for name in names if not name.endswith("loss")), names[0])
+    rest = [f"{name} {text}" for name, text in shown.items() if name != first]
+    return Tile(name=first, value=shown[first], more=", ".join(rest[:3]))
+
+
+def _rate(run: RunData) -> Tile | None:
+    speed = in_words("examples_per_second", run.summary.get("examples_per_second"))
+    return Tile(name="examples per second", value=speed, more=_replicas_in_words(run)) if speed else None
+
+
+def _step(run: RunData) -> Tile | None:
+    step = run.summary.get("step")
+    if not isinstance(step, dict) or not step.get("milliseconds"):
+        return None
+    whole = step["milliseconds"]
+    shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
+    shares["other"] = max(0, 100 - sum(shares.values()))
+    more = ", ".join(f"{share}% {part}" for part, share in shares.items())
+    return Tile(name="a step", value=f"{whole:,.1f} ms", more=more)
+
+
+def _compared(run: RunData, first: RunData) -> Tile:
+    """Says of one of several runs what it made of its replicas, beside the run that has the fewest."""
+    more = [_replicas_in_words(run)]
+    if run is not first and _speed(run) and _speed(first) and not (_emulated(run) or _emulated(first)):
+        times = _speed(run) / _speed(first)
+        more.append(f"{times:.2f} times {first.name}")
+        if _replicas(run) != _replicas(first):
+            more.append(f"{times * _replicas(first) / _replicas(run):.0%} of that for each replica")
+    metrics = _metrics(run)
+    more += [f"{metrics.name} {metrics.value}"] if metrics is not None else []
+    value = f"{in_words('examples_per_second', _speed(run))} examples/s" if _speed(run) else "no speed"
+    return Tile(name=run.name, value=value, more=", ".join(filter(None, more)))
+
+
+def _replicas_in_words(run: RunData) -> str:
+    replicas = in_words("replicas", run.summary.get("replicas"))
+    return (
+        f"{replicas} {'replica' if replicas == '1' else 'replicas'}, {run.summary.get('strategy')}" if replicas else ""
+    )
+
+
+def _speed(run: RunData) -> Any:
+    speed = run.summary.get("examples_per_second")
+    return speed if isinstance(speed, (int, float)) and speed > 0 else 0
+
+
+def _replicas(run: RunData) -> int:
+    replicas = run.summary.get("replicas")
+    return replicas if isinstance(replicas, int) and replicas > 0 else 1
+
+
+def _emulated(run: RunData) -> bool:
+    return bool(run.summary.get("emulated"))
