@@ -8,12 +8,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, redaction, status
+from toolkit.support.versions import versions
 from toolkit.training.checkpoints import state
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _provenance() -> dict[str, Any]:
         "versions": {
             "toolkit": __version__,
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in _VERSIONS},
+            **versions(_VERSIONS),
         },
         "command": redaction.masked_command(_command(), os.environ),
         "launch_logs": status.logs(),

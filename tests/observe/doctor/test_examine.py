@@ -6,6 +6,7 @@ import resource
 import shutil
 import socket
 import sys
+from importlib import metadata
 
 import pytest
 import recorded
@@ -87,6 +88,19 @@ def taken():
 def test_a_healthy_machine_has_nothing_wrong(plant):
     assert plant.wrong() == []
     assert {finding.check for finding in plant.findings()} == {"versions", "environment", "GPU", "machine", "data"}
+
+
+def test_data_sets_that_only_cifar10_needs_may_be_missing(plant):
+    found = metadata.Distribution.from_name
+
+    def without(name):
+        if name == "tensorflow-datasets":
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
+
+    plant.patch.setattr(metadata.Distribution, "from_name", without)
+    assert plant.wrong() == []
+    assert "tensorflow-datasets" not in str(plant.findings())
 
 
 @pytest.mark.slow

@@ -6,12 +6,14 @@ from importlib import metadata
 
 from toolkit import __version__
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok
+from toolkit.support.versions import versions
 
 __all__ = ["look"]
 
 _OWN = "tf-strategy-toolkit"
 _ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")
 _NAMED = ("tensorflow", "keras", "tensorflow-datasets", "protobuf", "numpy")
+_OPTIONAL = (_OWN, "tensorflow-datasets")  # The toolkit may be run from its source.
 _OTHER_BUILDS = ("tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tf-keras-nightly")
 
 
@@ -20,7 +22,7 @@ def look(_: Situation) -> Iterator[Finding]:
     wrong = [*_python(), *_packages(), *_twice()]
     yield from wrong
     if not wrong:
-        found = ", ".join(f"{name} {metadata.version(name)}" for name in _NAMED)
+        found = ", ".join(f"{name} {version}" for name, version in versions(_NAMED).items())
         yield ok("versions", f"Python {platform.python_version()}, {found}, toolkit {__version__} fit together")
 
 
@@ -49,7 +51,7 @@ def _packages() -> Iterator[Finding]:
         try:
             lines = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
-            if name != _OWN:  # That one may be run from its source.
+            if name not in _OPTIONAL:
                 asked.setdefault(name, {})["toolkit"] = SpecifierSet()
             continue
         for line in lines:

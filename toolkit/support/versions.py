@@ -1,0 +1,17 @@
+"""Which packages are installed, and in which version."""
+
+from collections.abc import Iterable
+from importlib import metadata
+
+__all__ = ["versions"]
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those packages that are installed here, by their names."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
