@@ -22,13 +22,12 @@ import toolkit
 WAYS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "PowerSGD, rank 4": {"compression": "powersgd", "rank": 4},
-    "PowerSGD, rank 4, from step 195": {"compression": "powersgd", "rank": 4, "start_step": 195},
-    "PowerSGD, rank 8": {"compression": "powersgd", "rank": 8},
+    "PowerSGD, rank 4, after an epoch": {"compression": "powersgd", "rank": 4, "start_step": 1},
     "local, 16 steps": {"every": 16},
+    "local, 16 steps, after an epoch": {"every": 16, "start_step": 1},
     "local, 16 steps, outer 1.0, 0.2": {"every": 16, "outer_momentum": 0.2},
+    "local, 16 steps, outer 1.0, 0.2, after an epoch": {"every": 16, "outer_momentum": 0.2, "start_step": 1},
     "local, 16 steps, outer 1.0, 0.4": {"every": 16, "outer_momentum": 0.4},
-    "local, 16 steps, from step 195": {"every": 16, "start_step": 195},
-    "local, 16 steps, outer 1.0, 0.2, from step 195": {"every": 16, "outer_momentum": 0.2, "start_step": 195},
     "local, 16 steps, outer 0.7, 0.9": {"every": 16, "outer_rate": 0.7, "outer_momentum": 0.9},
 }
 _WAYS = flags.DEFINE_multi_enum("way", list(WAYS), list(WAYS), "What is run; again for several.")
@@ -68,7 +67,9 @@ def main() -> None:
 def accuracy(way: str, replicas: int, seed: int) -> float:
     """Trains once, and returns the percentage of test pictures that are told right."""
     devices = toolkit.devices.configure(gpus=replicas, emulate="always")
-    given = WAYS[way]
+    given = dict(WAYS[way])
+    if "start_step" in given:  # Of epochs.
+        given["start_step"] *= _EXAMPLES.value // 128
     options = {
         "local": toolkit.strategies.LocalSteps(**given) if "every" in given else None,
         "gradients": toolkit.strategies.GradientExchange(**given) if "rank" in given else None,

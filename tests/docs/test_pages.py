@@ -42,8 +42,9 @@ def samples(page):
     return "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
 
 
-# Of TensorFlow 1, and what tests/training/test_ray.py runs.
-WITH_SAMPLES = [page for page in PAGES if samples(page) and page.name not in ("from-tf1.md", "ray.md")]
+# Of TensorFlow 1, and what tests/training/test_ray.py and test_trackers.py run.
+ELSEWHERE = ("from-tf1.md", "ray.md", "trackers.md")
+WITH_SAMPLES = [page for page in PAGES if samples(page) and page.name not in ELSEWHERE]
 
 
 @pytest.mark.slow
