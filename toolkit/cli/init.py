@@ -11,6 +11,7 @@ import argparse
 import pathlib
 import re
 
+from toolkit.cli.parser import check_least
 from toolkit.errors import RequestError
 from toolkit.launch.job import site_checks
 
@@ -36,11 +37,7 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         RequestError: One is there already, can't be written, or a number makes no sense.
     """
-    for name, least in (("nodes", 1), ("gpus_per_node", 0)):
-        if (value := getattr(given, name)) < least:
-            raise RequestError(
-                asked=f"--{name}={value}", found=f"it must be at least {least}", remedy=f"Give {least} or more"
-            )
+    check_least(given, nodes=1, gpus_per_node=0)
     site_checks.slurm_time(given.time, notice=_NOTICE)
     folder = pathlib.Path(given.directory).expanduser()
     there = [name for name in _NAMES if (folder / name).exists()]

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from toolkit.errors import RequestError
 
-__all__ = ["Parser", "unknown"]
+__all__ = ["Parser", "check_least", "unknown"]
 
 
 _WIDTH = 80
@@ -113,3 +113,20 @@ def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> Reques
         found=f"there is no such {kind}",
         remedy=(f"Did you mean {near[0]}? " if near else "") + f"`{lists} --help` lists them all",
     )
+
+
+def check_least(given: argparse.Namespace, **least: int) -> None:
+    """Makes sure that numbers are large enough; what wasn't given, None, is.
+
+    Args:
+        given: What was parsed.
+        least: The least value of each option, by its name.
+
+    Raises:
+        RequestError: One is smaller.
+    """
+    for name, limit in least.items():
+        if (value := getattr(given, name)) is not None and value < limit:
+            raise RequestError(
+                asked=f"--{name}={value}", found=f"it must be at least {limit}", remedy=f"Give {limit} or more"
+            )

@@ -16,6 +16,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from toolkit.cli.parser import check_least
 from toolkit.errors import RequestError
 from toolkit.models.table import NAMES
 from toolkit.parallel.plan.machine import DEVICES
@@ -170,21 +171,8 @@ def _check_length(model: Any, length: int | None) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name, least in (
-        ("replicas", 1),
-        ("hosts", 1),
-        ("shards", 1),
-        ("gradient_rank", 1),
-        ("slots", 0),
-        ("most", 1),
-        ("batch", 1),
-        ("length", 1),
-    ):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise RequestError(
-                asked=f"--{name}={value}", found=f"it must be at least {least}", remedy=f"Give {least} or more"
-            )
+    ones = dict.fromkeys(("replicas", "hosts", "shards", "gradient_rank", "most", "batch", "length"), 1)
+    check_least(arguments, **ones, slots=0)
     if arguments.hosts > arguments.replicas:
         raise RequestError(
             asked=f"--hosts={arguments.hosts}",

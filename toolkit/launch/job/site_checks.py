@@ -66,7 +66,7 @@ def slurm_time(text: str, *, notice: int) -> None:
         notice < _seconds(text),
         f"--time={text} with {notice} s of notice",
         "tasks would get the notice to end as soon as they begin",
-        "Give more time, or less notice with --notice",
+        "Give more time or less notice",
     )
 
 
