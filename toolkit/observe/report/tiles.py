@@ -8,6 +8,7 @@ from typing import Any
 from toolkit.observe.report.figures import in_words, value_of
 from toolkit.observe.report.reading import RunData
 from toolkit.observe.report.timeline import spans_of
+from toolkit.support.words import counted
 
 __all__ = ["Tile", "tiles"]
 
@@ -38,7 +39,7 @@ def _outcome(run: RunData) -> Tile:
     more += [f"resumed after step {resumed:,}"] if isinstance(resumed, int) else []
     starts = collections.Counter(span.task for span in spans_of(run, prefix=""))
     restarts = sum(starts.values()) - len(starts)
-    more += [f"{restarts} {'task' if restarts == 1 else 'tasks'} started again"] if restarts else []
+    more += [f"{counted(restarts, 'task')} started again"] if restarts else []
     return Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(more))
 
 
@@ -83,10 +84,8 @@ def _compared(run: RunData, first: RunData) -> Tile:
 
 
 def _replicas_in_words(run: RunData) -> str:
-    replicas = in_words("replicas", run.summary.get("replicas"))
-    return (
-        f"{replicas} {'replica' if replicas == '1' else 'replicas'}, {run.summary.get('strategy')}" if replicas else ""
-    )
+    replicas = run.summary.get("replicas")
+    return f"{counted(replicas, 'replica')}, {run.summary.get('strategy')}" if isinstance(replicas, int) else ""
 
 
 def _speed(run: RunData) -> Any:
