@@ -25,6 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "PowerSGD, rank 4, after an epoch": {"compression": "powersgd", "rank": 4, "start_step": 1},
     "local, 16 steps": {"every": 16},
     "local, 16 steps, after an epoch": {"every": 16, "start_step": 1},
+    "local, 16 steps, after five epochs": {"every": 16, "start_step": 5},
     "local, 16 steps, outer 1.0, 0.2": {"every": 16, "outer_momentum": 0.2},
     "local, 16 steps, outer 1.0, 0.2, after an epoch": {"every": 16, "outer_momentum": 0.2, "start_step": 1},
     "local, 16 steps, outer 1.0, 0.4": {"every": 16, "outer_momentum": 0.4},
