@@ -79,11 +79,11 @@ def made(folder, name="a run", **changes):
 PICTURES = [
     "loss",
     "accuracy",
+    "Ways to divide the layers, predicted and measured",
+    "Staleness of gradients",
     "Examples per second",
     "Where a step's time goes",
     "Tasks, their ends and restarts",
-    "Staleness of gradients",
-    "Ways to divide the layers, predicted and measured",
 ]
 
 

@@ -62,11 +62,11 @@ def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
         notes.append(f"{_MOST_METRICS} of {len(metrics)} metrics are drawn; the table of epochs has all")
     makers: list[Callable[[Sequence[RunData]], Picture | None]] = [
         *(functools.partial(_curves, title=name, columns=(name, f"val_{name}")) for name in metrics[:_MOST_METRICS]),
+        _plan,
+        _staleness,
         functools.partial(_curves, title="Examples per second", columns=("examples_per_second",)),
         _steps,
         _timeline,
-        _staleness,
-        _plan,
     ]
     return [picture for make in makers if (picture := tried(notes, None, make, runs)) is not None]
 
