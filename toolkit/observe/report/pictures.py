@@ -131,7 +131,7 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
         axes.set_ylabel(title)
         axes.grid(alpha=0.25, color=_INK)
         if title == "Examples per second":
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         elif is_share(title):
             axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         if len({point[0] for line in lines for point in line[3]}) < 12:

@@ -74,9 +74,9 @@ def _compared(run: RunData, first: RunData) -> Tile:
     more = [_replicas_in_words(run)]
     if run is not first and _speed(run) and _speed(first) and not (_emulated(run) or _emulated(first)):
         times = _speed(run) / _speed(first)
-        more.append(f"{times:.2f} times {first.name}")
+        more.append(f"{times:.2f} times the speed of {first.name}")
         if _replicas(run) != _replicas(first):
-            more.append(f"{times * _replicas(first) / _replicas(run):.0%} of that for each replica")
+            more.append(f"{times * _replicas(first) / _replicas(run):.0%} for each replica")
     metrics = _metrics(run)
     more += [f"{metrics.name} {metrics.value}"] if metrics is not None else []
     value = f"{in_words('examples_per_second', _speed(run))} examples/s" if _speed(run) else "no speed"
