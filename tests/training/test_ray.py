@@ -105,7 +105,7 @@ class TestOnRay:
 def test_it_is_refused_where_ray_did_not_start_the_process():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(RequestError, match=r"isn't a worker of Ray Train|pip install 'tf-strategy-toolkit\[ray\]'"):
+    with pytest.raises(RequestError, match=r"isn't a worker of Ray Train|pip install 'ray\[train\]'"):
         model.fit(np.zeros((4, 2)), np.zeros((4, 1)), verbose=0, callbacks=[toolkit.training.RayReport()])
 
 

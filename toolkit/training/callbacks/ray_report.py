@@ -47,7 +47,7 @@ class RayReport(keras.callbacks.Callback):
         try:
             import ray.train
         except ImportError as error:
-            remedy = "Install it: pip install 'tf-strategy-toolkit[ray]'"
+            remedy = "Install it: pip install 'ray[train]'"
             raise RequestError(asked=asked, found=f"Ray isn't here ({error})", remedy=remedy) from error
         try:
             self._rank = ray.train.get_context().get_world_rank()
