@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "local, 16 steps, after five epochs": {"every": 16, "start_step": 5},
     "local, 16 steps, outer 1.0, 0.2": {"every": 16, "outer_momentum": 0.2},
     "local, 16 steps, outer 1.0, 0.2, after an epoch": {"every": 16, "outer_momentum": 0.2, "start_step": 1},
+    "local, 16 steps, outer 1.0, 0.2, after five epochs": {"every": 16, "outer_momentum": 0.2, "start_step": 5},
     "local, 16 steps, outer 1.0, 0.4": {"every": 16, "outer_momentum": 0.4},
     "local, 16 steps, outer 0.7, 0.9": {"every": 16, "outer_rate": 0.7, "outer_momentum": 0.9},
 }
