@@ -138,7 +138,7 @@ def test_its_job_trains_under_slurm_and_is_queued_again_when_its_time_is_up(tmp_
 
         until("epoch 2/8")
         cluster.run("scancel", "--signal=TERM", f"{number}.0")  # What --signal=TERM@120 sends.
-        until("Stopped by SIGTERM")
+        until("SIGTERM received: the run stops after this step")
         until("Resumed after step")
         until("epoch 8/8")
     assert len(losses(tmp_path)) == 8
