@@ -555,6 +555,15 @@ def test_a_module_that_is_misspelt_is_said_as_python_says_it(launcher):
 
 
 @pytest.mark.slow
+def test_how_many_behind_the_script_is_noticed(launcher):
+    script = launcher.write("import sys; print(sys.argv[1:])")
+    _, out, err, _ = launcher.run(command=[str(script), "--workers=2"])
+    assert "note: --workers=2 stands behind the script, which gets it; one task is started" in err
+    assert "['--workers=2']" in out
+    assert "stands behind" not in launcher.run("--workers=1", command=[str(script)])[2]
+
+
+@pytest.mark.slow
 def test_what_is_piped_in_is_said_to_be_lost(launcher):
     command = [sys.executable, "-m", "toolkit", "launch", "--workers=1", str(launcher.write("print(sys.stdin.read())"))]
     how = {"cwd": launcher.folder, "env": {**os.environ, "PYTHONPATH": str(processes.ROOT)}, "timeout": 60}

@@ -100,6 +100,17 @@ class TestOnRay:
         assert again["weights_sha256"] == whole["weights_sha256"]
         assert told_again["loss"] == told["loss"]
 
+    @pytest.mark.timeout(300)
+    def test_models_that_train_apart_are_named(self, tmp_path):
+        with tempfile.TemporaryDirectory(prefix="ray") as temporary:
+            script(tmp_path, temporary, killed=False)
+            path = tmp_path / "train_on_ray.py"
+            text = path.read_text().replace("toolkit.strategies.create()", "tf.distribute.get_strategy()")
+            path.write_text("import tensorflow as tf\n" + text.replace("max_failures=3", "max_failures=0"))
+            ended = processes.python(tmp_path, "train_on_ray.py", limit=200)
+        assert ended.returncode == 1
+        assert "Ray has started 2 workers to train together, but the model is built in" in ended.stdout + ended.stderr
+
 
 @pytest.mark.slow
 def test_it_is_refused_where_ray_did_not_start_the_process():

@@ -13,8 +13,10 @@ launch come before the script.
 
 import argparse
 import array
+import dataclasses
 import fcntl
 import os
+import re
 import stat
 import sys
 import termios
@@ -56,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER)
 
 
+_HOW_MANY = re.compile(r"--(workers|ps|chief|nodes|on|cluster)\b")
+
+
 def run(given: argparse.Namespace) -> None:
     """Launches.
 
@@ -78,6 +83,9 @@ def run(given: argparse.Namespace) -> None:
     log.show()
     if _input_waits():
         print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
+    behind = [word for word in spec.command[1:] if _HOW_MANY.match(word)]
+    if behind and spec == dataclasses.replace(JobSpec(command=spec.command), env=spec.env):
+        print(f"note: {behind[0]} stands behind the script, which gets it; one task is started", file=sys.stderr)
     if message := start(spec, detach=given.detach):
         print(message)
 

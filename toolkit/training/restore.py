@@ -100,7 +100,9 @@ def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
     return any(isinstance(each, keras.callbacks.EarlyStopping) for each in keras.tree.flatten(callbacks or []))
 
 
-def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool) -> str:
+def in_words(
+    checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool, directory: object = None
+) -> str:
     """Returns what a resumed run is told to its user; "" for a new run.
 
     Args:
@@ -108,13 +110,15 @@ def in_words(checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, e
         resumed: Where it goes on.
         epochs: The epochs of the whole training.
         ended: Whether a callback has ended the training for good.
+        directory: Where the run is, as far as this process knows.
     """
     if checkpoint is None:
         return ""
+    anew = f" To train anew, remove {directory} or name another directory." if directory else ""
     if ended:
-        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {epochs} epochs."
+        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {epochs} epochs.{anew}"
     if resumed.epoch >= epochs:
-        return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs."
+        return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs.{anew}"
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"

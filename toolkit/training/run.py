@@ -76,7 +76,7 @@ class Run:
         membership: "Membership | None" = None,
         chief: bool | None = None,
     ) -> None:
-        recipe = recipe or pathlib.Path(sys.argv[0]).stem or "run"
+        recipe = recipe or {"default_worker": "ray"}.get(name := pathlib.Path(sys.argv[0]).stem, name) or "run"
         if chief is None:
             membership = membership or cluster.discover(os.environ)
             chief = membership is None or membership.task == membership.cluster.chief
@@ -263,7 +263,7 @@ class Run:
             options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         options["initial_epoch"] = epochs if ended else resumed.epoch
-        self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended))
+        self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended, directory=self.path))
         history = model.fit(x, y, callbacks=self._monitor.callbacks, **options)
         self._summary.finish(model, self._monitor)
         return history

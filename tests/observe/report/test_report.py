@@ -15,6 +15,7 @@ from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
 from toolkit.observe import report
 from toolkit.observe.report.figures import column
+from toolkit.observe.report.reading import told_apart
 from toolkit.observe.report.timeline import spans_of
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -40,7 +41,7 @@ EVENTS = [
 def made(folder, name="a run", **changes):
     """A run directory with something for every picture."""
     path = folder / name
-    path.mkdir()
+    path.mkdir(parents=True)
     (folder / "logs").mkdir(exist_ok=True)
     lines = [json.dumps({"event": e, "task": t, "at": 1e9 + at, "pid": pid, **more}) for e, t, at, pid, more in EVENTS]
     (folder / "logs" / "events.jsonl").write_text("\n".join(lines) + '\n{"at": 1')
@@ -131,6 +132,24 @@ def test_several_runs_say_what_each_replica_was_worth(tmp_path):
     )
     assert said in text
     assert "<b>1,000 examples/s</b>1 replica, mirrored, val_accuracy" in text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    paths = [made(tmp_path / "first", "train"), made(tmp_path / "second", "train")]
+    names = [run.name for run in told_apart([report.read(path) for path in paths])]
+    assert names == ["first/train", "second/train"]
+    assert [run.name for run in told_apart([report.read(paths[0])] * 2)] == ["train", "train"]
+
+
+def test_a_launched_run_is_run_again_by_its_launcher(tmp_path):
+    path = made(tmp_path)
+    (tmp_path / "logs/job.json").write_text(json.dumps({"again": "toolkit launch --workers=2 -- train.py --token=s"}))
+    assert "<pre>toolkit launch --workers=2 -- train.py &#39;--token=***&#39;</pre>" in report.write([path]).read_text()
+
+
+def test_what_ray_has_started_shows_no_command(tmp_path):
+    path = made(tmp_path, command=["python", "/site-packages/ray/_private/workers/default_worker.py", "--worker-id=7"])
+    assert "default_worker" not in report.write([path]).read_text()
 
 
 def test_a_column_has_as_many_decimals_in_each_row():

@@ -5,7 +5,8 @@
     toolkit launch --on=ssh:a,b train.py    # two hosts
     sbatch job.sh                           # under Slurm
 
-Started again after it was stopped or killed, it goes on where it was and ends with the same weights.
+Started again after it was stopped or killed, it goes on where it was and ends with the same weights. With other data or
+another model remove runs/train first, or name another directory.
 """
 
 import keras
@@ -14,7 +15,7 @@ import toolkit
 
 EPOCHS = 5
 BATCH = 64  # Examples of a step, over all devices.
-RUN = "runs/train"  # Checkpoints, history and report; on several hosts, on a disk that all of them see.
+RUN = "runs/train"  # Checkpoints, history, report.html; on several hosts, on a disk that all of them see.
 
 
 def data():
@@ -41,6 +42,7 @@ def main():
         model = build()
     with toolkit.training.Run(RUN, resume="auto", checkpoint_steps=100) as run:
         run.fit(model, x, y, batch_size=BATCH, epochs=EPOCHS, validation_data=validation)
+        toolkit.observe.report.write_after(run)
 
 
 if __name__ == "__main__":

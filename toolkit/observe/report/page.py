@@ -1,7 +1,9 @@
 """The page, from a template: everything on it is escaped but the charts, which are drawn here."""
 
+import contextlib
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 import shlex
@@ -12,6 +14,7 @@ from toolkit.observe.report.figures import EARLIER_NAMES, column, in_words, valu
 from toolkit.observe.report.pictures import draw
 from toolkit.observe.report.reading import RunData, tried
 from toolkit.observe.report.tiles import Tile, tiles
+from toolkit.support.files import read_text
 from toolkit.support.redaction import masked, masked_command
 
 __all__ = ["render"]
@@ -176,7 +179,14 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _command(run: RunData) -> str:
+    """Returns what starts the run again: the launcher's command where it has one; "" where Ray has started it."""
+    if isinstance(logs := run.summary.get("launch_logs"), str):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            again = json.loads(read_text(pathlib.Path(logs, "job.json")))["again"]
+            return shlex.join(masked_command(shlex.split(again), {}))
     command = run.summary.get("command")
+    if isinstance(command, list) and any(str(part).endswith("default_worker.py") for part in command):
+        return ""
     return shlex.join(masked_command([str(part) for part in command], {})) if isinstance(command, list) else ""
 
 

@@ -9,14 +9,14 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from toolkit.errors import RunDirectoryError
 from toolkit.support.files import check_file, read_text
 from toolkit.support.redaction import masked, masked_all
 
-__all__ = ["RunData", "read", "tried"]
+__all__ = ["RunData", "read", "told_apart", "tried"]
 
 T = TypeVar("T")
 _NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns of history.csv.
@@ -60,9 +60,9 @@ def read(path: str | pathlib.Path) -> RunData:
     found = _no_run(path)
     if found:
         raise RunDirectoryError(
-            asked=f"{path} is a run directory",
+            asked=f"a report of {path}",
             found=found,
-            remedy="Name a directory that a recipe has written, such as one under ./runs",
+            remedy="Name the directory of a run, such as one under ./runs",
         )
     notes: list[str] = []
     summary = _object(path / "summary.json", notes)
@@ -87,6 +87,18 @@ def read(path: str | pathlib.Path) -> RunData:
         events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
         notes=tuple(notes),
     )
+
+
+def told_apart(runs: Sequence[RunData]) -> list[RunData]:
+    """Returns runs that have the same name under as much of their paths as tells them apart."""
+    for deep in range(1, 100):
+        names = ["/".join(run.path.resolve().parts[-deep:]) for run in runs]
+        if len(set(names)) == len({run.path.resolve() for run in runs}):
+            break
+    return [
+        dataclasses.replace(run, name=_readable(masked(name, os.environ)))
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _no_run(path: pathlib.Path) -> str:

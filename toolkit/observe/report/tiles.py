@@ -35,8 +35,9 @@ def _outcome(run: RunData) -> Tile:
     summary = run.summary
     more = [f"{in_words('epochs', summary.get('epochs'))} epochs, {in_words('steps', summary.get('steps'))} steps"]
     seconds, resumed = summary.get("wall_seconds"), summary.get("resumed_from_step")
-    more += [f"{seconds:,.0f} s"] if isinstance(seconds, (int, float)) else []
-    more += [f"resumed after step {resumed:,}"] if isinstance(resumed, int) else []
+    again = isinstance(resumed, int)
+    more += [f"resumed after step {resumed:,}"] if again else []
+    more += [f"{seconds:,.0f} s{' since then' if again else ''}"] if isinstance(seconds, (int, float)) else []
     starts = collections.Counter(span.task for span in spans_of(run, prefix=""))
     restarts = sum(starts.values()) - len(starts)
     more += [f"{counted(restarts, 'task')} started again"] if restarts else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import RequestError
 from toolkit.observe.report.page import render
-from toolkit.observe.report.reading import RunData, read
+from toolkit.observe.report.reading import RunData, read, told_apart
 from toolkit.support.files import write_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
         RunDirectoryError: One of them is no run directory.
         RequestError: The page can't be written there.
     """
-    runs = [read(path) for path in directories]
+    runs = told_apart([read(path) for path in directories])
     file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
     with _errors_explained(file):
         _check(file, runs)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from toolkit.errors import RequestError
+from toolkit.strategies.multi_worker import MultiWorkerStrategy
 from toolkit.training.summary import write_model
 
 __all__ = ["RayReport"]
@@ -21,13 +22,15 @@ class RayReport(keras.callbacks.Callback):
 
     An epoch is reported when all callbacks are done with it, as the next one begins or training ends: a `Run` has
     written its checkpoint by then. All workers wait for one another there. Ray keeps the model in its storage, as
-    `model.keras` in a `ray.train.Checkpoint`.
+    `model.keras` in a `ray.train.Checkpoint`. It comes last in `callbacks`: behind an EarlyStopping that restores the
+    best weights, which it does as training ends.
 
     Args:
         every: The model goes with every so many epochs, and with the last; 0 for metrics only.
 
     Raises:
-        RequestError: `every` is negative; as training begins: Ray isn't installed, or didn't start this process.
+        RequestError: `every` is negative; as training begins: Ray isn't installed, or didn't start this process, or
+            the model doesn't train together with the other workers'.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -50,13 +53,21 @@ class RayReport(keras.callbacks.Callback):
             remedy = "Install it: pip install 'ray[train]'"
             raise RequestError(asked=asked, found=f"Ray isn't here ({error})", remedy=remedy) from error
         try:
-            self._rank = ray.train.get_context().get_world_rank()
+            context = ray.train.get_context()
+            self._rank, workers = context.get_world_rank(), context.get_world_size()
         except Exception as error:  # Ray's own kinds, which differ by version.
             raise RequestError(
                 asked=asked,
                 found="this process isn't a worker of Ray Train",
                 remedy="Call fit in the train function of a ray.train.tensorflow.TensorflowTrainer, or leave it out",
             ) from error
+        if workers > 1 and not isinstance(self.model.distribute_strategy, MultiWorkerStrategy):
+            raise RequestError(
+                asked=f"Ray has started {workers} workers to train together",
+                found=f"the model is built in the scope of {type(self.model.distribute_strategy).__name__}, which "
+                "doesn't train with the others, or not by Keras 3's fit",
+                remedy="Build and compile it in the scope of toolkit.strategies.create()",
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reports the epoch before."""
