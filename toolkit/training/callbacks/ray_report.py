@@ -64,8 +64,8 @@ class RayReport(keras.callbacks.Callback):
         if workers > 1 and not isinstance(self.model.distribute_strategy, MultiWorkerStrategy):
             raise RequestError(
                 asked=f"Ray has started {workers} workers to train together",
-                found=f"the model is built in the scope of {type(self.model.distribute_strategy).__name__}, which "
-                "doesn't train with the others, or not by Keras 3's fit",
+                found=f"the model is built in the scope of {type(self.model.distribute_strategy).__name__}, in which "
+                "Keras's fit doesn't train it with the others",
                 remedy="Build and compile it in the scope of toolkit.strategies.create()",
             )
 
