@@ -134,7 +134,7 @@ def create(
 
         adapt_shards()
         set_optimizer_state(strategy, optimizer_state)
-    if local is not None:
+    if local is not None and strategy.num_replicas_in_sync > 1:  # Or it is as if it weren't asked for.
         set_local(strategy, local)
     if shards is not None:
         from toolkit.strategies.exchange.mesh import set_shards
