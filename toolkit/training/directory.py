@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded"]
 
-_ASKED = "run_dir={} is where this run writes"
+_ASKED = "{} is where this run writes"
 
 
 def choose(
