@@ -9,7 +9,7 @@ from toolkit import strategies
 from toolkit.errors import RequestError
 from toolkit.strategies import multi_worker
 from toolkit.strategies.fit import adapt, building
-from toolkit.strategies.parameter_servers import branches, variables, worker_step
+from toolkit.strategies.parameter_servers import variables, worker_step
 from toolkit.support import taken_over, wrapping
 from toolkit.support.taken_over import CALLED, WRAPPED, Taken
 
@@ -34,7 +34,6 @@ def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     building.adapt_trials()
     worker_step.adapt_optimizers()
     variables.adapt_lookups()
-    branches.adapt_branches()
     mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}
     assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in WRAPPED)}
 

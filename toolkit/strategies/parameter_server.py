@@ -26,6 +26,7 @@ from toolkit.strategies.parameter_servers.server import meet
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
+from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import status
 
@@ -74,6 +75,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
         adapt_building()
+        if options.synchronous:
+            adapt_means()
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 

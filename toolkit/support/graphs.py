@@ -1,17 +1,19 @@
 """TensorFlow's graphs: what a result is computed from, and how."""
 
+import re
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["computed_from", "is_elementwise", "same_everywhere"]
+__all__ = ["assigns_others", "computed_from", "is_elementwise", "same_everywhere"]
 
 # Operations whose result says nothing of the values of a batch, only of its shape.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Operations of whose results nothing is known from here.
 _UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
+_ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 # Operations that compute each element from those at its place.
 _ELEMENTWISE = frozenset(
     """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
@@ -32,6 +34,15 @@ def computed_from(operations: "Iterable[tf.Operation]", until: "Container[tf.Ope
             if each not in until:
                 waiting += [tensor.op for tensor in each.inputs]
     return list(seen)
+
+
+def assigns_others(graph: "tf.Graph", own: "Iterable[tf.Tensor]") -> bool:
+    """Says whether a function assigns variables other than those of some handles, in its branches too."""
+    handles = {id(each) for each in own}
+    mine = {id(inner) for outer, inner in graph.captures if id(outer) in handles}
+    assigned = [op.inputs[0] for op in graph.get_operations() if _ASSIGNS.match(op.type)]
+    within = (node.op for function in graph.as_graph_def().library.function for node in function.node_def)
+    return any(id(each) not in mine for each in assigned) or any(_ASSIGNS.match(op) for op in within)
 
 
 def is_elementwise(operation: "tf.Operation") -> bool:

@@ -6,13 +6,15 @@ private    what only private parts of TensorFlow and Keras allow
 ps_sharded_variable  a variable whose rows are sharded over several ps
 placement  which task holds which variable, and the table of it
 ledger     what each ps has applied, once each, and with which staleness
+local_values  what takes a variable's place in a step
 tables     large tables of which a step pulls and pushes a few rows
 variables  a model's variables, by what a step does with them, and a step's own copy
-branches   what branches of a step assign, carried out of them
+pushes     what a step assigns, sent to the ps
 worker_step  a step: pull, compute, push
 updates    of variables that are sharded, in a step and in a loop of the user's own
 functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from
+share_step  a step of which each worker computes a share
 rounds     steps that the workers do together
 totals     what the chief keeps: counters, and totals of the metrics
 calls      functions traced once, and calls of them for workers

@@ -13,7 +13,7 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.totals import Counters
 from toolkit.strategies.parameter_servers.variables import Variables
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "fetched"]
 
 
 class Calls:
@@ -79,18 +79,17 @@ class Calls:
         zero, counters = tf.constant(0, tf.int64), self._counters_after(0)
         return lambda: run(zero, zero, counters, tensors)
 
-    def round(self, stream: Stream, shares: int) -> tuple[Any, Any]:
-        """Returns the function of a share of a batch, and the one that applies a round."""
+    def round(self, stream: Stream, shares: int) -> tuple[Any, Any, str | None]:
+        """Returns the function of a share of a batch, the one that applies a round, and why neither will do, if so."""
 
         def make() -> Any:
             rounds = Rounds(self._variables, shares)
-            run, assigned, _ = rounds.share(
-                lambda number, share, sent: stream.batch(0, number, sent, share=share, shares=shares),
-                signature=stream.signature(1),
-            )
+            run, assigned = rounds.share(stream)
+            if rounds.undivided is not None:
+                return None, None, rounds.undivided
             applying, conditional = rounds.applying()
             self._counters.note(assigned, conditional)
-            return run, applying
+            return run, applying, None
 
         return self._once(("round", stream.key), make)
 
@@ -121,3 +120,8 @@ class Calls:
 def _on_chief(value: np.generic | np.ndarray) -> tf.Tensor:
     with tf.device(None), tf.device("CPU:0"):  # A worker's thread has that worker's device.
         return tf.constant(value)
+
+
+def fetched(outputs: Sequence[tuple]) -> list[tuple]:
+    """Brings what functions of steps return from the worker: sums of the metrics, and the last step's logs."""
+    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]

@@ -8,8 +8,10 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
+from toolkit.strategies.parameter_servers.pushes import changes, push
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
-from toolkit.strategies.parameter_servers.worker_step import Step, changes, push, tracing
+from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.train_step import results_noted
 from toolkit.support.scopes import outside
 
@@ -25,6 +27,7 @@ __all__ = [
     "scalars",
     "single_replica",
     "trace",
+    "traced",
     "training",
 ]
 
@@ -56,7 +59,7 @@ def training(
     assigned: list[int] = []
     conditional: list[int] = []
 
-    def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any) -> tuple:
+    def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
         starts = {}
         for device in variables.ledgers:
             with tf.device(device):
@@ -72,11 +75,13 @@ def training(
                 with tf.device(device):
                     slots[device] = (start + index) % CAPACITY
             step = Step(variables, scope, versions, slots, only)
+            step.send_from_cells()
             with tracing(step, scope), reports_of(variables, "train") as reports:
                 logs = reports(model.train_step(batch_of(index, first + index, data)))
-            push(changes(variables, scope, values, only))
-            counters = [scope.values[id(v)] for v in variables.counters]
-            sums = [scope.values[id(v)] for v in variables.metrics]
+            push(changes(variables, scope, only))
+            counters = scope.tensors(variables.counters)
+            sums = scope.tensors(variables.metrics)
+            without_cell.update(scope.without_cell)
         assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]  # By the last step, as by each.
         conditional[:] = conditional_in(scope, variables)
         return flattened([*sums, *branched(conditional, before, counters)]), scalars(logs)
@@ -97,7 +102,7 @@ def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]
 def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> None:
     """Makes the variables of the optimizers that a model's own `train_step` is the first to use."""
 
-    def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any) -> tf.Tensor:
+    def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tf.Tensor:
         values, _ = variables.pull()
         scope = variables.scope(values, counters, [tf.zeros(v.shape, v.dtype) for v in variables.metrics])
         with tracing(_BuildingStep(), scope):
@@ -134,7 +139,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
     """Makes the function that evaluates batches, with one pull: of (the first's number, how many, counters, data)."""
     model = variables.model
 
-    def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any) -> tuple:
+    def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
         values, _ = variables.pull()
         start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
         logs: Any = {}
@@ -142,9 +147,10 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
         def one(index: tf.Tensor, sums: list) -> tuple:
             nonlocal logs
             scope = variables.scope(values, counters, sums)
-            with scope, reports_of(variables, "test") as reports:
+            with scope, inlining(), reports_of(variables, "test") as reports:
                 logs = reports(model.test_step(batch_of(0, first + index, data)))
-            return index + 1, [scope.values[id(v)] for v in variables.metrics]
+            without_cell.update(scope.without_cell)
+            return index + 1, scope.tensors(variables.metrics)
 
         if signature:  # One batch, sent along.
             sums = one(tf.constant(0, tf.int64), start)[1]
@@ -161,27 +167,45 @@ def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any
     """Makes the function that predicts the batch that `whole` makes of the tensors that are sent."""
     model = variables.model
 
-    def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any) -> Any:
+    def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any, _without_cell: set) -> Any:
         values, _ = variables.pull()
-        with LocalScope([*variables.served, *variables.counters], [*values, *counters]):
+        with LocalScope([*variables.served, *variables.counters], [*values, *counters]), inlining():
             return model.predict_step(whole(data))
 
     return trace(variables, replica, signature)
 
 
 def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> Any:
-    """Traces what a worker runs: a function of two int64 scalars, the values of `variables.counters`, and data."""
-    strategy = variables.model.distribute_strategy
+    """Traces what a worker runs: a function of two int64 scalars, the values of `variables.counters`, and data.
+
+    It is traced again where the step assigns variables in a branch, a loop or a function within it: those get cells.
+
+    Args:
+        variables: The model's.
+        replica: The function; it is also given a set, to which it adds `LocalScope.without_cell`.
+        signature: The data's specs.
+    """
     scalar = tf.TensorSpec([], tf.int64)
     counters = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counters]
+    return traced(variables, replica, [scalar, scalar, counters, list(signature)])
 
-    @tf.function(input_signature=[scalar, scalar, counters, list(signature)])
+
+def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -> Any:
+    """Traces a function of a step, as `trace`; the signature is of all its arguments but the set."""
+    strategy = variables.model.distribute_strategy
+    without_cell: set[int] = set()
+
     @tf.autograph.experimental.do_not_convert
-    def run(first: tf.Tensor, second: tf.Tensor, counters: list, data: list) -> Any:
+    def run(*given: Any) -> Any:
         with single_replica(strategy):
-            return replica(first, second, counters, data)
+            return function(*given, without_cell)
 
-    return run.get_concrete_function()
+    while True:
+        concrete = tf.function(run, input_signature=signature).get_concrete_function()
+        if not without_cell:
+            return concrete
+        variables.celled |= without_cell
+        without_cell.clear()
 
 
 @contextlib.contextmanager

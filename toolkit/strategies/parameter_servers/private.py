@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import core as keras_core
 from keras.src.backend import numpy as keras_numpy
 from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.eager import record, tape
@@ -19,7 +18,6 @@ from toolkit.support.wrapping import wrap
 __all__ = [
     "accessed",
     "apply_if_finite",
-    "around_branches",
     "around_lookups",
     "computed_from",
     "gradients_through",
@@ -80,11 +78,6 @@ def around_lookups(function: Callable) -> None:
     A layer hands its variable to `keras.ops.take`, but what arrives where TensorFlow is called is a whole tensor.
     """
     wrap(keras_numpy, "take", function)
-
-
-def around_branches(function: Callable) -> None:
-    """Hands Keras's `cond` to a function of (`cond`, pred, true_fn, false_fn); called again, it does nothing."""
-    wrap(keras_core, "cond", function)
 
 
 def apply_if_finite(

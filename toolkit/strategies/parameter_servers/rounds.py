@@ -1,28 +1,35 @@
-"""Synchronous rounds: the workers share each batch, and their gradients are applied together."""
+"""Synchronous rounds: the workers share each batch, and their gradients are applied together.
 
-from collections.abc import Callable, Sequence
+Not every step can be divided: a worker knows its own share, and variables as they are before the round is applied. Such
+a step is found while it is traced, and each batch then goes to one worker, one after another.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
+from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.parameter_servers.functions import (
-    Traced,
     branched,
     conditional_in,
     flattened,
     reports_of,
     scalars,
-    single_replica,
     trace,
+    traced,
 )
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
-from toolkit.strategies.parameter_servers.worker_step import Step, changes, tracing
+from toolkit.strategies.parameter_servers.pushes import changes
+from toolkit.strategies.parameter_servers.share_step import RoundShare, ShareStep
+from toolkit.strategies.parameter_servers.variables import Variables, packed, unpacked
+from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.step.batch_share import entered
+from toolkit.support.graphs import assigns_others
 
-__all__ = ["EXAMPLES", "Rounds"]
+__all__ = ["EXAMPLES", "Rounds", "of_whole_batch"]
 
 EXAMPLES = "/examples"  # Among the logs of a share: how many it holds.
 
@@ -36,50 +43,65 @@ class Rounds:
     Args:
         variables: The model's.
         shares: The number of shares of each batch.
+
+    Attributes:
+        undivided: Why the step can't be divided; None where it can, or where it hasn't been traced yet.
     """
 
     def __init__(self, variables: Variables, shares: int) -> None:
+        self.undivided: str | None = None
         self.variables = variables
         self.shares = shares
         self._rows: dict[Any, list[tf.Variable]] = {}  # By what they hold and ps device.
-        self._order: list[tuple] = []  # (variable's value, whether it has a gradient), as the optimizer got them.
+        self._applied: list[Any] = []  # Variables, as the optimizer got them.
+        self._order: list[tuple] = []  # (variable's value, whether it has a gradient), of each of them.
         self._others: dict[str, list] = {}
 
-    def share(self, batch_of: Callable, *, signature: Sequence[Any]) -> Traced:
+    def share(self, stream: Any) -> tuple[Any, list[int]]:
         """Makes the function of one share, as `training`, with the share's index for the ledgers' step.
 
         Args:
-            batch_of: Takes the number of the batch, the index of the share, and data.
-            signature: The data's specs.
+            stream: Where its batch comes from.
         """
         variables = self.variables
         model = variables.model
         assigned: list[int] = []
 
-        def replica(first: tf.Tensor, share: tf.Tensor, counters: list, data: Any) -> tuple:
+        def replica(first: tf.Tensor, index: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tuple:
             values, _ = variables.pull()
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
             scope = variables.scope(values, counters, sums)
-            batch = batch_of(first, share, data)
-            with tracing(_ShareStep(self, share), scope), reports_of(variables, "train") as reports:
+            batch = stream.batch(0, first, data, share=index, shares=self.shares)
+            rows = row_count(batch)
+            share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
+            step = ShareStep(self, scope, index)
+            with tracing(step, scope), entered(share), reports_of(variables, "train") as reports:
                 logs = reports(model.train_step(batch))
             if not self._order:
-                raise StrategyError(
-                    asked="a synchronous round needs a train_step that applies gradients once",
-                    found="this model's train_step applies none",
-                    remedy="Call the optimizer's apply or apply_gradients in it",
-                )
-            self._others = changes(variables, scope, values)
-            for device, pairs in self._others.items():
-                self._store("others", device, [change for change, _ in pairs], share)
+                self.note("it applies no gradients")
+            if any(variables.values[id(v)].trainable for v in variables.served if id(v) in scope.unsent):
+                self.note("it assigns a trainable variable")
+            if scope.without_cell:
+                self.note("it assigns variables in a branch, a loop or a function")
+            if self.undivided is None:
+                self._others = changes(variables, scope)
+                for device, pairs in self._others.items():
+                    self._store("others", device, [change for change, _ in pairs], index)
             # The optimizer's count of steps moves when the round is applied. `iterations` is what Keras makes of it.
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
-            examples = tf.shape(next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None))[0]
-            sums = [scope.values[id(v)] for v in variables.metrics]
-            return flattened(sums), {**scalars(logs), EXAMPLES: tf.cast(examples, tf.float64)}
+            sums = scope.tensors(variables.metrics)
+            return flattened(sums), {**scalars(logs), EXAMPLES: tf.cast(rows, tf.float64)}
 
-        return trace(variables, replica, signature), assigned, []
+        function = trace(variables, replica, stream.signature(1))
+        mine = [each.handle for rows in self._rows.values() for each in rows]
+        if assigns_others(function.graph, mine):
+            self.note("it assigns a tf.Variable")
+        return function, assigned
+
+    def note(self, why: str) -> None:
+        """Notes why the step can't be divided."""
+        self.undivided = self.undivided or why
 
     def applying(self) -> tuple[Any, list[int]]:
         """Makes the function, run by the chief, that applies a round.
@@ -90,45 +112,44 @@ class Rounds:
         """
         variables = self.variables
         optimizer = variables.model.optimizer
-        strategy = variables.model.distribute_strategy
         counters = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counters]
         conditional: list[int] = []
 
-        @tf.function(input_signature=[tf.TensorSpec([self.shares], tf.float64), tf.TensorSpec([], tf.int64), counters])
-        @tf.autograph.experimental.do_not_convert
-        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list) -> tf.Tensor:
-            with single_replica(strategy):
-                versions, slots = {}, {}
-                for device, ledger in variables.ledgers.items():
-                    versions[device] = ledger.version()
+        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list, without_cell: set) -> tf.Tensor:
+            versions, slots = {}, {}
+            for device, ledger in variables.ledgers.items():
+                versions[device] = ledger.version()
+                with tf.device(device):
+                    slots[device] = ledger_step % CAPACITY
+            for device, pairs in self._others.items():
+                means = self._means("others", device, [change for change, _ in pairs], weights)
+                for (_, assign), change in zip(pairs, means, strict=True):
                     with tf.device(device):
-                        slots[device] = ledger_step % CAPACITY
-                for device, pairs in self._others.items():
-                    means = self._means("others", device, [change for change, _ in pairs], weights)
-                    for (_, assign), change in zip(pairs, means, strict=True):
-                        with tf.device(device):
-                            assign(change)
-                scope = LocalScope(variables.counters, counters)
-                step = _RoundStep(variables, scope, versions, slots)
-                step.gradients = self._gradients(weights)
-                # These need them on the chief; else they stay on the ps, and the optimizer sees zeros.
-                clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
-                scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-                step.looks = bool(clips or scaled or optimizer.gradient_accumulation_steps)
-                grads = [
-                    None if not there else step.whole(value) if step.looks else tf.zeros([], value.dtype)
-                    for value, there in self._order
-                ]
-                with tracing(step, scope):
-                    optimizer.apply(grads, variables.model.trainable_variables)
-                conditional[:] = conditional_in(scope, variables)
-                after = [scope.values[id(v)] for v in variables.counters]
-                return flattened(branched(conditional, counters, after))
+                        assign(change)
+            scope = variables.scope_of(variables.counters, counters)
+            step = _RoundStep(variables, scope, versions, slots)
+            step.gradients = self._gradients(weights)
+            # These need them on the chief; else they stay on the ps, and the optimizer sees zeros.
+            clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
+            scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            step.looks = bool(clips or scaled or optimizer.gradient_accumulation_steps)
+            grads = [
+                None if not there else step.whole(value) if step.looks else tf.zeros([], value.dtype)
+                for value, there in self._order
+            ]
+            with tracing(step, scope):
+                optimizer.apply(grads, self._applied)
+            without_cell.update(scope.without_cell)
+            conditional[:] = conditional_in(scope, variables)
+            return flattened(branched(conditional, counters, scope.tensors(variables.counters)))
 
-        return run.get_concrete_function(), conditional
+        signature = [tf.TensorSpec([self.shares], tf.float64), tf.TensorSpec([], tf.int64), counters]
+        return traced(variables, run, signature), conditional
 
-    def store(self, grads: Sequence[Any], values: Sequence[Any], share: tf.Tensor) -> None:
+    def store(self, grads: Sequence[Any], variables: Sequence[Any], share: tf.Tensor) -> None:
         """Stores a share's gradients on the ps."""
+        self._applied = list(variables)
+        values = [self.variables.values[id(v)] for v in variables]
         self._order = [(value, gradient is not None) for gradient, value in zip(grads, values, strict=True)]
         by_value = {id(value): gradient for gradient, value in zip(grads, values, strict=True)}
         for device, held in self._by_device().items():
@@ -184,26 +205,16 @@ class Rounds:
         return found
 
 
-class _ShareStep:
-    """The step of one share, which stores the gradients that an optimizer is to apply."""
+def of_whole_batch(results: dict[int, tuple], weights: Sequence[float]) -> list[tuple]:
+    """Returns what the shares of a batch returned, by number (sums, logs), with the logs of the whole batch in each.
 
-    def __init__(self, rounds: Rounds, share: tf.Tensor) -> None:
-        self.rounds = rounds
-        self.share = share
-        self.applied = False
-
-    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
-        self.apply(None, optimizer, grads, variables)  # The scale is undone when the round is applied.
-
-    def apply(self, _original: Any, optimizer: Any, grads: list, variables: Any) -> None:
-        if self.applied or optimizer is not self.rounds.variables.model.optimizer:
-            raise StrategyError(
-                asked="a synchronous round needs a train_step that applies gradients once",
-                found="this model's train_step does so several times",
-                remedy="Leave synchronous out, or use max_staleness instead",
-            )
-        self.applied = True
-        self.rounds.store(grads, [self.rounds.variables.values[id(v)] for v in variables], self.share)
+    Args:
+        results: What each share's function returned.
+        weights: What part of the batch's examples each share has.
+    """
+    weighted = [(logs, weights[share]) for share, (_, logs) in results.items()]
+    whole = {name: sum(logs[name] * weight for logs, weight in weighted) for name in weighted[0][0]}
+    return [(sums, whole) for sums, _ in results.values()]
 
 
 class _RoundStep(Step):

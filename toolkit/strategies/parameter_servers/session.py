@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers.calls import Calls
+from toolkit.strategies.parameter_servers.calls import Calls, fetched
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
-from toolkit.strategies.parameter_servers.rounds import EXAMPLES
+from toolkit.strategies.parameter_servers.rounds import EXAMPLES, of_whole_batch
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
 from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
@@ -52,6 +52,8 @@ class Session:
         self.staleness: collections.Counter = collections.Counter()
         self.applied = self.recovered = self.interrupted = 0
         self._all_ledgers = ledgers
+        self._staleness = options.max_staleness
+        self._in_rounds = options.synchronous
         self._take_variables()
         self._size = DispatchSize(options, dispatcher.workers)
         self._lock = threading.Lock()
@@ -64,7 +66,10 @@ class Session:
         self._left: int | None = None  # In all epochs.
 
     def _take_variables(self) -> None:
-        self._variables = Variables(self.model, self._all_ledgers, min_lazy_bytes=self.options.min_lazy_bytes)
+        in_turn = self._staleness == 0 or self.dispatcher.workers == 1
+        self._variables = Variables(
+            self.model, self._all_ledgers, min_lazy_bytes=self.options.min_lazy_bytes, in_turn=in_turn
+        )
         self._counters = Counters(self._variables)
         self._totals = MetricTotals(self._variables)
         self._calls = Calls(self._variables, self._counters)
@@ -86,9 +91,7 @@ class Session:
                 if not all(optimizer.built for optimizer in optimizers_of(self.model)):
                     self._calls.build_optimizers(self._stream)
                     self._take_variables()
-            if self.options.synchronous:
-                self._round(reader.stream, item)
-            else:
+            if not (self._in_rounds and self._round(reader.stream, item)):
                 self._pending.append((self._first + self._sent, item))
                 self._sent += 1
             if len(self._pending) >= self._size.steps:
@@ -196,7 +199,7 @@ class Session:
             call = self._calls.batches(self._stream, [item for _, item in pending])
             work = Work(
                 len(pending),
-                lambda attempt: _fetched([call(attempt > 1)]),
+                lambda attempt: fetched([call(attempt > 1)]),
                 functools.partial(self._totals.add, kind="test", order=self._dispatched),
             )
             self.dispatcher.send(work, staleness=None)
@@ -212,7 +215,7 @@ class Session:
         call = self._calls.steps(stream, [item for _, item in pending], first, first - self._first)
 
         def run(attempt: int) -> list:
-            return _fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
+            return fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
 
         def done(result: list) -> None:
             self._totals.add(result, order=first)
@@ -222,7 +225,7 @@ class Session:
                 self._size.note(work.seconds)
 
         work = Work(len(pending), run, done, trains=True)
-        self.dispatcher.send(work, staleness=self.options.max_staleness)
+        self.dispatcher.send(work, staleness=self._staleness)
 
     def _run_again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
         """Runs the steps of a worker that died, each by itself, without what was applied before."""
@@ -240,36 +243,52 @@ class Session:
                     self.interrupted += INTERRUPTED in entries.values()
             call = self._calls.steps(stream, [item], number, number - self._first, only=only)
             outputs.append(call(index == 0))
-        return _fetched(outputs)
+        return fetched(outputs)
 
-    def _round(self, stream: Stream, item: Any) -> None:
-        """Runs a synchronous round: every worker computes a share of the batch, then the chief applies the step."""
-        self._totals.start()
+    def _round(self, stream: Stream, item: Any) -> bool:
+        """Runs a synchronous round: every worker computes a share of the batch, then the chief applies the step.
+
+        Returns whether it did: False, from then on, for a step that can't be divided.
+        """
         count = self.dispatcher.workers
-        function, applying = self._calls.round(stream, count)
+        function, applying, undivided = self._calls.round(stream, count)
+        if undivided is not None:
+            self._train_in_turn(undivided)
+            return False
+        self._totals.start()
         counters = [tf.constant(value) for value in self._counters.after(self._sent)]
-        number = tf.constant(item if stream.kind == "numbered" else 0, tf.int64)
-        examples = np.zeros(count)
+        number = tf.constant(stream.number(item), tf.int64)
+        examples, results = np.zeros(count), {}
 
         def one(share: int, data: list) -> Work:
             def done(result: list) -> None:
+                results[share] = result[0]
                 examples[share] = result[0][1].pop(EXAMPLES)
-                self._totals.add(result, order=self._sent)
 
             arguments = (number, tf.constant(share, tf.int64), counters, data)
-            return Work(1, lambda _: _fetched([function(*arguments)]), done, trains=True)
+            return Work(1, lambda _: fetched([function(*arguments)]), done, trains=True)
 
         for share, data in stream.shares(item, count):
             self.dispatcher.send(one(share, data), staleness=None)
         self.dispatcher.wait_for_all()
+        weights = examples / examples.sum()
+        self._totals.add(of_whole_batch(results, weights), order=self._sent)
         try:
-            weights = tf.constant(examples / examples.sum())
-            branched = applying(weights, tf.constant(self._first + self._sent, tf.int64), counters)
+            branched = applying(tf.constant(weights), tf.constant(self._first + self._sent, tf.int64), counters)
         except tf.errors.OpError:
             self.dispatcher.look()
             raise
         self._counters.take(branched.numpy(), 1)
         self._sent += 1
+        return True
+
+    def _train_in_turn(self, undivided: str) -> None:
+        """Has each batch computed whole by one worker, one after another, from now on."""
+        step = f"{type(self.model).__name__}.train_step"
+        _LOG.warning("%s can't be divided among workers: %s. One worker computes each batch", step, undivided)
+        self.wait_for_steps()
+        self._in_rounds, self._staleness = False, 0
+        self._take_variables()
 
     def _predicted(self, batch: Any) -> Any:
         call = self._calls.batch(batch)
@@ -278,8 +297,3 @@ class Session:
         self.dispatcher.send(work, staleness=None)
         self.dispatcher.wait(lambda: bool(results))
         return results[0]
-
-
-def _fetched(outputs: Sequence[tuple]) -> list[tuple]:
-    """Brings a function's results from the worker."""
-    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.input.batch_split import row_range
+from toolkit.strategies.input.batch_split import row_count, row_range
 
 __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 
@@ -113,6 +113,17 @@ class Stream:
         for position, value in zip(self.present, data[index * width : (index + 1) * width], strict=True):
             flat[position] = value
         return tf.nest.pack_sequence_as(self.element_spec, flat)
+
+    def number(self, item: Any) -> int:
+        """Returns what `batch` and `rows` are given for a batch's number: of one that is sent along, its rows."""
+        return int(item) if self.kind == "numbered" else int(item[0].shape[0]) if item else 0
+
+    def rows(self, number: Any) -> tf.Tensor:
+        """Returns how many examples a batch has, while a share of it is traced; an int64 scalar.
+
+        A numbered one is made for it: ask only where it is needed.
+        """
+        return row_count(self.facts[0](number, 0, 1)) if self.kind == "numbered" else number
 
     def shares(self, item: Any, count: int) -> list[tuple[int, list]]:
         """Returns the shares of a batch that hold examples: each with its index, and what is sent along with it.

@@ -10,15 +10,14 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.variables.stand_in import StandIn
 
 __all__ = [
     "LocalTable",
-    "LocalValue",
     "Rows",
     "RowsOfVariable",
-    "UpdatedValue",
     "updates_by_rows",
     "with_each_row_once",
 ]
@@ -26,51 +25,6 @@ __all__ = [
 _OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Nadam", "Adamax", "Adadelta", "Adagrad", "Ftrl", "Lion")
 # Those whose update of a row depends on nothing else of a table.
 _BY_ELEMENT = {getattr(keras.optimizers, name).update_step for name in _OPTIMIZERS}
-
-
-class LocalValue(StandIn):
-    """Takes the place of `keras.Variable.value` in a step: a tensor that gradient tapes take for a variable.
-
-    Args:
-        handle: The value, on the worker.
-        trainable: Whether gradient tapes watch it, as they do the variable.
-    """
-
-    def __init__(self, handle: tf.Tensor, *, trainable: bool) -> None:
-        self.handle = handle
-        self.trainable = trainable
-        self.shape = handle.shape
-        self.dtype = handle.dtype
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the value, and notes that it was read."""
-        if self.trainable:
-            private.accessed(self)
-        return self._current()
-
-    def _current(self) -> tf.Tensor:
-        return self.handle
-
-
-class UpdatedValue(LocalValue):
-    """A variable that this step has updated: read from its ps again, but only when somebody asks for it."""
-
-    def __init__(self, value: Any, before: LocalValue) -> None:
-        self._value = value
-        self.trainable = before.trainable
-        self.shape = before.shape
-        self.dtype = before.dtype
-        self._read: tf.Tensor | None = None
-
-    @property
-    def handle(self) -> tf.Tensor:
-        if self._read is None:
-            self._read = self._value.read_value()
-        return self._read
-
-    def anew(self) -> "UpdatedValue":
-        """Returns it as it is after another update in the same step."""
-        return UpdatedValue(self._value, self)
 
 
 class LocalTable(LocalValue):
@@ -87,17 +41,15 @@ class LocalTable(LocalValue):
         super().__init__(tf.zeros([], value.dtype), trainable=trainable)
         self.shape = tf.TensorShape(value.shape)
         self._rows = Rows(value, after)
-        # What nobody reads isn't in the function that runs: TensorFlow leaves it out.
-        self._whole = self._rows.whole()
 
-    def anew(self) -> "LocalTable":
+    def updated(self, served: Any) -> "LocalTable":
         """Returns the table as it is after an update in the same step."""
-        table = LocalTable(self._rows.value, trainable=self.trainable, after={})
+        table = LocalTable(served, trainable=self.trainable, after={})
         table.handle = self.handle
         return table
 
-    def _current(self) -> tf.Tensor:
-        return _connected(self.handle, self._whole)
+    def current(self) -> tf.Tensor:
+        return _connected(self.handle, self._rows.whole())
 
     def lookup(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns rows of the table: of indices [...], negative ones from the end, [..., columns]."""

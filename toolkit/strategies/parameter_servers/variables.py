@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.ledger import Ledger
+from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.tables import LocalTable, LocalValue, Rows, updates_by_rows
+from toolkit.strategies.parameter_servers.tables import LocalTable, Rows, updates_by_rows
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
@@ -33,12 +34,15 @@ class LocalScope(keras.StatelessScope):
 
     Args:
         variables: `keras.Variable`s.
-        values: A tensor, a `LocalValue` or a `LocalTable`, for each of them.
+        values: A tensor, a `LocalValue`, a `LocalTable` or a `Cell`, for each of them.
 
     Attributes:
         values: By a variable's id, what it has been set to last.
         assigned: By a variable's id, how often it was assigned.
-        conditional: The ids of variables that were assigned in a branch, so that what they hold isn't known beforehand.
+        unsent: The ids of variables that were assigned since this step has last sent them to their ps.
+        conditional: The ids of variables that were assigned in a branch or a loop, so that what they hold isn't known
+            beforehand.
+        without_cell: Those of them that have none: the function that is being traced is no good.
     """
 
     def __init__(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
@@ -46,7 +50,10 @@ class LocalScope(keras.StatelessScope):
         ids = [id(variable) for variable in variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
+        self.unsent: set[int] = set()
         self.conditional: set[int] = set()
+        self.without_cell: set[int] = set()
+        self._graph = tf.compat.v1.get_default_graph()
 
     def __enter__(self) -> "LocalScope":
         _scopes().append(self)
@@ -56,9 +63,19 @@ class LocalScope(keras.StatelessScope):
         super().__exit__(*error)
         _scopes().pop()
 
+    @property
+    def within(self) -> bool:
+        """Whether a branch, a loop or a function within the step is being traced."""
+        return tf.compat.v1.get_default_graph() is not self._graph
+
     def get_current_value(self, variable: Any) -> Any:
         """Returns a variable's value in the step, None for a variable that isn't among them."""
-        return self.values.get(id(variable))
+        value = self.values.get(id(variable))
+        return value.read_value() if isinstance(value, Cell) and not value.trainable else value
+
+    def tensors(self, variables: Iterable[Any]) -> list[tf.Tensor]:
+        """Returns the values that some variables have now."""
+        return [tf.convert_to_tensor(self.values[id(variable)]) for variable in variables]
 
     def add_update(self, update: tuple) -> None:
         """Takes an assignment."""
@@ -67,9 +84,25 @@ class LocalScope(keras.StatelessScope):
         if key not in self.values:
             variable.value.assign(tf.cast(value, variable.value.dtype))
             return
-        self.assigned[key] = self.assigned.get(key, 0) + 1
+        self.note(key)
         before = self.values[key]
-        self.values[key] = LocalValue(value, trainable=before.trainable) if isinstance(before, LocalValue) else value
+        if isinstance(before, Cell):
+            before.assign(value)
+        elif not self.within:
+            self.unsent.add(key)
+            self.values[key] = before.assigned(value) if isinstance(before, LocalValue) else value
+
+    def note(self, key: int) -> None:
+        """Notes that a variable of this id is assigned."""
+        self.assigned[key] = self.assigned.get(key, 0) + 1
+        if self.within:
+            self.conditional.add(key)
+            self.need_cell(key)
+
+    def need_cell(self, key: int) -> None:
+        """Notes that a variable of this id changes in a branch, a loop or a function within the step."""
+        if not isinstance(self.values[key], Cell):
+            self.without_cell.add(key)
 
 
 def _scopes() -> list[LocalScope]:
@@ -108,18 +141,23 @@ class Variables:
         model: A model that was built under the strategy's scope.
         ledgers: The ledger on each ps device.
         min_lazy_bytes: As `ParameterServerOptions` has it.
+        in_turn: Whether no two steps are under way at the same time.
 
     Attributes:
         served: The model's variables on the ps, which a step pulls.
         counters: What the chief holds for model and optimizer, and sends with each step.
         metrics: The metrics' running sums, which start anew in each dispatch.
         values: By a variable's id, its `value` outside of any step.
+        celled: The ids of those that a step assigns in branches, loops or functions within it.
         reported: Of a step, "train" or "test", by the names in its logs: the number of the metric whose result it is,
             and its place among that metric's results.
         applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
     """
 
-    def __init__(self, model: Any, ledgers: dict[str, Ledger], *, min_lazy_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, model: Any, ledgers: dict[str, Ledger], *, min_lazy_bytes: int = 1 << 20, in_turn: bool = False
+    ) -> None:
+        self.in_turn = in_turn
         self.min_lazy_bytes = min_lazy_bytes
         self.model = model
         self.ledgers = ledgers
@@ -131,11 +169,22 @@ class Variables:
         self.served = [v for v in model.variables if id(v) in served]
         self.counters = [v for v in every if id(v) not in served]
         self.metrics = list(model.metrics_variables)
+        self.celled: set[int] = set()
         self.reported: dict[str, dict[str, tuple[int, int]]] = {}
 
     def scope(self, served: Iterable[Any], counters: Iterable[Any], metrics: Iterable[Any]) -> LocalScope:
         """Returns a step's own copy of all variables, with these values."""
-        return LocalScope([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
+        return self.scope_of([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
+
+    def scope_of(self, variables: Sequence[Any], values: Iterable[Any]) -> LocalScope:
+        """Returns a step's own copy of some variables, with these values, in cells where the step needs them."""
+        held = [
+            Cell(tf.convert_to_tensor(value), trainable=isinstance(value, LocalValue) and value.trainable)
+            if id(variable) in self.celled
+            else value
+            for variable, value in zip(variables, values, strict=True)
+        ]
+        return LocalScope(variables, held)
 
     def by_rows(self, optimizer: Any, variable: Any) -> str:
         """Says how an optimizer updates those rows of a variable that were looked up, as `updates_by_rows` does."""

@@ -5,6 +5,7 @@ gradients they are sent to the ps and applied there by the optimizer's own updat
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,20 +14,16 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import private
-from toolkit.strategies.parameter_servers.branches import adapt_branches
+from toolkit.strategies.parameter_servers.local_values import Cell
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.tables import (
-    LocalTable,
-    LocalValue,
-    RowsOfVariable,
-    UpdatedValue,
-    with_each_row_once,
-)
+from toolkit.strategies.parameter_servers.pushes import adds, by_device, changes, push
+from toolkit.strategies.parameter_servers.tables import RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
+from toolkit.strategies.step.inlining import adapt_functions, inlining
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Step", "adapt_optimizers", "changes", "current", "push", "tracing"]
+__all__ = ["Step", "adapt_optimizers", "current", "tracing"]
 
 _here = threading.local()  # `_here.step` is the one that is being traced.
 
@@ -36,7 +33,7 @@ def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
     """While entered, optimizers ask this step what to do with gradients, and variables have the scope's values."""
     _here.step = step
     try:
-        with scope:
+        with scope, inlining():
             yield
     finally:
         _here.step = None
@@ -51,7 +48,7 @@ def adapt_optimizers() -> None:
     """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
     wrap(keras.optimizers.Optimizer, "apply", _apply)
     wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
-    adapt_branches()
+    adapt_functions()
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -83,6 +80,7 @@ class _OptimizerScope(LocalScope):
 
     def __init__(self, step: "Step", values: Sequence[Any]) -> None:
         super().__init__(step.variables.counters, values)
+        self.without_cell = step.scope.without_cell
         self.updating = False  # Whether a variable's own update is under way.
         self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
         self.rows: tuple[Any, tf.Tensor] | None = None  # The variable or shard, and which of its rows.
@@ -132,13 +130,21 @@ class Step:
         self.slots = slots
         self.only = only
         self.entries: dict[str, tf.Tensor] = {}  # By ps device, what its ledger is to hold when it has applied.
+        self._scaled = False  # Whether gradients of a scaled loss are being applied.
         self.optimizer_scope: _OptimizerScope | None = None
         self._by_rows: dict[int, str] = {}  # How some rows only are updated, by a variable's value's id.
+
+    def send_from_cells(self) -> None:
+        """Has what is assigned to served variables in branches and loops sent there and then."""
+        for v in self.variables.served:
+            if isinstance(cell := self.scope.values[id(v)], Cell):
+                cell.send = functools.partial(self._send_change, v)
 
     def wanted(self, device: str) -> bool:
         return self.only is None or device in self.only
 
     def apply(self, original: Callable, optimizer: Any, grads: list, variables: Any) -> Any:
+        self._send_assigned(variables)
         counters = self.variables.counters
         scope = _OptimizerScope(self, [self.scope.values[id(v)] for v in counters])
         self.optimizer_scope = scope
@@ -166,14 +172,13 @@ class Step:
         self.optimizer_scope = None
         # What counts goes on from where the optimizer left it.
         for v in counters:
-            if id(v) in scope.assigned:
+            if id(v) not in scope.assigned:
+                continue
+            if isinstance(scope.values[id(v)], Cell):
+                self.scope.note(id(v))
+            else:
                 self.scope.add_update((v, scope.values[id(v)]))
-        # A step that applies twice sees its own first update.
-        for v in variables:
-            if id(v) in self.scope.values:
-                before = self.scope.values[id(v)]
-                fresh = before.anew() if isinstance(before, LocalTable) else UpdatedValue(values[id(v)], before)
-                self.scope.values[id(v)] = fresh
+        self._see_updates(variables)
         return result
 
     def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
@@ -186,7 +191,35 @@ class Step:
                     self.begin(device)
                     self._finish(device)
 
+        self._send_assigned(variables)
+        self._scaled = True
         private.apply_if_finite(optimizer, grads, variables, skip)
+        self._scaled = False
+        self._see_updates(variables)
+
+    def _send_assigned(self, variables: Any) -> None:
+        """Sends what the step has assigned to variables before an optimizer updates them."""
+        if not self._scaled:
+            push(changes(self.variables, self.scope, self.only, among=variables))
+
+    def _see_updates(self, variables: Any) -> None:
+        """Has the step see an optimizer's update of variables: one that applies twice, or assigns after it."""
+        if self._scaled:
+            return
+        for v in variables:
+            if id(v) not in self.scope.values:
+                continue
+            before, served = self.scope.values[id(v)], self.variables.values[id(v)]
+            if isinstance(before, Cell):
+                before.set(served.read_value())
+            elif self.scope.within:
+                self.scope.need_cell(id(v))
+            else:
+                self.scope.values[id(v)] = before.updated(served)
+
+    def _send_change(self, variable: Any, before: tf.Tensor, after: tf.Tensor) -> None:
+        change = after - before if adds(self.variables, variable) else after
+        push(by_device(self.variables, variable, change, self.only))
 
     def begin(self, device: str) -> None:
         if device in self.entries or not self.wanted(device) or device not in self.variables.ledgers:
@@ -255,33 +288,3 @@ class Step:
         finally:
             if scope is not None:
                 scope.updating, scope.shard, scope.rows = False, None, None
-
-
-def changes(
-    variables: Variables, scope: LocalScope, before: Sequence[LocalValue], only: frozenset | None = None
-) -> dict[str, list]:
-    """Returns, by device, (what a step added to a served variable that it assigned, how to add it)."""
-    by_device: dict[str, list[tuple]] = {}
-    for v, old in zip(variables.served, before, strict=True):
-        if id(v) not in scope.assigned:
-            continue
-        value = variables.values[id(v)]
-        change = tf.convert_to_tensor(scope.values[id(v)])
-        adds = tf.as_dtype(v.dtype).is_floating or tf.as_dtype(v.dtype).is_integer
-        if adds:
-            change = change - old.read_value()
-        for index, shard in enumerate(shards_of(value)):
-            if only is None or shard.device in only:
-                mine = value.rows(change, index) if isinstance(value, ServerShardedVariable) else change
-                by_device.setdefault(shard.device, []).append((mine, shard.assign_add if adds else shard.assign))
-    return by_device
-
-
-def push(changed: dict[str, list]) -> None:
-    """Has the ps add what a step changed besides its parameters, such as moving averages."""
-    for device, pairs in changed.items():
-        sent = packed([change for change, _ in pairs])
-        with tf.device(device):
-            arrived = unpacked(sent, [change for change, _ in pairs])
-            for (_, assign), change in zip(pairs, arrived, strict=True):
-                assign(change)

@@ -3,6 +3,7 @@
 In the order of a step of `fit`: `train_step` is told its replica's share, losses are weighted by it, `optimizer` sums
 gradients over replicas and updates, and `train_step` makes the logs the whole batch's.
 
+inlining      a tf.function that a step calls, as a part of it
 batch_share   each replica's share of a batch, and losses and means weighted by it
 moments       sums of a synchronised normalisation, in one exchange each way
 compression   what an optimizer keeps for gradients that are compressed

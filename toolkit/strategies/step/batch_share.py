@@ -57,8 +57,12 @@ class Share:
     def weight(self) -> tf.Tensor:
         """Its part of all replicas' examples, a float64 scalar; asked for first, a collective."""
         if self._weight is None:
-            self._weight = tf.math.divide_no_nan(self._rows, collectives.all_reduce(self._rows))
+            self._weight = tf.math.divide_no_nan(self._rows, self.total(self._rows))
         return self._weight
+
+    def total(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of all replicas' tensors, which has no gradient; a collective."""
+        return collectives.all_reduce(x)
 
 
 def current() -> Share | None:
@@ -107,7 +111,8 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
     values = tf.convert_to_tensor(values)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
     share = current()
-    total = tf.stop_gradient(collectives.all_reduce(tf.reduce_sum(weights)))
+    sum_over_all = collectives.all_reduce if share is None else share.total
+    total = tf.stop_gradient(sum_over_all(tf.reduce_sum(weights)))
     part = tf.math.divide_no_nan(tf.reduce_sum(values * weights), total)
     return part if share is None else tf.math.divide_no_nan(part, tf.cast(share.weight, part.dtype))
 
@@ -224,21 +229,21 @@ def _reduced(
 ) -> Any:
     """Reduces as Keras does, and multiplies by what this replica's part of the divisor is too much or too little."""
     value = original(values, sample_weight, mask, reduction, dtype)
-    _, count = collectives.replica_id_and_count()
-    if collectives.alone() and reduction == "sum" and current() is not None:
+    share, count = current(), collectives.replica_id_and_count()[1]
+    if collectives.alone() and reduction == "sum" and share is not None:
         return value * replicas()  # The whole batch's, as far as this replica can tell.
-    if count == 1 or reduction in (None, "none") or value.shape.rank != 0:
+    undivided = collectives.alone() or (share is None and count == 1)
+    if undivided or reduction in (None, "none") or value.shape.rank != 0:
         return value
-    share = current()
     own = _divisor(sample_weight, mask, reduction, value.dtype)
     if reduction == "sum":
         # A sum over replicas, where they are averaged.
         return value if share is None else tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
     if own is None:
         return value
-    part = tf.math.divide_no_nan(own, collectives.all_reduce(own))
     if share is None:
-        return value * part * count
+        return value * tf.math.divide_no_nan(own, collectives.all_reduce(own)) * count
+    part = tf.math.divide_no_nan(own, share.total(own))
     return value * tf.math.divide_no_nan(part, tf.cast(share.weight, value.dtype))
 
 

@@ -22,6 +22,7 @@ from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.step.batch_share import Share, entered
+from toolkit.strategies.step.inlining import adapt_functions, inlining
 from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
 from toolkit.support.wrapping import wrap
 
@@ -39,6 +40,7 @@ def adapt_steps() -> None:
     wrap(keras.Model, "make_train_function", functools.partial(_make, "train_step"))
     wrap(keras.Model, "make_test_function", functools.partial(_make, "test_step"))
     wrap(keras.random.SeedGenerator, "next", _next_seed)
+    adapt_functions()
 
 
 def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,12 +64,12 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             rows = row_count(data)
             count_rows(model, rows)
             share = Share(rows, weight=tf.ones([], tf.float64))
-            with collectives.by_itself(), entered(share):
+            with collectives.by_itself(), entered(share), inlining():
                 return _known_to_all(step(data))
         share = Share(row_count(data))
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
-        with entered(share), results_noted(model) as noted:
+        with entered(share), inlining(), results_noted(model) as noted:
             return _of_all_replicas(step(data), noted, lambda: share.weight)
 
     def make() -> Any:

@@ -1,0 +1,142 @@
+"""What takes a variable's place in a step: its value on the worker, which the step's assignments change.
+
+A value is a tensor, and an assignment makes another. That can't be done in a branch, a loop or a function within the
+step: what is made there is of no use outside. A variable that is assigned there has a cell, a variable of the worker's
+own that lives as long as the step; functions are traced again for it (see `functions.trace`).
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.variables.stand_in import StandIn
+
+__all__ = ["Cell", "LocalValue", "UpdatedValue", "in_graph_of"]
+
+_numbers = itertools.count()
+
+
+def in_graph_of(tensor: tf.Tensor) -> bool:
+    """Says whether operations are added to a tensor's graph now, and not to a branch, loop or function within it."""
+    return tf.executing_eagerly() or tensor.graph is tf.compat.v1.get_default_graph()
+
+
+class LocalValue(StandIn):
+    """A variable's value in a step.
+
+    Args:
+        handle: What gradient tapes take for the variable, from the step's beginning to its end: its value then.
+        trainable: Whether gradient tapes watch it, as they do the variable.
+        value: Its value now; None for the handle.
+        base: The value that the ps has, as far as the step knows; None for this one.
+    """
+
+    def __init__(
+        self, handle: tf.Tensor, *, trainable: bool, value: Any = None, base: "LocalValue | None" = None
+    ) -> None:
+        self.handle = handle
+        self.trainable = trainable
+        self.shape = tf.TensorShape(handle.shape if value is None else value.shape)
+        self.dtype = handle.dtype
+        self.base = base
+        self._value = value
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the value, and notes that it was read."""
+        if self.trainable:
+            private.accessed(self)
+        return self.current()
+
+    def current(self) -> tf.Tensor:
+        """Returns the value; the gradients of what is computed from it are the handle's."""
+        return self.handle if self._value is None else self._connected(self._value)
+
+    def _connected(self, value: tf.Tensor) -> tf.Tensor:
+        return _of_handle(self.handle, value) if self.trainable else value
+
+    def assigned(self, value: tf.Tensor) -> "LocalValue":
+        """Returns the variable as it is after the step has assigned a value to it."""
+        value = tf.cast(value, self.dtype)
+        return LocalValue(self.handle, trainable=self.trainable, value=value, base=self.base or self)
+
+    def updated(self, served: Any) -> "LocalValue":
+        """Returns the variable as it is after an update on the ps."""
+        return UpdatedValue(self, served)
+
+    @property
+    def change(self) -> tf.Tensor:
+        """What the step's assignments have added to what the ps has."""
+        return self.current() - (self.base or self).current()
+
+
+class UpdatedValue(LocalValue):
+    """A variable that this step has updated on its ps: read from there again, but only when somebody asks for it.
+
+    Args:
+        before: What it was before.
+        served: The variable on the ps.
+    """
+
+    def __init__(self, before: LocalValue, served: Any) -> None:
+        super().__init__(before.handle, trainable=before.trainable)
+        self.shape = before.shape
+        self._served = served
+        self._read: tf.Tensor | None = None
+
+    def current(self) -> tf.Tensor:
+        if self._read is None or not in_graph_of(self._read):
+            self._read = self._served.read_value()
+        return self._connected(self._read)
+
+
+class Cell(StandIn):
+    """A variable's value in a step, in a variable of the worker's own: branches and loops may assign it.
+
+    Args:
+        value: Its value at first, a tensor.
+        trainable: Whether gradient tapes watch it, as they do the variable.
+
+    Attributes:
+        handle: What gradient tapes take for the variable.
+        send: What an assignment is handed to beside: a function of the value before it and the value after it, as
+            those of a variable on the ps are. None for no such function.
+    """
+
+    def __init__(self, value: tf.Tensor, *, trainable: bool) -> None:
+        self.trainable = trainable
+        self.shape = value.shape
+        self.dtype = value.dtype
+        self.send: Callable[[tf.Tensor, tf.Tensor], Any] | None = None
+        # A name of its own for each step that is traced: a worker runs one after another, so that none shares it.
+        self.handle = tf.raw_ops.VarHandleOp(
+            dtype=value.dtype, shape=value.shape, shared_name=f"toolkit_cell_{next(_numbers)}"
+        )
+        self.set(value)
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the value as it is when the step comes here."""
+        if self.trainable:
+            private.accessed(self)
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+        value.set_shape(self.shape)
+        return value
+
+    def set(self, value: tf.Tensor) -> None:
+        """Sets the value, without `send`."""
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.cast(value, self.dtype))
+
+    def assign(self, value: Any) -> None:
+        """Sets the value, as the step has it."""
+        value = tf.cast(value, self.dtype)
+        if self.send is not None:
+            self.send(self.read_value(), value)
+        self.set(value)
+
+
+@tf.custom_gradient
+def _of_handle(_handle: tf.Tensor, value: tf.Tensor) -> tuple:
+    """Returns a value whose gradients are those of another tensor, which stands for the variable."""
+    return tf.identity(value), lambda upstream: (upstream, None)

@@ -1,0 +1,85 @@
+"""What a synchronous round's step sees of the round, while it is traced for one worker's share of the batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.strategies.parameter_servers.local_values import LocalValue
+from toolkit.strategies.parameter_servers.variables import LocalScope
+from toolkit.strategies.step.batch_share import Share
+
+__all__ = ["RoundShare", "ShareStep"]
+
+
+class RoundShare(Share):
+    """A worker's share of a round: it can't ask the others for theirs.
+
+    Args:
+        rows: How many examples it has.
+        weight: Returns its part of the batch's examples, a float64 scalar.
+        note: Takes why the step can't be divided.
+    """
+
+    def __init__(self, rows: tf.Tensor, weight: Callable[[], tf.Tensor], note: Callable[[str], None]) -> None:
+        super().__init__(rows)
+        self._make, self._note = weight, note
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """Its part of the batch's examples, a float64 scalar."""
+        if self._weight is None:
+            self._weight = self._make()
+        return self._weight
+
+    def total(self, x: tf.Tensor) -> tf.Tensor:
+        """Notes that the step can't be divided: it needs the sum of all shares' tensors."""
+        self._note("it needs a sum over the whole batch, as a mask or sample weights do")
+        return x
+
+
+class ShareStep:
+    """The step of one share, which stores the gradients that an optimizer is to apply.
+
+    Args:
+        rounds: The `Rounds`.
+        scope: The step's own copy of variables.
+        share: The share's index, an int64 scalar.
+    """
+
+    def __init__(self, rounds: Any, scope: LocalScope, share: tf.Tensor) -> None:
+        self.rounds = rounds
+        self.scope = scope
+        self.share = share
+        self.applied = False
+
+    def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
+        """As `apply`."""
+        self.apply(None, optimizer, grads, variables)  # The scale is undone when the round is applied.
+
+    def apply(self, _original: Any, optimizer: Any, grads: list, variables: Any) -> None:
+        """Stores gradients, or notes why that won't do."""
+        if self.applied or optimizer is not self.rounds.variables.model.optimizer:
+            self.rounds.note("it applies gradients several times, or by another optimizer than the model's")
+        elif self.scope.within:
+            self.rounds.note("it applies gradients in a branch, a loop or a function")
+        else:
+            self.rounds.store(grads, variables, self.share)
+        self.applied = True
+        for v in variables:
+            before = self.scope.values.get(id(v))
+            if isinstance(before, LocalValue):
+                self.scope.values[id(v)] = _NotUpdatedYet(before, self.rounds.note)
+
+
+class _NotUpdatedYet(LocalValue):
+    """A variable whose gradient is stored, and applied when the step has ended."""
+
+    def __init__(self, before: LocalValue, note: Callable[[str], None]) -> None:
+        super().__init__(before.handle, trainable=before.trainable)
+        self.shape = before.shape
+        self._before, self._note = before, note
+
+    def current(self) -> tf.Tensor:
+        self._note("it reads variables after it has applied their gradients")
+        return self._before.current()

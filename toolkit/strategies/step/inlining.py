@@ -1,0 +1,48 @@
+"""A `tf.function` that a step calls, as a part of the step.
+
+TensorFlow traces it as a separate function, and calls that again in whatever is traced later. But TensorFlow lets
+replicas exchange nothing in a function within a step; and beside parameter servers variables are tensors of the step,
+which a function that was traced in another step would go on using. Here its Python is called where it stands, converted
+by AutoGraph as usual. A function that XLA is asked to compile stays a function.
+
+TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
+
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_functions", "inlining"]
+
+_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+def adapt_functions() -> None:
+    """Has functions that a step calls be parts of it; called again, it does nothing."""
+    wrap(polymorphic_function.Function, "__call__", _call)
+
+
+@contextlib.contextmanager
+def inlining() -> Iterator[None]:
+    """While entered, a step is traced or run, and functions that it calls are parts of it."""
+    before, _here.on = getattr(_here, "on", False), True
+    try:
+        yield
+    finally:
+        _here.on = before
+
+
+def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(_here, "on", False) or function._jit_compile:
+        return original(function, *args, **kwargs)
+    python, status = function.python_function, ag_ctx.Status.DISABLED
+    if function._autograph:
+        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
+    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow has it while it traces the function.
+        return python(*args, **kwargs)
