@@ -9,7 +9,9 @@ import pytest
 import toolkit
 
 ROOT = pathlib.Path(toolkit.__file__).parent.parent
-PASSES_ON = {"toolkit/support/wrapping.py"}  # It hands a call on to what wraps it, and knows nothing of steps.
+# They hand calls on: to what wraps a function, to a function within a step, to losses and metrics that are of examples.
+PASSES_ON = {"toolkit/support/wrapping.py", "toolkit/strategies/step/inlining.py"}
+PASSES_ON |= {f"toolkit/strategies/step/{name}.py" for name in ("separable", "whole_batch")}
 # In a process of its own: what other tests have wrapped would be entered, too.
 PROGRAM = f"""
 import pathlib, sys

@@ -27,6 +27,7 @@ from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
 from toolkit.strategies.step.batch_share import adapt_means
+from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import status
 
@@ -136,6 +137,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if model.train_function is None:  # It has been compiled: what is trainable may be other variables.
             self.wait_for_steps(model)
             model.__dict__.pop("_toolkit_session", None)
+        watch(model)
         session = self.session(model)
         model.train_function = session.train
         model.test_function = session.test

@@ -15,7 +15,8 @@ def counters():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=64.0, dynamic_growth_steps=4)
     optimizer.build([keras.Variable([1.0])])
     kept = [optimizer.iterations, optimizer.dynamic_scale, optimizer.step_counter]
-    made = Counters(types.SimpleNamespace(counters=kept, model=types.SimpleNamespace(optimizer=optimizer)))
+    model = types.SimpleNamespace(optimizer=optimizer)
+    made = Counters(types.SimpleNamespace(not_sums=frozenset(), counters=kept, model=model))
     made.note([1, 1, 1], [0, 1, 2])
     made.after(0)
     return made

@@ -41,6 +41,7 @@ __all__ = [
     "own_id",
     "reduce_scatter",
     "replica_id_and_count",
+    "rows_of_all",
 ]
 
 # Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
@@ -152,6 +153,21 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
 def concatenated(x: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
     return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
+
+
+def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns all replicas' rows in the batch's order, and which is this one's first. It has no gradient."""
+    replica_id, count = replica_id_and_count()
+    sizes = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0]
+    here = len(tf.distribute.get_strategy().extended.worker_devices)
+    # As `input.batch_split.shares_of_worker` has it.
+    order = sorted(range(count), key=lambda replica: (replica % here, replica // here))
+    first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in order[: order.index(replica_id)])])
+    if _within_one_process():
+        return _together(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
+    padding = [[0, tf.reduce_max(sizes) - tf.shape(x)[0]], *[[0, 0]] * (x.shape.rank - 1)]
+    padded = _gather(tf.pad(x, padding), Among.ALL, None)
+    return tf.concat([padded[each, : sizes[each]] for each in order], 0), first
 
 
 def all_reduce_max(x: tf.Tensor, *, among: Among) -> tf.Tensor:

@@ -12,6 +12,7 @@ from toolkit.support.wrapping import wrap
 __all__ = [
     "adapt_collectives",
     "communication_of",
+    "keep_first_replicas",
     "ordering_token",
     "runs_after",
 ]
@@ -25,6 +26,18 @@ def adapt_collectives() -> None:
 def communication_of(strategy: tf.distribute.Strategy) -> str:
     """Returns what the processes of a strategy exchange tensors by: "nccl" or "ring"."""
     return kind_of(strategy.extended._communication_options)
+
+
+def keep_first_replicas(variable: Any) -> None:
+    """Has a metric's variable, which each replica keeps for itself, be the first replica's where it is read, not a sum.
+
+    Args:
+        variable: A `keras.Variable`.
+    """
+    held = variable._value
+    if isinstance(held, tf.distribute.DistributedValues):
+        held._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        variable._aggregation = "only_first_replica"
 
 
 def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:

@@ -12,13 +12,14 @@ variables  a model's variables, by what a step does with them, and a step's own 
 pushes     what a step assigns, sent to the ps
 worker_step  a step: pull, compute, push
 updates    of variables that are sharded, in a step and in a loop of the user's own
+whole_metrics  metrics whose state is no sum
 functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from
+dispatch   steps on their way to workers and back, and how many at once
 share_step  a step of which each worker computes a share
 rounds     steps that the workers do together
 totals     what the chief keeps: counters, and totals of the metrics
 calls      functions traced once, and calls of them for workers
-dispatch   steps on their way to workers and back, and how many at once
 server     the life of a worker or ps: it serves until the chief is done
 session    what `fit`, `evaluate` and `predict` call
 """

@@ -13,7 +13,7 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.totals import Counters
 from toolkit.strategies.parameter_servers.variables import Variables
 
-__all__ = ["Calls", "fetched"]
+__all__ = ["Calls"]
 
 
 class Calls:
@@ -120,8 +120,3 @@ class Calls:
 def _on_chief(value: np.generic | np.ndarray) -> tf.Tensor:
     with tf.device(None), tf.device("CPU:0"):  # A worker's thread has that worker's device.
         return tf.constant(value)
-
-
-def fetched(outputs: Sequence[tuple]) -> list[tuple]:
-    """Brings what functions of steps return from the worker: sums of the metrics, and the last step's logs."""
-    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.pushes import changes, push
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
+from toolkit.strategies.parameter_servers.whole_metrics import whole_batch
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.train_step import results_noted
@@ -21,6 +22,7 @@ __all__ = [
     "build_optimizers",
     "conditional_in",
     "evaluation",
+    "fetched",
     "flattened",
     "prediction",
     "reports_of",
@@ -76,7 +78,7 @@ def training(
                     slots[device] = (start + index) % CAPACITY
             step = Step(variables, scope, versions, slots, only)
             step.send_from_cells()
-            with tracing(step, scope), reports_of(variables, "train") as reports:
+            with tracing(step, scope), whole_batch(variables), reports_of(variables, "train") as reports:
                 logs = reports(model.train_step(batch_of(index, first + index, data)))
             push(changes(variables, scope, only))
             counters = scope.tensors(variables.counters)
@@ -90,8 +92,9 @@ def training(
 
 
 def conditional_in(scope: LocalScope, variables: Variables) -> list[int]:
-    """Returns the indices of `Variables.counters` that were assigned in a branch."""
-    return [index for index, v in enumerate(variables.counters) if id(v) in scope.conditional]
+    """Returns the indices of `Variables.counters` that a step leaves at values which nobody else knows."""
+    told = scope.conditional | variables.not_sums
+    return [index for index, v in enumerate(variables.counters) if id(v) in told]
 
 
 def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
@@ -136,29 +139,32 @@ class _BuildingStep:
 
 
 def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that evaluates batches, with one pull: of (the first's number, how many, counters, data)."""
+    """Makes the function that evaluates batches, with one pull: of (the first's number, how many, counters, data).
+
+    It returns what that of `training` does; of counters, those of metrics alone.
+    """
     model = variables.model
+    told = [index for index, v in enumerate(variables.counters) if id(v) in variables.not_sums]
 
     def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
         values, _ = variables.pull()
-        start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
+        start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics], list(counters)
         logs: Any = {}
 
-        def one(index: tf.Tensor, sums: list) -> tuple:
+        def one(index: tf.Tensor, sums: list, counters: list) -> tuple:
             nonlocal logs
             scope = variables.scope(values, counters, sums)
-            with scope, inlining(), reports_of(variables, "test") as reports:
+            with scope, inlining(), whole_batch(variables), reports_of(variables, "test") as reports:
                 logs = reports(model.test_step(batch_of(0, first + index, data)))
             without_cell.update(scope.without_cell)
-            return index + 1, scope.tensors(variables.metrics)
+            return index + 1, scope.tensors(variables.metrics), scope.tensors(variables.counters)
 
         if signature:  # One batch, sent along.
-            sums = one(tf.constant(0, tf.int64), start)[1]
-            return flattened(sums), scalars(logs)
-        _, sums = tf.while_loop(
-            lambda index, _: index < count, one, [tf.constant(0, tf.int64), start], parallel_iterations=1
-        )
-        return flattened(sums), {}
+            _, sums, after = one(tf.constant(0, tf.int64), *start)
+        else:
+            zero = tf.constant(0, tf.int64)
+            _, sums, after = tf.while_loop(lambda index, *_: index < count, one, [zero, *start], parallel_iterations=1)
+        return flattened([*sums, *branched(told, counters, after)]), scalars(logs) if signature else {}
 
     return trace(variables, replica, signature)
 
@@ -261,6 +267,11 @@ def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
             return flat
 
         yield reports
+
+
+def fetched(outputs: Sequence[tuple]) -> list[tuple]:
+    """Brings what functions of steps return from the worker: sums of the metrics, and the last step's logs."""
+    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]
 
 
 def scalars(logs: Any) -> dict[str, tf.Tensor]:

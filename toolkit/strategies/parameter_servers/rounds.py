@@ -4,16 +4,19 @@ Not every step can be divided: a worker knows its own share, and variables as th
 a step is found while it is traced, and each batch then goes to one worker, one after another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.input.batch_split import row_count
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
 from toolkit.strategies.parameter_servers.functions import (
     branched,
     conditional_in,
+    fetched,
     flattened,
     reports_of,
     scalars,
@@ -24,14 +27,15 @@ from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.pushes import changes
 from toolkit.strategies.parameter_servers.share_step import RoundShare, ShareStep
+from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import Variables, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.batch_share import entered
 from toolkit.support.graphs import assigns_others
 
-__all__ = ["EXAMPLES", "Rounds", "of_whole_batch"]
+__all__ = ["Rounds", "run_shares"]
 
-EXAMPLES = "/examples"  # Among the logs of a share: how many it holds.
+_EXAMPLES = "/examples"  # Among the logs of a share: how many it holds.
 
 
 class Rounds:
@@ -57,7 +61,7 @@ class Rounds:
         self._order: list[tuple] = []  # (variable's value, whether it has a gradient), of each of them.
         self._others: dict[str, list] = {}
 
-    def share(self, stream: Any) -> tuple[Any, list[int]]:
+    def share(self, stream: Stream) -> tuple[Any, list[int]]:
         """Makes the function of one share, as `training`, with the share's index for the ledgers' step.
 
         Args:
@@ -91,7 +95,7 @@ class Rounds:
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
             sums = scope.tensors(variables.metrics)
-            return flattened(sums), {**scalars(logs), EXAMPLES: tf.cast(rows, tf.float64)}
+            return flattened(sums), {**scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
 
         function = trace(variables, replica, stream.signature(1))
         mine = [each.handle for rows in self._rows.values() for each in rows]
@@ -205,16 +209,37 @@ class Rounds:
         return found
 
 
-def of_whole_batch(results: dict[int, tuple], weights: Sequence[float]) -> list[tuple]:
-    """Returns what the shares of a batch returned, by number (sums, logs), with the logs of the whole batch in each.
+def run_shares(
+    dispatcher: Dispatcher, stream: Stream, item: Any, function: Callable[[tf.Tensor, list], Any]
+) -> tuple[list[tuple], tf.Tensor]:
+    """Has the workers compute all shares of a batch.
 
     Args:
-        results: What each share's function returned.
-        weights: What part of the batch's examples each share has.
+        dispatcher: Sends them.
+        stream: Where the batch comes from.
+        item: What its reader took for the batch.
+        function: Takes a share's index and what is sent along with it.
+
+    Returns:
+        (sums of the metrics, logs of the whole batch) of each share, and the shares' weights in the mean, float64.
     """
-    weighted = [(logs, weights[share]) for share, (_, logs) in results.items()]
-    whole = {name: sum(logs[name] * weight for logs, weight in weighted) for name in weighted[0][0]}
-    return [(sums, whole) for sums, _ in results.values()]
+    count = dispatcher.workers
+    found: dict[int, tuple] = {}
+
+    def one(share: int, data: list) -> Work:
+        index = tf.constant(share, tf.int64)
+        return Work(
+            1, lambda _: fetched([function(index, data)]), lambda got: found.update({share: got[0]}), trains=True
+        )
+
+    for share, data in stream.shares(item, count):
+        dispatcher.send(one(share, data), staleness=None)
+    dispatcher.wait_for_all()
+    examples = np.array([found[share][1].pop(_EXAMPLES) if share in found else 0 for share in range(count)])
+    weights = examples / examples.sum()
+    names = next(iter(found.values()))[1]
+    whole = {name: sum(logs[name] * weights[share] for share, (_, logs) in found.items()) for name in names}
+    return [(sums, whole) for sums, _ in found.values()], tf.constant(weights, tf.float64)
 
 
 class _RoundStep(Step):

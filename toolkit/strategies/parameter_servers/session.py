@@ -1,10 +1,9 @@
 """What `fit`, `evaluate` and `predict` of a model call in place of Keras's own functions of a step."""
 
 import collections
-import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,13 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers.calls import Calls, fetched
+from toolkit.strategies.parameter_servers.calls import Calls
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
+from toolkit.strategies.parameter_servers.functions import fetched
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
-from toolkit.strategies.parameter_servers.rounds import EXAMPLES, of_whole_batch
+from toolkit.strategies.parameter_servers.rounds import run_shares
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
 from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
+from toolkit.strategies.parameter_servers.whole_metrics import NotSums, check_in_turn
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["Session"]
@@ -54,6 +55,7 @@ class Session:
         self._all_ledgers = ledgers
         self._staleness = options.max_staleness
         self._in_rounds = options.synchronous
+        self._not_sums: dict[int, str] = {}  # By the id of a metric's variable, the metric's name.
         self._take_variables()
         self._size = DispatchSize(options, dispatcher.workers)
         self._lock = threading.Lock()
@@ -66,10 +68,9 @@ class Session:
         self._left: int | None = None  # In all epochs.
 
     def _take_variables(self) -> None:
-        in_turn = self._staleness == 0 or self.dispatcher.workers == 1
-        self._variables = Variables(
-            self.model, self._all_ledgers, min_lazy_bytes=self.options.min_lazy_bytes, in_turn=in_turn
-        )
+        in_turn, lazy = self._staleness == 0 or self.dispatcher.workers == 1, self.options.min_lazy_bytes
+        of = self.model, self._all_ledgers
+        self._variables = Variables(*of, min_lazy_bytes=lazy, in_turn=in_turn, not_sums=self._not_sums)
         self._counters = Counters(self._variables)
         self._totals = MetricTotals(self._variables)
         self._calls = Calls(self._variables, self._counters)
@@ -147,8 +148,8 @@ class Session:
         """
         self._flush()
         self.dispatcher.wait_for_all()
-        self._totals.finish()
         self._counters.set_after(self._sent)
+        self._totals.finish()
         if self._sent:
             staleness, missing = collect(self._ledgers.values(), self._first, self._sent)
             self.staleness.update(staleness)
@@ -160,16 +161,22 @@ class Session:
 
     # How it is done.
 
+    def _traced(self, make: Callable[[], Any]) -> Any:
+        """Returns what a function returns that traces a step: again, where metrics show that they are no sums."""
+        try:
+            return make()
+        except NotSums as found:
+            self._not_sums |= found.by_variable
+            self._take_variables()
+            self._totals.start()
+            return make()
+
     @property
     def _ledgers(self) -> dict[str, Ledger]:
         return {device: self._variables.ledgers[device] for device in self._variables.applied_on}
 
     def _next(self, reader: Reader) -> Iterator[Any]:
-        """Goes through the batches of one execution of Keras's.
-
-        Raises:
-            tf.errors.OutOfRangeError: There is none.
-        """
+        """Goes through an execution's batches; without any it raises tf.errors.OutOfRangeError, which Keras knows."""
         items = []
         for _ in range(self.model.steps_per_execution):
             try:
@@ -177,7 +184,7 @@ class Session:
             except (StopIteration, tf.errors.OutOfRangeError):
                 break
         if not items:
-            raise tf.errors.OutOfRangeError(None, None, "the data is at its end")  # Which Keras knows.
+            raise tf.errors.OutOfRangeError(None, None, "the data is at its end")
         return iter(items)
 
     def _logs(self) -> dict[str, float]:
@@ -196,13 +203,16 @@ class Session:
         self._totals.start()
         self._dispatched += 1
         if pending[0][0] < 0:
-            call = self._calls.batches(self._stream, [item for _, item in pending])
-            work = Work(
-                len(pending),
-                lambda attempt: fetched([call(attempt > 1)]),
-                functools.partial(self._totals.add, kind="test", order=self._dispatched),
-            )
-            self.dispatcher.send(work, staleness=None)
+            stream, order = self._stream, self._dispatched
+            call = self._traced(lambda: self._calls.batches(stream, [item for _, item in pending]))
+
+            def done(result: list) -> None:
+                self._totals.add(result, kind="test", order=order)
+                if self._not_sums:
+                    self._counters.take(result[0][0][self._totals.size :], 0)
+
+            work = Work(len(pending), lambda attempt: fetched([call(attempt > 1)]), done)
+            self.dispatcher.send(work, staleness=0 if self._not_sums else None)
         elif len(pending) == self._size.steps:
             self._send(self._stream, pending)
         else:  # The function is one of a single step, or of as many as are sent at once.
@@ -211,8 +221,9 @@ class Session:
         self._size.adapt(self._left)
 
     def _send(self, stream: Stream, pending: list[tuple[int, Any]]) -> None:
-        first = pending[0][0]
-        call = self._calls.steps(stream, [item for _, item in pending], first, first - self._first)
+        first, items = pending[0][0], [item for _, item in pending]
+        call = self._traced(lambda: self._calls.steps(stream, items, first, first - self._first))
+        check_in_turn(self._variables, self._not_sums.values())
 
         def run(attempt: int) -> list:
             return fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
@@ -250,31 +261,18 @@ class Session:
 
         Returns whether it did: False, from then on, for a step that can't be divided.
         """
-        count = self.dispatcher.workers
-        function, applying, undivided = self._calls.round(stream, count)
+        function, applying, undivided = self._calls.round(stream, self.dispatcher.workers)
         if undivided is not None:
             self._train_in_turn(undivided)
             return False
         self._totals.start()
         counters = [tf.constant(value) for value in self._counters.after(self._sent)]
         number = tf.constant(stream.number(item), tf.int64)
-        examples, results = np.zeros(count), {}
-
-        def one(share: int, data: list) -> Work:
-            def done(result: list) -> None:
-                results[share] = result[0]
-                examples[share] = result[0][1].pop(EXAMPLES)
-
-            arguments = (number, tf.constant(share, tf.int64), counters, data)
-            return Work(1, lambda _: fetched([function(*arguments)]), done, trains=True)
-
-        for share, data in stream.shares(item, count):
-            self.dispatcher.send(one(share, data), staleness=None)
-        self.dispatcher.wait_for_all()
-        weights = examples / examples.sum()
-        self._totals.add(of_whole_batch(results, weights), order=self._sent)
+        run = lambda share, data: function(number, share, counters, data)  # noqa: E731
+        results, weights = run_shares(self.dispatcher, stream, item, run)
+        self._totals.add(results, order=self._sent)
         try:
-            branched = applying(tf.constant(weights), tf.constant(self._first + self._sent, tf.int64), counters)
+            branched = applying(weights, tf.constant(self._first + self._sent, tf.int64), counters)
         except tf.errors.OpError:
             self.dispatcher.look()
             raise

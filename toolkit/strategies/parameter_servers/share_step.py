@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.local_values import LocalValue
@@ -33,9 +34,15 @@ class RoundShare(Share):
         return self._weight
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Notes that the step can't be divided: it needs the sum of all shares' tensors."""
-        self._note("it needs a sum over the whole batch, as a mask or sample weights do")
+        """Notes that the step can't be divided: it needs what all shares have."""
+        self._note("it needs the whole batch, as masks, sample weights and some losses and metrics do")
         return x
+
+    rows_of_all = total
+
+    def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
+        """The same, because of a metric's state, which isn't a sum."""
+        self.total(tf.zeros([]))
 
 
 class ShareStep:

@@ -29,6 +29,7 @@ class Counters:
         self._conditional: list[int] = []  # Which ones a step assigns in a branch, and the worker tells of.
         self._corrections: dict[int, np.ndarray] = {}  # How far those are from what they would be without the branch.
         self._scales = _scales(variables)
+        self._kept = [index for index, v in enumerate(self._variables) if id(v) in variables.not_sums]
         self._lock = threading.Lock()
 
     def note(self, assigned: Sequence[int], conditional: Sequence[int]) -> None:
@@ -40,20 +41,21 @@ class Counters:
         """
         pairs = zip(self._variables, assigned, strict=True)
         self._increments = [np.array([0, times] if tuple(v.shape) == (2,) else times) for v, times in pairs]
-        for scale in self._scales:
-            self._increments[scale.finite] = np.array(0)
+        for index in [scale.finite for scale in self._scales] + self._kept:
+            self._increments[index] = np.array(0)
         self._conditional = list(conditional)
 
     def take(self, branched: np.ndarray, steps: int) -> None:
         """Takes what so many steps did to counters in branches: their values before, and those after, in one array.
 
-        It is called in a worker's thread.
+        It is called in a worker's thread. Batches that were evaluated are no steps, and tell of metrics alone.
         """
-        like = [self._variables[index] for index in self._conditional] * 2
+        told = self._conditional if steps else self._kept
+        like = [self._variables[index] for index in told] * 2
         ends = np.cumsum([math.prod(v.shape) for v in like], dtype=int)
         values = [part.reshape(v.shape) for v, part in zip(like, np.split(branched, ends)[:-1], strict=True)]
-        before = dict(zip(self._conditional, values[: len(values) // 2], strict=True))
-        after = dict(zip(self._conditional, values[len(values) // 2 :], strict=True))
+        before = dict(zip(told, values[: len(values) // 2], strict=True))
+        after = dict(zip(told, values[len(values) // 2 :], strict=True))
         with self._lock:
             for scale in self._scales:
                 if scale.value in after:
@@ -62,7 +64,7 @@ class Counters:
                 if any(index in (scale.value, scale.finite) for scale in self._scales):
                     continue
                 if _is_whole(self._start[index]):
-                    more = value - before[index] - self._increments[index] * steps
+                    more = value - before[index] - (self._increments[index] * steps if steps else 0)
                     self._corrections[index] = self._corrections.get(index, 0) + more
                 else:
                     self._variables[index].assign(value)
@@ -89,8 +91,8 @@ class Counters:
             for index, (variable, start) in enumerate(zip(self._variables, self._start, strict=True)):
                 if not _is_whole(start):
                     values.append(np.array(variable.numpy()))  # Such as a learning rate that a callback sets.
-                elif self._increments:
-                    moved = self._increments[index] * steps + self._corrections.get(index, 0)
+                elif self._increments or index in self._corrections:
+                    moved = (self._increments[index] * steps if steps else 0) + self._corrections.get(index, 0)
                     values.append((start + moved).astype(start.dtype))
                 else:
                     values.append(start)
@@ -98,14 +100,15 @@ class Counters:
 
     def branched_after(self, steps: int) -> dict[int, np.ndarray]:
         """Returns those that are assigned in branches, by index, as far as results have come; otherwise as `after`."""
-        if not self._conditional:
+        told = {*self._conditional, *self._kept}
+        if not told:
             return {}
         values = self.after(steps)
-        return {index: values[index] for index in self._conditional}
+        return {index: values[index] for index in told}
 
     def set_after(self, steps: int) -> None:
         """Sets them, when so many steps are done and none is under way."""
-        if steps:
+        if steps or self._corrections:
             for variable, value in zip(self._variables, self.after(steps), strict=True):
                 if _is_whole(value):
                     variable.assign(value)

@@ -142,11 +142,12 @@ class Variables:
         ledgers: The ledger on each ps device.
         min_lazy_bytes: As `ParameterServerOptions` has it.
         in_turn: Whether no two steps are under way at the same time.
+        not_sums: The ids of metrics' variables that are no sums: each step is sent what the one before has left.
 
     Attributes:
         served: The model's variables on the ps, which a step pulls.
         counters: What the chief holds for model and optimizer, and sends with each step.
-        metrics: The metrics' running sums, which start anew in each dispatch.
+        metrics: The metrics' running sums, which start again from zero in each dispatch.
         values: By a variable's id, its `value` outside of any step.
         celled: The ids of those that a step assigns in branches, loops or functions within it.
         reported: Of a step, "train" or "test", by the names in its logs: the number of the metric whose result it is,
@@ -155,8 +156,15 @@ class Variables:
     """
 
     def __init__(
-        self, model: Any, ledgers: dict[str, Ledger], *, min_lazy_bytes: int = 1 << 20, in_turn: bool = False
+        self,
+        model: Any,
+        ledgers: dict[str, Ledger],
+        *,
+        min_lazy_bytes: int = 1 << 20,
+        in_turn: bool = False,
+        not_sums: Iterable[int] = (),
     ) -> None:
+        self.not_sums = frozenset(not_sums)
         self.in_turn = in_turn
         self.min_lazy_bytes = min_lazy_bytes
         self.model = model
@@ -167,8 +175,10 @@ class Variables:
         self.values = {id(v): v.value for v in every}
         served = {id(v) for v in every if any("/job:ps" in shard.device for shard in shards_of(v.value))}
         self.served = [v for v in model.variables if id(v) in served]
-        self.counters = [v for v in every if id(v) not in served]
-        self.metrics = list(model.metrics_variables)
+        kept = [v for v in model.metrics_variables if id(v) in self.not_sums]
+        counters = {id(v): v for v in [*every, *kept] if id(v) not in served}
+        self.counters = list(counters.values())
+        self.metrics = [v for v in model.metrics_variables if id(v) not in self.not_sums]
         self.celled: set[int] = set()
         self.reported: dict[str, dict[str, tuple[int, int]]] = {}
 

@@ -5,6 +5,8 @@ gradients over replicas and updates, and `train_step` makes the logs the whole b
 
 inlining      a tf.function that a step calls, as a part of it
 batch_share   each replica's share of a batch, and losses and means weighted by it
+separable     whether a loss or a metric of a batch follows from those of its parts
+whole_batch   losses and metrics that don't, computed of the whole batch
 moments       sums of a synchronised normalisation, in one exchange each way
 compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own

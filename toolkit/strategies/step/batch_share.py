@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as _loss
 
-from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange import collectives, private
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
@@ -63,6 +63,32 @@ class Share:
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' tensors, which has no gradient; a collective."""
         return collectives.all_reduce(x)
+
+    def rows_of_all(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of all replicas' tensors, in the batch's order; a collective.
+
+        Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
+        weighted.
+        """
+        if not x.dtype.is_floating:  # TensorFlow has no exchange for bool and short integers.
+            return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
+
+        @tf.custom_gradient
+        def gather(x: tf.Tensor) -> tuple:
+            rows, first = collectives.rows_of_all(x)
+
+            def gradient(upstream: Any) -> tf.Tensor:
+                own = tf.convert_to_tensor(upstream)[first : first + tf.shape(x)[0]]
+                return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
+
+            return rows, gradient
+
+        return gather(x)
+
+    def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
+        """Has each replica keep the whole state of a metric, which isn't a sum over examples."""
+        for variable in metric.variables:
+            private.keep_first_replicas(variable)
 
 
 def current() -> Share | None:
@@ -230,9 +256,10 @@ def _reduced(
     """Reduces as Keras does, and multiplies by what this replica's part of the divisor is too much or too little."""
     value = original(values, sample_weight, mask, reduction, dtype)
     share, count = current(), collectives.replica_id_and_count()[1]
-    if collectives.alone() and reduction == "sum" and share is not None:
+    if collectives.alone() and reduction == "sum" and share is not None and keras.ops.ndim(values):
         return value * replicas()  # The whole batch's, as far as this replica can tell.
     undivided = collectives.alone() or (share is None and count == 1)
+    undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # Reduced by the loss itself.
     if undivided or reduction in (None, "none") or value.shape.rank != 0:
         return value
     own = _divisor(sample_weight, mask, reduction, value.dtype)
@@ -247,9 +274,13 @@ def _reduced(
     return value * tf.math.divide_no_nan(part, tf.cast(share.weight, value.dtype))
 
 
+def _given(*weights: Any) -> bool:
+    return any(each is not None for each in weights)
+
+
 def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Tensor | None:
     """Returns what Keras divides this replica's sum by; None where it is the number of elements."""
-    if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+    if reduction == "mean_with_sample_weight" and _given(sample_weight, mask):
         weights = None if sample_weight is None else tf.cast(sample_weight, dtype)
         own = tf.reduce_sum(_loss.apply_mask(weights, mask, dtype=dtype, reduction=reduction))
     elif reduction in ("mean", "sum_over_batch_size") and mask is not None:

@@ -24,6 +24,7 @@ from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.step.batch_share import Share, entered
 from toolkit.strategies.step.inlining import adapt_functions, inlining
 from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
+from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
@@ -31,6 +32,7 @@ __all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics; above, as those of a confusion matrix, bytes count.
+_VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
@@ -73,6 +75,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             return _of_all_replicas(step(data), noted, lambda: share.weight)
 
     def make() -> Any:
+        watch(model)
         model.__dict__[name] = with_share
         try:
             result = original(model, *args, **kwargs)
@@ -138,7 +141,9 @@ def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
 
 
 def _noting(metric: keras.Metric) -> Any:
-    value = type(metric).result(metric)
+    value = keras.tree.map_structure(
+        lambda x: tf.convert_to_tensor(x) if isinstance(x, _VARIABLES) else x, type(metric).result(metric)
+    )
     noted = getattr(_here, "noted", None)
     if noted is not None:
         noted |= {id(leaf): _Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
@@ -161,6 +166,8 @@ def _of_all_replicas(logs: Any, noted: dict[int, _Result], weight: Callable[[], 
         result = noted.get(id(leaf))
         if result is not None and id(result.metric) in results:
             whole = results[id(result.metric)][result.place]
+        elif result is not None and is_whole(result.metric):
+            whole = tf.identity(leaf)
         elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
             whole = collectives.all_reduce(leaf * tf.cast(weight(), leaf.dtype))
         else:

@@ -1,0 +1,171 @@
+"""Losses and metrics that don't follow from those of a batch's parts, computed of the whole batch on every replica.
+
+A compiled loss that isn't a mean over examples is asked once which kind it is (see `separable`). A sum is summed. Any
+other is computed of all replicas' labels and predictions, which travel in each step; a replica's gradients are those by
+its own predictions. A metric whose state isn't a sum is updated with all replicas' examples, too, so that each replica
+has the whole state.
+
+What is put in their places stands in `watch`: entries of the model's compiled losses, and an attribute of each metric.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.step.batch_share import Share, current, entered
+from toolkit.strategies.step.separable import Kind, loss_kind, metric_kind
+
+__all__ = ["WholeShare", "is_whole", "watch"]
+
+_LOG = logging.getLogger(__name__)
+_KINDS = "_toolkit_kinds"
+
+
+def watch(model: Any) -> None:
+    """Has a model's compiled losses and metrics be those of the whole batch; called again, it looks for new ones."""
+    compiled = getattr(model, "_compile_loss", None)
+    if compiled is not None:
+        kept = vars(compiled)  # Passes by what Keras does when an attribute is set.
+        kept.setdefault("build", functools.partial(_build, compiled))
+        if compiled.built:
+            _replace(compiled)
+    vars(model).setdefault("get_metrics_result", functools.partial(_results, model))
+    for metric in model.metrics:
+        # What a model was compiled with is one metric, which has them all.
+        for each in metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]:
+            if isinstance(each, keras.Metric):
+                vars(each).setdefault("update_state", functools.partial(_update, each))
+
+
+def is_whole(metric: Any) -> bool:
+    """Says whether each replica has the whole state of a metric."""
+    return any(kind is not Kind.EXAMPLES for kind in vars(metric).get(_KINDS, {}).values())
+
+
+def _results(model: Any) -> Any:
+    """Takes the place of a model's `get_metrics_result`: a metric may return what holds its variable.
+
+    Of replicas that is nothing which Python can take for a number. Keras's variable is, and changes as it does on one
+    device.
+    """
+    held = {id(v._value): v for v in model.metrics_variables}
+    return keras.tree.map_structure(lambda leaf: held.get(id(leaf), leaf), type(model).get_metrics_result(model))
+
+
+def _build(compiled: Any, *args: Any) -> None:
+    type(compiled).build(compiled, *args)
+    _replace(compiled)
+
+
+def _replace(compiled: Any) -> None:
+    compiled._flat_losses = [
+        entry if isinstance(entry.loss, _BatchLoss) else entry._replace(loss=_BatchLoss(entry.loss))
+        for entry in compiled._flat_losses
+    ]
+
+
+class WholeShare(Share):
+    """The share of whoever has the whole batch.
+
+    Args:
+        note: Takes metrics whose state isn't a sum; None where nobody asks for them.
+    """
+
+    def __init__(self, note: Callable[[keras.Metric], None] | None = None) -> None:
+        super().__init__(0, weight=tf.ones([], tf.float64))
+        self._note = note
+
+    def total(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the same."""
+        return x
+
+    rows_of_all = total
+
+    def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:
+        """Notes a metric whose state isn't a sum, not even over batches."""
+        if self._note is not None and not over_batches:
+            self._note(metric)
+
+
+class _BatchLoss(keras.losses.Loss):
+    """Takes a loss's place in a compiled model.
+
+    Args:
+        loss: The loss.
+    """
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        super().__init__(name=loss.name, reduction=loss.reduction, dtype=loss.dtype)
+        self.loss = loss
+        self._kinds: dict[str, Kind] = {}
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        share = current()
+        if share is None or isinstance(share, WholeShare) or collectives.alone():
+            return self.loss(y_true, y_pred, sample_weight)
+        kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
+        if kind is Kind.EXAMPLES:
+            return self.loss(y_true, y_pred, sample_weight)
+        if kind is Kind.SUM and sample_weight is None:
+            value = self.loss(y_true, y_pred)
+            # Replicas' losses are averaged.
+            return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
+        if collectives.replica_id_and_count()[1] > 1:
+            _say(self.name)
+        masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
+        y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
+        for each, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                backend.set_keras_mask(each, share.rows_of_all(mask))
+        with entered(WholeShare()):
+            return self.loss(y_true, y_pred, sample_weight)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """As the loss."""
+        return self.loss.call(y_true, y_pred)
+
+
+@functools.lru_cache(maxsize=64)
+def _say(name: str) -> None:
+    _LOG.warning(
+        "The loss %s isn't a mean over examples: every replica computes it for the whole batch, and labels and "
+        "predictions travel in each step",
+        name,
+    )
+
+
+def _update(metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of a metric's `update_state`."""
+    share, update = current(), functools.partial(type(metric).update_state, metric)
+    ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
+    if share is None or collectives.alone() or not any(ranks):
+        return update(*args, **kwargs)
+    kinds = vars(metric).setdefault(_KINDS, {})
+    kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))
+    if kind is Kind.EXAMPLES:
+        return update(*args, **kwargs)
+    share.keeps_whole(metric, over_batches=kind is Kind.SUM)
+    args, kwargs = _of_all(share, (args, kwargs))
+    with entered(WholeShare()):
+        return update(*args, **kwargs)
+
+
+def _of_all(share: Share, given: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda each: share.rows_of_all(each) if tf.is_tensor(each) and each.shape.rank != 0 else each, given
+    )
+
+
+def _once(kinds: dict[str, Kind], given: Any, make: Callable[[], Kind]) -> Kind:
+    """Returns what was found of such shapes and dtypes before; the number of examples doesn't count."""
+    leaves = [each for each in keras.tree.flatten(given) if tf.is_tensor(each)]
+    key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in leaves])
+    if key not in kinds:
+        kinds[key] = make()
+    return kinds[key]
