@@ -30,7 +30,7 @@ def network():
     keras.utils.set_random_seed(1)
     tokens = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(20, 8)(tokens)
-    x = keras.layers.MultiHeadAttention(2, 4)(x, x)
+    x = keras.layers.Dense(8, activation="tanh")(x)
     return keras.Model(tokens, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
 
 
@@ -82,12 +82,9 @@ def main():
     how = {"batch_size": 8, "shuffle": False, "verbose": 0}
     seen = {}
     for name in OPTIMIZERS:
-        model = compiled(name)
+        model = compiled(name, scaled=name == "clipped")
         model.fit(x, y, epochs=2, **how)
         seen[name] = weights(model)
-    model = compiled("Adam", scaled=True)
-    model.fit(x, y, epochs=2, **how)
-    seen["scaled"] = weights(model)
 
     # A checkpoint between two updates has the whole sum, and both who goes on and who reads it go on alike.
     model = compiled("Adam")
