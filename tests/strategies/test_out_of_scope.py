@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from toolkit import strategies
-from toolkit.errors import StrategyError
 
 X = np.random.default_rng(0).normal(size=(54, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -74,12 +73,15 @@ class Kept(keras.optimizers.SGD):
         return {"name": self.name}
 
 
-def test_an_optimizer_that_can_not_be_made_in_the_scope_is_said(four_devices):
+def test_an_optimizer_that_no_config_makes_again_stays_the_object_it_is(four_devices):
     optimizer = Kept(0.1)
-    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-    with pytest.raises(StrategyError, match=r"Make the optimizer in `with strategy\.scope\(\):`"):
-        model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse")
+    assert model.optimizer is optimizer
+    assert all(strategy.extended.variable_created_in_scope(each.value) for each in optimizer.variables)
+    assert float(optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_replicas_draw_for_themselves(four_devices):

@@ -21,6 +21,7 @@ from keras.src import backend
 
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_building", "adapt_trials", "build"]
@@ -50,8 +51,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
     """Leaves XLA out of a step that exchanges something: it can't compile that, and the first step would end there."""
     original(model, *args, **kwargs)
     strategy = model._distribute_strategy
-    exchanges = mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
-    if exchanges and model.jit_compile is True:
+    if holds_variables(strategy) and model.jit_compile is True:
         model.jit_compile = False
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
@@ -60,6 +60,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    take_in(model)
     if not mesh.made_here(model._distribute_strategy):
         original(model, iterator, data_batch)
         return

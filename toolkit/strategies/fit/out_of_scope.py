@@ -15,6 +15,7 @@ from keras.src.backend.common import variables as keras_variables
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_calls"]
@@ -30,31 +31,15 @@ def adapt_calls() -> None:
         wrap(keras_variables.Variable, name, _number)
 
 
-def _compile_in_scope(original: Callable, model: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
     """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope."""
-    if mesh.replicas(model.distribute_strategy) == 1:
-        return original(model, optimizer, *args, **kwargs)
-    with model.distribute_strategy.scope():
-        if isinstance(optimizer, keras.optimizers.Optimizer):
-            _make_in_scope(optimizer)
-        return original(model, optimizer, *args, **kwargs)
-
-
-def _make_in_scope(optimizer: Any) -> None:
-    """Gives an optimizer that was made outside of the scope, and hasn't been used, its variables in it."""
-    # It makes its count of steps and its learning rate when it is made.
-    if optimizer.built or any(isinstance(each.value, tf.distribute.DistributedValues) for each in optimizer.variables):
+    strategy = model.distribute_strategy
+    if not holds_variables(strategy):
+        original(model, *args, **kwargs)
         return
-    try:
-        made = type(optimizer).from_config(optimizer.get_config())
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise StrategyError(
-            asked=f"compile was given a {type(optimizer).__name__} that was made outside of strategy.scope()",
-            found=f"its get_config() isn't enough to make it again in the scope ({str(error).splitlines()[0]})",
-            remedy="Make the optimizer in `with strategy.scope():`",
-        ) from error
-    vars(optimizer).clear()  # It stays the object that the user has.
-    vars(optimizer).update(vars(made))
+    with strategy.scope():
+        original(model, *args, **kwargs)
+        take_in(model)
 
 
 def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

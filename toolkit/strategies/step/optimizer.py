@@ -31,6 +31,7 @@ from toolkit.strategies.options import exchange_of, local_of, optimizer_state_of
 from toolkit.strategies.step import accumulation, batch_share, compression
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
+from toolkit.strategies.variables.outside import refuse_outside
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
 from toolkit.support.wrapping import wrap
@@ -83,6 +84,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if share is None and local_of(optimizer._distribution_strategy) is not None:
         _say_exchanged(optimizer._distribution_strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
+    refuse_outside(optimizer, variables)
     later: frozenset[int] = frozenset()
     if len(grads) == len(variables):  # Else Keras says what is wrong.
         sharded = optimizer_state_of(optimizer._distribution_strategy) == "sharded"
@@ -95,14 +97,31 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
             memories = compression.memories_of(optimizer, variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
+        halves = [scales and number not in later and _computed_in_half(each) for number, each in enumerate(grads)]
         grads = reduced(grads, variables, in_parts, later, weighted=weighted, memories=memories, scale=scale)
         if scales:
+            grads = [_with_overflow(each) if half else each for each, half in zip(grads, halves, strict=True)]
             grads = finite_alike(grads, variables, in_parts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_with_sums())
         if later:
             stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
         original(optimizer, grads, trainable_variables)
+
+
+def _computed_in_half(gradient: Any) -> bool:
+    """Whether a gradient was computed in float16, where a batch's may be too large and its shares' are not."""
+    operation = getattr(gradient, "op", None) if tf.is_symbolic_tensor(gradient) else None
+    if operation is None or operation.type not in ("Cast", "AddN"):
+        return False
+    return any(
+        each.dtype == tf.float16 or (operation.type == "AddN" and _computed_in_half(each)) for each in operation.inputs
+    )
+
+
+def _with_overflow(total: tf.Tensor) -> tf.Tensor:
+    """Returns a sum of float16's gradients with infinity where one device, that adds in float16, has it."""
+    return tf.where(tf.math.is_finite(tf.cast(total, tf.float16)), total, total.dtype.as_numpy_dtype(float("inf")))
 
 
 @functools.lru_cache(maxsize=4)

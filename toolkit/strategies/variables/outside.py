@@ -1,0 +1,162 @@
+"""Variables that were made outside of `strategy.scope()`: a model, a backbone or metrics loaded before the strategy.
+
+Replicas would each assign such a variable, which moves twice as far; workers would each train their own, and parameter
+servers can't hold it. So they are made again in the scope, with the same values, before a model's first step. What a
+user holds stays true: the Keras variable is the same object, and the first replica's copy of what it holds is the
+user's own `tf.Variable`, so that functions that were traced with it go on reading what is trained.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import mesh
+from toolkit.strategies.options import optimizer_state_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
+
+__all__ = ["refuse_outside", "take_in"]
+
+
+def take_in(model: keras.Model) -> None:
+    """Makes a model's variables, its metrics' and its optimizers' again in the strategy that is to train it.
+
+    That is the strategy it was made under, or else the one in scope. It does nothing where none is made outside.
+
+    Args:
+        model: A model, before its first step under that strategy.
+
+    Raises:
+        StrategyError: An optimizer that was used outside of the scope keeps whole what replicas are to keep in parts.
+    """
+    strategy = model._distribute_strategy or tf.distribute.get_strategy()
+    if not holds_variables(strategy):
+        return
+    made_outside = model._distribute_strategy is None
+    for each in model._flatten_layers():
+        if isinstance(each, keras.Model) and each._distribute_strategy is None:
+            each._distribute_strategy = strategy
+    outside = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
+    plain = list(_attributes(model, strategy))
+    if outside or plain or made_outside:
+        _drop_functions(model)
+    for optimizer in optimizers_of(model):
+        _check_whole(optimizer, outside, strategy)
+        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if each is not None:
+                each._distribution_strategy = strategy
+    values = [v._value for v in outside] + [value for *_, value in plain]
+    made = iter(_made_again(values, strategy) if values else ())
+    for variable in outside:
+        variable._value = next(made)
+    for holder, name, _ in plain:
+        vars(holder)[name] = next(made)
+    if outside and hasattr(strategy, "replace_functions"):
+        for optimizer in optimizers_of(model):
+            _key_again(optimizer)
+
+
+def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
+    """Ends a step of replicas that would each train a variable made outside of the scope, or an optimizer's outside.
+
+    Args:
+        optimizer: The one that is to update the variables.
+        variables: Variables of Keras.
+
+    Raises:
+        StrategyError: One of either was made outside of the scope.
+    """
+    strategy = tf.distribute.get_strategy()
+    for each in [*variables, *optimizer.variables]:
+        if _is_outside(getattr(each, "_value", None), strategy):
+            raise StrategyError(
+                asked=f"{type(optimizer).__name__} was to update {each.path} on {mesh.replicas(strategy)} replicas",
+                found="that variable was made outside of strategy.scope(), so each replica would update it",
+                remedy="Make the model, its optimizer and what it wraps in `with strategy.scope():`",
+            )
+
+
+def holds_variables(strategy: tf.distribute.Strategy) -> bool:
+    """Whether variables of its own are needed for training under it: replicas' copies, or on parameter servers."""
+    return mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
+
+
+def _keras_variables(model: keras.Model) -> list[Any]:
+    every = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    every += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    return list({id(each): each for each in every}.values())
+
+
+def _attributes(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[tuple[Any, str, Any]]:
+    """Yields each `tf.Variable` that is an attribute of a layer: the layer, the name, and the variable."""
+    for layer in model._flatten_layers():
+        for name, value in list(vars(layer).items()):
+            if _is_outside(value, strategy):
+                yield layer, name, value
+
+
+def _is_outside(value: Any, strategy: tf.distribute.Strategy) -> bool:
+    if not isinstance(value, tf.Variable) or isinstance(value, tf.distribute.DistributedValues):
+        return False
+    return hasattr(value, "_distribute_strategy") and not strategy.extended.variable_created_in_scope(value)
+
+
+def _made_again(values: list[tf.Variable], strategy: tf.distribute.Strategy) -> list[tf.Variable]:
+    """Returns a strategy's variables with these values, which are their own copies where the device is the same one."""
+    # In a thread that is in no scope yet: who makes the copies has to stand below the strategy.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: [_one_made_again(value, strategy) for value in values]).result()
+
+
+def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
+    left = [value]
+
+    def reuse(next_creator: Callable, **kwargs: Any) -> Any:
+        here = tf.zeros(()).device  # Where the copy that is made now would be.
+        if not left or here != value.device:
+            return next_creator(**kwargs)
+        initial = kwargs.get("initial_value")
+        # Workers send one another the chief's, whether they take it or not.
+        value.assign(initial() if callable(initial) else initial)
+        return left.pop()
+
+    with tf.variable_creator_scope(reuse), strategy.scope():
+        return tf.Variable(
+            lambda: tf.identity(value.read_value()),
+            shape=value.shape,
+            dtype=value.dtype,
+            trainable=value.trainable,
+            name=value.name.partition(":")[0],
+            aggregation=value.aggregation,
+            synchronization=value.synchronization,
+        )
+
+
+def _check_whole(optimizer: Any, outside: list[Any], strategy: tf.distribute.Strategy) -> None:
+    """Refuses what an optimizer keeps whole where it is to be kept in parts."""
+    among = {id(each) for each in outside}
+    if optimizer_state_of(strategy) != "sharded" or not optimizer.built:
+        return
+    if any(id(each) in among and each.shape.rank for each in optimizer.variables):
+        raise StrategyError(
+            asked='a model that was compiled and used outside of strategy.scope(), with optimizer_state="sharded"',
+            found=f"its {type(optimizer).__name__} keeps whole what each replica is to keep a part of",
+            remedy="Make and compile the model in `with strategy.scope():`, and load its weights there",
+        )
+
+
+def _drop_functions(model: keras.Model) -> None:
+    """Has a model trace its steps again: those it has are of no strategy."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def _key_again(optimizer: Any) -> None:
+    """Has an optimizer know variables that are others now, by which Keras knows them, under their old numbers."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None and each.built and hasattr(each, "_trainable_variables_indices"):
+            each._trainable_variables_indices = {
+                each._var_key(variable): number for number, variable in enumerate(each._trainable_variables)
+            }
