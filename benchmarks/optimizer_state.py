@@ -59,10 +59,10 @@ class Trained:
         import numpy as np
 
         from toolkit.strategies.fit.adapt import adapt_shards
-        from toolkit.strategies.options import set_optimizer_state
+        from toolkit.strategies.options import Options, set_options
 
         adapt_shards()
-        set_optimizer_state(strategy, state)
+        set_options(strategy, Options(optimizer_state=state))
         keras.utils.set_random_seed(1)
         with strategy.scope():
             layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(4)]

@@ -29,7 +29,7 @@ WEIGHT = np.linspace(0.5, 1.5, EXAMPLES).astype("float32")
 PLAIN = {"epochs": 2, "verbose": 0, "shuffle": False}
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 FEATURES = {}
-SERVED = {"in_turn": {"max_staleness": 0}, "free": {}}
+SERVED = {"in_turn": {"max_staleness": 0}, "rounds": {"synchronous": True}, "free": {}}
 
 
 def feature(function):
@@ -653,6 +653,130 @@ def train_on_batch():
     model = compiled()
     losses = [model.train_on_batch(X[:BATCH], Y[:BATCH])[0] for _ in range(3)]
     return seen(model) | {"losses": losses, "tested": model.test_on_batch(X[:BATCH], Y[:BATCH])}
+
+
+# What was silently wrong on replicas once.
+
+
+class Clipping(Own):
+    """Holds its weights small after each update."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for variable in self.trainable_variables:
+            variable.assign(tf.clip_by_value(variable, -0.4, 0.4))
+        return logs
+
+
+class Copying(Own):
+    """Copies its first kernel into another layer's at every third step."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.target = layers.Dense(8, trainable=False)
+        self.target.build((None, 6))
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.count.assign_add(1.0)
+        target, kernel = self.target.kernel, self.layers[1].kernel
+        tf.cond(tf.equal(self.count % 3, 0), lambda: target.assign(kernel), lambda: target.value)
+        return logs
+
+
+@feature
+def assigning_and_applying_in_one_step():
+    return trained(compiled(network(Clipping)))
+
+
+@feature
+def assigning_in_a_branch():
+    return trained(compiled(network(Copying)))
+
+
+@feature
+def made_before_the_scope():
+    base = layers.Dense(8, activation="tanh")
+    outside(lambda: base.build((None, 6)))
+    return trained(compiled(keras.Sequential([keras.Input((6,)), base, layers.Dense(2)])))
+
+
+def fitted_with(loss, metric=None):
+    model = network()
+    model.compile(keras.optimizers.SGD(0.05), loss, metrics=[metric] if metric else None)
+    return trained(model)
+
+
+@feature
+def a_loss_that_is_a_sum():
+    def summed(y, logits):
+        return tf.reduce_sum(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)) / BATCH
+
+    return fitted_with(summed)
+
+
+@feature
+def a_loss_that_is_not_separable():
+    def overlap(y, logits):
+        y, p = tf.cast(tf.reshape(y, (-1,)), tf.float32), tf.nn.softmax(logits)[:, 1]
+        return 1 - (2 * tf.reduce_sum(y * p) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
+
+    return fitted_with(overlap)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.seen = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y, logits, sample_weight=None):
+        self.seen.assign(tf.maximum(self.seen, tf.reduce_max(logits)))
+
+    def result(self):
+        return self.seen
+
+
+@feature
+def a_metric_that_is_not_a_sum():
+    return fitted_with(CROSSENTROPY, Largest())
+
+
+class InParts(keras.Model):
+    """Each half of the network has an optimizer of its own."""
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.halves = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05)]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        for optimizer, layer in zip(self.halves, (self.layers[1], self.layers[-1]), strict=True):
+            optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return {"loss": loss}
+
+
+@feature
+def an_optimizer_of_a_sub_network():
+    model = network(InParts)
+    model.compile(loss=CROSSENTROPY)
+    return trained(model)
+
+
+@feature
+def gradients_applied_in_no_step():
+    model = compiled(optimizer=keras.optimizers.Adam(0.05))
+    ones = [tf.ones(variable.shape) for variable in model.trainable_variables]
+    model.optimizer.apply_gradients(zip(ones, model.trainable_variables, strict=True))
+    return trained(model)
+
+
+@feature
+def a_dataset_distributed_by_the_user():
+    data = tf.distribute.get_strategy().experimental_distribute_dataset(batches())
+    return trained(compiled(), data, validation_data=data, class_weight={0: 1.0, 1: 3.0})
 
 
 def values(found):

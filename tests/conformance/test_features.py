@@ -19,7 +19,8 @@ import pytest
 SCRIPT = pathlib.Path(__file__).with_name("features.py")
 TABLE = processes.ROOT / "docs" / "features.csv"
 ROWS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
-COLUMNS = {"mirrored": "mirrored", "run": "run", "workers": "multi_worker", "in_turn": "in_turn", "free": "free"}
+COLUMNS = {"mirrored": "mirrored", "run": "run", "workers": "multi_worker"}
+COLUMNS |= {served: served for served in ("in_turn", "rounds", "free")}
 TRIED = [row["name"] for row in ROWS if row["one_device"] != "not tried"]
 # In scripts/test, with one process of two devices: what no other test there does.
 PLAIN = [
@@ -46,7 +47,8 @@ def seen(strategy, names):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "out.json")
         arguments = [str(SCRIPT), strategy, "1" if strategy == "one_device" else "2", str(out), *names]
-        tasks = {"multi_worker": ("--workers=2",), "in_turn": processes.SERVED, "free": processes.SERVED}.get(strategy)
+        served = dict.fromkeys(("in_turn", "rounds", "free"), processes.SERVED)
+        tasks = ({"multi_worker": ("--workers=2",)} | served).get(strategy)
         if tasks:
             flags = (f"--env=FEATURES={folder}",)
             ended = processes.launch(folder, *flags, *arguments, tasks=tasks, limit=800)

@@ -15,7 +15,7 @@ import numpy as np
 from keras.src.backend.tensorflow import nn
 
 from toolkit.strategies.exchange import overlap
-from toolkit.strategies.options import GradientExchange, set_exchange
+from toolkit.strategies.options import GradientExchange, Options, set_options
 
 WAYS = {
     "without overlap": {"bytes_per_pack": 0, "order": False},
@@ -47,7 +47,7 @@ def main():
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
         nn._compute_moments_sync = moments if arguments.pop("moments", True) else inspect.unwrap(moments)
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
-        set_exchange(strategy, GradientExchange(**arguments))
+        set_options(strategy, Options(gradients=GradientExchange(**arguments)))
         with strategy.scope():
             model = network()
             model.compile(keras.optimizers.Adam(0.01), "mse", **how)

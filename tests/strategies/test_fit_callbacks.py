@@ -161,12 +161,14 @@ def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch
 
 
 def test_a_checkpoint_callback_may_be_given_to_a_second_fit(adapted, tmp_path, monkeypatch):
-    """The first `fit` has quietened it on a worker that isn't chief; that isn't a frequency of the user's."""
+    """One that ended in an exception has left it quiet on a worker that isn't chief: for the next, it is the user's."""
     model, _ = worker(monkeypatch, chief=False)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
     for _ in range(2):
-        callbacks._check_frequencies([saving], "it is a test")
-        keras.callbacks.CallbackList([saving], model=model)
+        given = keras.callbacks.CallbackList([saving], model=model)
+        assert saving.save_freq == callbacks._NEVER
+    callbacks._unquieten(given)
+    assert saving.save_freq == "epoch"
     saving.save_freq = 7
     with pytest.raises(StrategyError, match="save every 7 batches"):
         callbacks._check_frequencies([saving], "it is a test")

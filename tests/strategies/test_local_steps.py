@@ -11,7 +11,7 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StoppedBySignal, StrategyError
 from toolkit.strategies import LocalSteps
-from toolkit.strategies.options import local_of
+from toolkit.strategies.options import options_of
 from toolkit.training import Run
 from toolkit.training.checkpoints import state
 
@@ -228,7 +228,7 @@ def test_what_create_is_given_is_checked(four_devices, options, words):
 
 def test_one_replica_is_told_that_there_is_nothing_to_average(four_devices, caplog):
     strategy = strategies.create("one_device", devices=four_devices[:1], local=LocalSteps())
-    assert local_of(strategy) is None  # It is TensorFlow's default strategy, which the whole process has.
+    assert options_of(strategy).local is None  # It is TensorFlow's default strategy, which the whole process has.
     assert "exchanges nothing: LocalSteps has no effect" in caplog.text
 
 

@@ -150,13 +150,25 @@ def test_a_subclassed_model_fed_with_arrays_resumes(tmp_path):
     assert run.summary["epochs"] == 2
 
 
-def test_a_model_compiled_before_it_is_built_trains(tmp_path):
-    made = keras.Sequential([keras.layers.Dense(1)])
-    made.compile("adam", "mse")
-    made.build((None, 4))
-    with Run(tmp_path / "run") as run:
-        run.fit(made, X, Y, **QUIET)
-    assert run.summary["steps"] == 4
+class WithoutBuild(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize("make", [lambda: keras.Sequential([keras.layers.Dense(1)]), WithoutBuild])
+@pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")  # What comes of it has no variables yet.
+def test_a_model_compiled_before_it_is_built_trains(tmp_path, make):
+    for resumes in (False, True):
+        made = make()
+        made.compile("adam", "mse")
+        made.build((None, 4))
+        with Run(tmp_path / "run", resume=resumes) as run:
+            run.fit(made, X, Y, **{**QUIET, "epochs": 2 + resumes})
+    assert run.summary["epochs"] == 3
 
 
 def test_steps_are_those_that_were_done(tmp_path):

@@ -50,14 +50,14 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         from toolkit.strategies.exchange.mesh import made_here, mesh_of
-        from toolkit.strategies.options import exchange_of, local_of, optimizer_state_of
+        from toolkit.strategies.options import options_of
 
         if made_here(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
-            described["optimizer_state"] = optimizer_state_of(strategy)
-            if (local := local_of(strategy)) is not None:
+            described["optimizer_state"] = options_of(strategy).optimizer_state
+            if (local := options_of(strategy).local) is not None:
                 described["local_steps"] = dataclasses.asdict(local)
-            if (exchange := exchange_of(strategy)).compression != "none":
+            if (exchange := options_of(strategy).gradients).compression != "none":
                 described["compression"] = f"{exchange.compression}, rank {exchange.rank}"
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]

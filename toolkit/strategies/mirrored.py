@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
 from toolkit.strategies.input.pipelines import input_devices_kept, untuned
 from toolkit.strategies.step.train_step import ReducesForKeras
 
@@ -17,6 +17,7 @@ __all__ = ["MirroredStrategy", "create", "enable"]
 class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
     """TensorFlow's, with the `reduce` that Keras needs, and no replica that goes without an example in `fit`."""
 
+    @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of a batch of Keras's, and at least one example; others TensorFlow's own."""
         count = self.num_replicas_in_sync

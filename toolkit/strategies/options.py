@@ -16,13 +16,11 @@ __all__ = [
     "PLACEMENTS",
     "GradientExchange",
     "LocalSteps",
+    "Options",
     "ParameterServerOptions",
-    "exchange_of",
-    "local_of",
-    "optimizer_state_of",
-    "set_exchange",
-    "set_local",
-    "set_optimizer_state",
+    "has_options",
+    "options_of",
+    "set_options",
 ]
 
 COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
@@ -30,9 +28,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
-_ATTRIBUTE = "_toolkit_gradient_exchange"
-_STATE = "_toolkit_optimizer_state"
-_LOCAL = "_toolkit_local_steps"
+_ATTRIBUTE = "_toolkit_options"
 
 
 def _check(name: str, value: Any, *, least: int, optional: bool = False) -> None:
@@ -134,42 +130,53 @@ class LocalSteps:
             raise _wrong("outer_momentum", self.outer_momentum, "it must be in [0, 1)", "such as 0.9")
 
 
-_DEFAULT = GradientExchange()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a strategy of replicas was asked for.
+
+    Attributes:
+        gradients: How replicas exchange gradients.
+        local: How they train by themselves; None where they don't.
+        optimizer_state: "replicated", or "sharded": each replica keeps its part of an optimizer's state.
+        shards: How many replicas hold one copy of sharded layers; None for all.
+
+    Raises:
+        StrategyError: A value is of another kind, or out of its range.
+    """
+
+    gradients: GradientExchange = dataclasses.field(default_factory=GradientExchange)
+    local: LocalSteps | None = None
+    optimizer_state: str = "replicated"
+    shards: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind, such in (
+            ("gradients", GradientExchange, 'GradientExchange(compression="powersgd")'),
+            ("local", LocalSteps, "LocalSteps(every=16)"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (name, value) != ("local", None):
+                raise _wrong(name, value, f"it must be a {kind.__name__}", f"{name}=toolkit.strategies.{such}")
+        state = self.optimizer_state
+        StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
 
 
-def set_exchange(strategy: "tf.distribute.Strategy", exchange: GradientExchange) -> None:
-    """Has a strategy's replicas exchange gradients in this way, from the next model that is compiled."""
-    setattr(strategy, _ATTRIBUTE, exchange)
+def set_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
+    """Has models that are compiled under a strategy from now on train in this way."""
+    setattr(strategy, _ATTRIBUTE, options)
 
 
-def exchange_of(strategy: "tf.distribute.Strategy") -> GradientExchange:
-    """Returns how a strategy's replicas exchange gradients."""
+def options_of(strategy: "tf.distribute.Strategy") -> Options:
+    """Returns what a strategy was asked for; of one that was asked for nothing, the defaults."""
     return getattr(strategy, _ATTRIBUTE, _DEFAULT)
 
 
-def set_local(strategy: "tf.distribute.Strategy", local: LocalSteps) -> None:
-    """Has a strategy's replicas train by themselves, from the next model that is compiled."""
-    setattr(strategy, _LOCAL, local)
+def has_options(strategy: "tf.distribute.Strategy") -> bool:
+    """Says whether a strategy was given any."""
+    return hasattr(strategy, _ATTRIBUTE)
 
 
-def local_of(strategy: "tf.distribute.Strategy") -> LocalSteps | None:
-    """Returns how a strategy's replicas train by themselves; None where they don't."""
-    return getattr(strategy, _LOCAL, None)
-
-
-def set_optimizer_state(strategy: "tf.distribute.Strategy", state: str) -> None:
-    """Has optimizers that are built under a strategy keep their state in such a way.
-
-    Raises:
-        StrategyError: There is no such way.
-    """
-    StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
-    setattr(strategy, _STATE, state)
-
-
-def optimizer_state_of(strategy: "tf.distribute.Strategy") -> str:
-    """Returns in which way optimizers that are built under a strategy keep their state."""
-    return getattr(strategy, _STATE, "replicated")
+_DEFAULT = Options()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

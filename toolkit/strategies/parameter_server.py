@@ -15,7 +15,7 @@ from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
 from toolkit.strategies.fit.building import adapt_building
-from toolkit.strategies.input.epoch_iterator import epoch_iterator
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import private, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher
@@ -87,6 +87,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         with super().scope() as inner, tf.variable_creator_scope(self._placement.create):
             yield inner
 
+    @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
         if epoch_iterator() is None or not isinstance(dataset, tf.data.Dataset):

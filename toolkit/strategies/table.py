@@ -8,13 +8,13 @@ from toolkit.cluster import Membership, discover
 from toolkit.errors import StrategyError
 from toolkit.strategies import one_device
 from toolkit.strategies.description import all_devices
-from toolkit.strategies.options import ParameterServerOptions, set_local
-from toolkit.strategies.together import check, check_served, note_one_replica
+from toolkit.strategies.options import GradientExchange, Options, ParameterServerOptions
+from toolkit.strategies.together import check, check_served, give
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from toolkit.strategies.options import GradientExchange, LocalSteps
+    from toolkit.strategies.options import LocalSteps
 
 __all__ = ["NAMES", "create"]
 
@@ -72,7 +72,9 @@ def create(
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
     StrategyError.check_choice(name, NAMES, asked=f"strategy {name!r}", found="there is no strategy of that name")
-    check(gradients, shards, optimizer_state, local)
+    exchange = GradientExchange() if gradients is None else gradients
+    options = Options(gradients=exchange, local=local, optimizer_state=optimizer_state, shards=shards)
+    check(options)
     _check_backend()
     from toolkit.strategies.fit.recompute import adapt_remat
     from toolkit.support import taken_over
@@ -84,7 +86,7 @@ def create(
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
-        check_served(gradients, shards, optimizer_state, local)
+        check_served(options)
         from toolkit.strategies import parameter_server as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
@@ -123,23 +125,11 @@ def create(
             strategy = mirrored.create(devices)
         else:
             strategy = one_device.create(devices)
-    note_one_replica(strategy, gradients, local)
-    if gradients is not None:
-        from toolkit.strategies.options import set_exchange
-
-        set_exchange(strategy, gradients)
     if optimizer_state != "replicated":
         from toolkit.strategies.fit.adapt import adapt_shards
-        from toolkit.strategies.options import set_optimizer_state
 
         adapt_shards()
-        set_optimizer_state(strategy, optimizer_state)
-    if local is not None and strategy.num_replicas_in_sync > 1:  # Or it is as if it weren't asked for.
-        set_local(strategy, local)
-    if shards is not None:
-        from toolkit.strategies.exchange.mesh import set_shards
-
-        set_shards(strategy, shards)
+    give(strategy, options)
     return strategy
 
 

@@ -1,44 +1,45 @@
 """Which options of `create` go together, and which ask for nothing: sentences before anything is started."""
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.options import GradientExchange, LocalSteps
+from toolkit.strategies.options import Options, has_options, options_of, set_options
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["check", "check_served", "note_one_replica"]
+__all__ = ["check", "check_served", "give"]
 
 _LOG = logging.getLogger(__name__)
 _ELSEWHERE = "train under mirrored or multi_worker"
 
 
-def check(gradients: Any, shards: int | None, optimizer_state: str, local: Any) -> None:
-    """Makes sure that options for replicas are of their kinds, and that no one of them excludes another.
+def check(options: Options) -> None:
+    """Makes sure that no one of the options for replicas excludes another.
 
     Raises:
-        StrategyError: They aren't, or one does.
+        StrategyError: One does.
     """
-    for name, value, kind, such in (
-        ("gradients", gradients, GradientExchange, 'GradientExchange(compression="powersgd")'),
-        ("local", local, LocalSteps, "LocalSteps(every=16)"),
-    ):
-        if value is not None and not isinstance(value, kind):
-            raise StrategyError(
-                asked=f"{name}={value!r}",
-                found=f"it must be a {kind.__name__}",
-                remedy=f"Give {name}=toolkit.strategies.{such}",
-            )
+    exchange, local = options.gradients, options.local
     if local is None:
         return
-    exchange = gradients or GradientExchange()
     with_what = f"local steps ({local.every} between averages) with"
     none = "replicas that train by themselves exchange nothing in a step"
     _refuse(
-        (shards is not None and shards > 1, f"{with_what} sharded layers", none, "Leave one of the two out"),
-        (optimizer_state != "replicated", f"{with_what} optimizer_state='sharded'", none, "Leave one of the two out"),
+        (
+            options.shards is not None and options.shards > 1,
+            f"{with_what} sharded layers",
+            none,
+            "Leave one of the two out",
+        ),
+        (
+            options.optimizer_state != "replicated",
+            f"{with_what} optimizer_state='sharded'",
+            none,
+            "Leave one of the two out",
+        ),
         (exchange.compression != "none", f"{with_what} compressed gradients", none, "Leave one of the two out"),
         (
             exchange.dtype != "float32" and not local.start_step,
@@ -49,13 +50,13 @@ def check(gradients: Any, shards: int | None, optimizer_state: str, local: Any) 
     )
 
 
-def check_served(gradients: Any, shards: int | None, optimizer_state: str, local: Any) -> None:
+def check_served(options: Options) -> None:
     """Makes sure that parameter servers aren't asked for what only replicas that exchange with one another can do.
 
     Raises:
         StrategyError: They are.
     """
-    exchange = gradients or GradientExchange()
+    exchange, shards, local = options.gradients, options.shards, options.local
     _refuse(
         (
             exchange.compression != "none",
@@ -77,8 +78,8 @@ def check_served(gradients: Any, shards: int | None, optimizer_state: str, local
             f"{_ELSEWHERE}",
         ),
         (
-            optimizer_state != "replicated",
-            f"optimizer_state={optimizer_state!r} with parameter servers",
+            options.optimizer_state != "replicated",
+            f"optimizer_state={options.optimizer_state!r} with parameter servers",
             "there the ps tasks hold an optimizer's state beside its variables",
             "Leave it out, or give ParameterServerOptions(variables='sharded')",
         ),
@@ -91,12 +92,41 @@ def check_served(gradients: Any, shards: int | None, optimizer_state: str, local
     )
 
 
-def note_one_replica(strategy: "tf.distribute.Strategy", gradients: Any, local: Any) -> None:
-    """Says what has no effect where one replica trains."""
-    asked = ["PowerSGD"] if gradients is not None and gradients.compression != "none" else []
-    asked += ["LocalSteps"] if local is not None else []
-    if asked and strategy.num_replicas_in_sync == 1:
-        _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
+def give(strategy: "tf.distribute.Strategy", options: Options) -> None:
+    """Gives a strategy what it was asked for, unless it was made before, and asked for something else.
+
+    Raises:
+        StrategyError: It was, or its replicas can't be divided into such groups.
+    """
+    from toolkit.strategies.exchange import mesh
+
+    if options.shards is not None:
+        mesh.check_shards(strategy, options.shards)
+    if strategy.num_replicas_in_sync == 1:
+        asked = ["PowerSGD"] if options.gradients.compression != "none" else []
+        asked += ["LocalSteps"] if options.local is not None else []
+        if asked:
+            _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
+        return
+    before = options_of(strategy)
+    if has_options(strategy) and before != options:
+        names = [each.name for each in dataclasses.fields(Options)]
+        name = next(name for name in names if getattr(before, name) != getattr(options, name))
+        raise StrategyError(
+            asked=f"a second strategy of several workers, with {name}={_short(getattr(options, name))}",
+            found=f"a process has one, and it was made with {name}={_short(getattr(before, name))}",
+            remedy=f"Give {name} to both calls of create, or to the first one only and use what it has returned",
+        )
+    set_options(strategy, options)
+
+
+def _short(value: Any) -> str:
+    """Returns how to write a value, without the fields that are as they are unless given."""
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    given = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+    others = (f"{name}={here!r}" for name, here in given if here != getattr(type(value), name, None))
+    return f"{type(value).__name__}({', '.join(others)})"
 
 
 def _refuse(*rows: tuple[bool, str, str, str]) -> None:

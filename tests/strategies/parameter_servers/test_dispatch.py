@@ -27,7 +27,8 @@ class Coordinator:
 
     def done(self):
         if self.error:
-            raise self.error
+            error, self.error = self.error, None  # As TensorFlow's.
+            raise error
 
     def take(self, work):
         def run():
@@ -90,6 +91,10 @@ def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
     dispatcher.send(Work(1, fails, print), staleness=None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a shape"):
         dispatcher.wait_for_all()
+    order = []
+    dispatcher.send(Work(1, lambda _: 1, order.append), staleness=0)
+    dispatcher.wait_for_all()
+    assert order == [1]
 
 
 def test_a_lost_ps_is_named(dispatcher, monkeypatch):

@@ -22,7 +22,7 @@ from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies.exchange import collectives, mesh
 from toolkit.strategies.fit.adapt import adapt_shards
-from toolkit.strategies.options import exchange_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.processes import agreement
 from toolkit.strategies.step.optimizer import reduced
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
@@ -94,7 +94,7 @@ def measure(
             arguments = _like(seen.calls(copy)[0], seen.examples, batch)
             both = clock.seconds(_training(copy, arguments, inputs_too=False, exchanged=True)) - empty
             count = mesh.replicas(strategy)
-            sums = all_reduce("gradients", sum(sizes) * tf.as_dtype(exchange_of(strategy).dtype).size, count)
+            sums = all_reduce("gradients", sum(sizes) * tf.as_dtype(options_of(strategy).gradients.dtype).size, count)
             alone = Machine(speed=1.0, inside=link).all_reduce_seconds(sums.received, sums.rounds, replicas=count)
             overlap = _overlap(both, whole, alone, layers)
     scale = whole / max(sum(each.values()), 1e-12) / batch
@@ -244,7 +244,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
     sizes = [max(1, round(share * size)) for size in sizes] or [1]
     few = max(clock.seconds(summed([1024])) - empty, 0.0)
     many = max(clock.seconds(summed(sizes)) - empty, few + 1e-9)
-    sent = sum(sizes) * tf.as_dtype(exchange_of(clock.strategy).dtype).size
+    sent = sum(sizes) * tf.as_dtype(options_of(clock.strategy).gradients.dtype).size
     return Link(
         bandwidth=bandwidth,
         latency=max(short, waiting),

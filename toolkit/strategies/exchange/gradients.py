@@ -13,7 +13,7 @@ from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.options import GradientExchange
 from toolkit.support.graphs import same_everywhere
 
-__all__ = ["mapped", "over_groups", "over_replicas", "sent_as", "values_of"]
+__all__ = ["computed_in_half", "mapped", "over_groups", "over_replicas", "sent_as", "values_of"]
 
 
 def values_of(gradient: Any) -> tf.Tensor:
@@ -75,6 +75,21 @@ def over_replicas(
         tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
         for total, gradient, same in zip(totals, gradients, alike, strict=True)
     ]
+
+
+def computed_in_half(gradient: Any) -> bool:
+    """Whether a gradient was computed in float16, where a batch's may be too large and its shares' are not."""
+    operation = getattr(gradient, "op", None) if tf.is_symbolic_tensor(gradient) else None
+    if operation is None or operation.type not in ("Cast", "AddN"):
+        return False
+    return any(
+        each.dtype == tf.float16 or (operation.type == "AddN" and computed_in_half(each)) for each in operation.inputs
+    )
+
+
+def with_overflow(total: tf.Tensor) -> tf.Tensor:
+    """Returns a sum of float16's gradients with infinity where one device, that adds in float16, has it."""
+    return tf.where(tf.math.is_finite(tf.cast(total, tf.float16)), total, total.dtype.as_numpy_dtype(float("inf")))
 
 
 def _compressed(gradients: list, exchange: GradientExchange, memories: Sequence, scale: tf.Tensor | float) -> list:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.options import options_of, set_options
 
-__all__ = ["Among", "Mesh", "in_one_group", "made_here", "mesh_of", "replicas", "set_shards"]
-
-_ATTRIBUTE = "_toolkit_shards"
+__all__ = ["Among", "Mesh", "check_shards", "in_one_group", "made_here", "mesh_of", "replicas"]
 
 
 class Among(enum.Enum):
@@ -70,12 +69,12 @@ def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:
     """Returns the mesh of a strategy, None for the one in scope: one group of all replicas unless it was set."""
     strategy = strategy or tf.distribute.get_strategy()
     count = replicas(strategy)
-    shards = getattr(strategy, _ATTRIBUTE, count)
+    shards = options_of(strategy).shards or count
     return Mesh(shards, count // shards)
 
 
-def set_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
-    """Divides a strategy's replicas into groups of so many, before any model is built under it.
+def check_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
+    """Makes sure that a strategy's replicas can be divided into groups of so many.
 
     Raises:
         StrategyError: The replicas can't be divided so, or don't exchange activations.
@@ -99,15 +98,14 @@ def set_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
             found=f"the {count} replicas can't be divided into such groups",
             remedy=f"Give one of {', '.join(fitting)}, or start another number of replicas",
         )
-    setattr(strategy, _ATTRIBUTE, shards)
 
 
 @contextlib.contextmanager
 def in_one_group(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """While entered, all replicas of a strategy are one group, whatever was set."""
-    before = mesh_of(strategy).shards
-    setattr(strategy, _ATTRIBUTE, replicas(strategy))
+    before = options_of(strategy)
+    set_options(strategy, dataclasses.replace(before, shards=None))
     try:
         yield
     finally:
-        setattr(strategy, _ATTRIBUTE, before)
+        set_options(strategy, before)

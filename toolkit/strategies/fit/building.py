@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.outside import holds_variables, take_in
@@ -64,7 +65,25 @@ def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batc
     if not mesh.made_here(model._distribute_strategy):
         original(model, iterator, data_batch)
         return
+    _check_states(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     build(model, data_batch if iterator is None else _batch_spec(iterator._distributed_dataset.element_spec))
+
+
+def _check_states(model: Any, batch: int | None) -> None:
+    """Refuses a stateful layer that was built for the whole of a batch of which each replica has its share."""
+    count = mesh.replicas(model._distribute_strategy)
+    if batch is None or count == 1:
+        return
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            held = {state.shape[0] for state in keras.tree.flatten(layer.states or ())}
+            if batch in held:
+                raise StrategyError(
+                    asked=f"{layer.name} is stateful, and was built for batches of {batch} examples",
+                    found=f"each of {count} replicas has its share of a batch, and keeps the state of that",
+                    remedy=f"Build the model for the share, with keras.Input(batch_shape=({batch // count}, ...)), and "
+                    f"give fit batches of {batch}",
+                )
 
 
 def _batch_spec(spec: Any) -> Any:

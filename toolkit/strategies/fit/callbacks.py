@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import tempfile
-import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +23,7 @@ from keras.src.saving import saving_lib
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.exchange.local_steps import agree
-from toolkit.strategies.options import local_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
@@ -45,6 +45,7 @@ _READ_NO_WEIGHTS = {
     keras.callbacks.TerminateOnNaN,
 }
 _NEVER = sys.maxsize  # Steps between two savings.
+_quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()  # What callbacks were given.
 
 
 def adapt_callbacks() -> None:
@@ -77,31 +78,44 @@ def _dispatching(model: Any) -> Any:
 
 
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
-    """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to."""
+    """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to, until it ends."""
+    _unquieten(callbacks)  # An earlier `fit` may have raised.
     if (strategy := _dispatching(model)) is not None:
         strategy.replace_functions(model)
     if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
         _check_frequencies(callbacks.callbacks, "the layers are sharded over processes, and gathered at its end")
-    if model is not None and local_of(model.distribute_strategy) is not None:
+    if model is not None and options_of(model.distribute_strategy).local is not None:
         _check_frequencies(callbacks.callbacks, "replicas train by themselves, and agree at its end")
     if _shared(model) and not is_chief(model.distribute_strategy):
         for callback in callbacks.callbacks:
-            if isinstance(callback, keras.callbacks.CSVLogger):
-                callback.filename = os.devnull
-            elif isinstance(callback, keras.callbacks.TensorBoard):
-                callback.log_dir = _scratch().name
-            elif isinstance(callback, keras.callbacks.ModelCheckpoint):
-                callback.save_freq = _NEVER
-            elif isinstance(callback, keras.callbacks.BackupAndRestore):
-                callback.save_freq = _NEVER  # It still restores what the chief wrote.
-                callback.delete_checkpoint = False
+            instead = _without_writing(callback)
+            _quiet[callback] = {name: getattr(callback, name) for name in instead}
+            vars(callback).update(instead)
     original(callbacks, model)
+
+
+def _unquieten(callbacks: Any) -> None:
+    for callback in callbacks.callbacks:
+        vars(callback).update(_quiet.pop(callback, {}))
+
+
+def _without_writing(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Returns the attributes with which one of Keras's callbacks writes nothing that anybody reads."""
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        return {"filename": os.devnull}
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return {"log_dir": _scratch().name}
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return {"save_freq": _NEVER}
+    if isinstance(callback, keras.callbacks.BackupAndRestore):  # It still restores what the chief wrote.
+        return {"save_freq": _NEVER, "delete_checkpoint": False}
+    return {}
 
 
 def _check_frequencies(callbacks: Iterable, why: str) -> None:
     for callback in callbacks:
         frequency = getattr(callback, "save_freq", None)
-        if isinstance(frequency, int) and frequency != _NEVER:  # As an earlier `fit` has left it here.
+        if isinstance(frequency, int):
             raise StrategyError(
                 asked=f"{type(callback).__name__} is to save every {callback.save_freq} batches",
                 found=f"only the end of an epoch is sure to be whole: {why}",
@@ -173,21 +187,13 @@ def _largest(model: Any, value: int) -> int:
 
 
 def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback has anything done after a batch that names `stop_training`, as one device's may.
+    """Whether a callback has anything of the user's own done about a batch, which may end an epoch on one worker.
 
     Workers then ask one another after each batch, which takes one or two milliseconds; others' steps cost nothing.
     """
-    after_batches = ("on_train_batch_end", "on_batch_end")
-    given = [getattr(callback, name, None) for name in (*after_batches, "on_train_batch_begin", "on_batch_begin")]
-    kinds = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
-    own = [value for kind in kinds for value in vars(kind).values()] if kinds else []
-    functions = [getattr(each, "__func__", each) for each in (*given, *own)]
-    return any(_names_stopping(each.__code__) for each in functions if hasattr(each, "__code__"))
-
-
-def _names_stopping(code: types.CodeType) -> bool:
-    within = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return "stop_training" in code.co_names or any(_names_stopping(each) for each in within)
+    moments = ("on_train_batch_end", "on_batch_end", "on_train_batch_begin", "on_batch_begin")
+    modules = (getattr(getattr(callback, name, None), "__module__", None) or "" for name in moments)
+    return any(module.partition(".")[0] not in ("keras", "toolkit") for module in modules)
 
 
 def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
@@ -205,6 +211,7 @@ def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any)
         # alone is to save is gathered again.
         take_snapshots(variables_of(callbacks.model))
     original(callbacks, *args, **kwargs)
+    _unquieten(callbacks)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False
         extremes(callbacks.model.distribute_strategy, np.array([0], np.int64))

@@ -3,15 +3,18 @@
 Keras has no public hook for it; `tests/strategies/test_building.py` fails when TFEpochIterator changes.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from toolkit.errors import StrategyError
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts"]
+__all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "whole_for_keras"]
 
 _here = threading.local()
 
@@ -21,7 +24,31 @@ def adapt_epoch_iterator() -> None:
     wrap(keras_trainer.TFEpochIterator, "__init__", _reading)
 
 
+def whole_for_keras(distribute: Callable) -> Callable:
+    """Decorates a strategy's method that distributes a dataset: `fit` is to read what a user has had distributed.
+
+    Keras hands a dataset to the strategy itself, once it has put such as `class_weight` into it.
+    """
+
+    @functools.wraps(distribute)
+    def wrapped(strategy: Any, dataset: Any, options: Any = None) -> Any:
+        distributed = distribute(strategy, dataset, options)
+        if epoch_iterator() is None and isinstance(dataset, tf.data.Dataset) and distributed is not dataset:
+            distributed._toolkit_whole = dataset
+        return distributed
+
+    return wrapped
+
+
 def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
+    if "x" in kwargs:
+        kwargs["x"] = getattr(kwargs["x"], "_toolkit_whole", kwargs["x"])
+        if kwargs.get("class_weight") and isinstance(kwargs["x"], tf.distribute.DistributedDataset):
+            raise StrategyError(
+                asked="fit was given class_weight, and data of distribute_datasets_from_function",
+                found="each replica's data come from a function, which class_weight can't be put into",
+                remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
+            )
     before, _here.iterator = epoch_iterator(), iterator
     before_predicts, _here.predicts = predicts(), "y" not in kwargs  # Keras names all but the strategy.
     try:

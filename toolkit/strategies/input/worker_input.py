@@ -9,7 +9,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.input import batch_split
 from toolkit.strategies.input.early_split import undecoded
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
 from toolkit.strategies.input.first_batch import FirstBatch, show_first
 from toolkit.strategies.input.pipelines import untuned
 from toolkit.strategies.input.uneven_inputs import JoinedDataset
@@ -33,6 +33,7 @@ class ReadsShares:
     num_replicas_in_sync: int
     distribute_datasets_from_function: Callable
 
+    @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
 

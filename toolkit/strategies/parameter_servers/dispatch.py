@@ -131,7 +131,17 @@ class Dispatcher:
             if self._trouble is not None or time.monotonic() - self._progress > _QUIET:
                 self.look()
             if self._trouble is None or not _from_a_task(self._trouble):
-                self._coordinator.done()  # Raises what a step raised.
+                self._raise_what_a_step_raised()
+
+    def _raise_what_a_step_raised(self) -> None:
+        """TensorFlow has taken back then what hadn't begun, and waited for what had: nothing is under way any more."""
+        try:
+            self._coordinator.done()
+        except Exception:
+            with self._changed:
+                self._under_way.clear()
+                self._trouble = None
+            raise
 
     def _execute(self, work: Work) -> None:
         """In a worker's thread; where that worker dies in it, TensorFlow calls it again in another's."""

@@ -54,15 +54,24 @@ def adapt_optimizers() -> None:
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     step = current()
     if step is None:
-        return original(optimizer, grads, trainable_variables)
+        return _apply_here(original, optimizer, grads, trainable_variables)
     grads, variables = _paired(optimizer, grads, trainable_variables)
     return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
+
+
+def _apply_here(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
+    """Applies gradients in no worker's step: in the chief, which is a replica for so long."""
+    if not tf.distribute.in_cross_replica_context():
+        return original(optimizer, grads, trainable_variables)
+    if not optimizer.built and trainable_variables is not None:
+        optimizer.build(trainable_variables)
+    return tf.distribute.get_strategy().run(lambda: original(optimizer, grads, trainable_variables))
 
 
 def _apply_scaled(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     step = current()
     if step is None:
-        return original(optimizer, grads, trainable_variables)
+        return _apply_here(original, optimizer, grads, trainable_variables)
     return step.apply_scaled(optimizer, *_paired(optimizer, grads, trainable_variables))
 
 

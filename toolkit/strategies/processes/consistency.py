@@ -16,6 +16,7 @@ from toolkit.strategies.processes.agreement import broadcast, extremes, gather, 
 __all__ = ["Difference", "difference", "seed_alike"]
 
 _LOG = logging.getLogger(__name__)
+_UNSEEDED, _ASKED_FOR = -1, -2  # In the place of a seed: none was given, or TensorFlow demands the user's own.
 
 
 class Difference(NamedTuple):
@@ -54,6 +55,14 @@ def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Di
     return None
 
 
+def _seed_of_tensorflow() -> int:
+    try:
+        seed = tf.compat.v1.random.get_seed(None)[0]
+    except RuntimeError:  # Under enable_op_determinism TensorFlow asks the user for a seed, where one is needed.
+        return _ASKED_FOR
+    return _UNSEEDED if seed is None else int(seed)
+
+
 def seed_alike(strategy: tf.distribute.Strategy) -> None:
     """Seeds those of TensorFlow's, NumPy's and Python's generators that differ between the processes.
 
@@ -62,17 +71,18 @@ def seed_alike(strategy: tf.distribute.Strategy) -> None:
     user seeded alike everywhere is left alone. The common seed is drawn from the chief's `random`.
     """
     states = (random.getstate(), np.random.get_state(legacy=True))
-    lowest, highest = extremes(strategy, np.array([zlib.crc32(pickle.dumps(state)) for state in states], np.int64))
+    facts = [*(zlib.crc32(pickle.dumps(state)) for state in states), _seed_of_tensorflow()]
+    lowest, highest = extremes(strategy, np.array(facts, np.int64))
     differ = lowest != highest
-    try:
-        unseeded = tf.compat.v1.random.get_seed(None) == (None, None)
-    except RuntimeError:  # Under enable_op_determinism TensorFlow asks the user for a seed, where one is needed.
-        unseeded = False
+    given = int(highest[2])
+    unseeded = given == _UNSEEDED
     if not unseeded and not differ.any():
         return
+    # What all do from here on follows from what all have seen: each has to take part in the same exchanges.
     drawn = random.getrandbits(31) if differ[0] or unseeded else 0
     seed = int(broadcast(strategy, np.array([drawn], np.int64))[0])
-    if unseeded:
+    if unseeded or differ[2]:
+        seed = given if given >= 0 else seed  # One of the workers was given a seed of the user's.
         tf.random.set_seed(seed)
     if differ[0]:
         random.seed(seed)

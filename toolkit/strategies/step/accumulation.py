@@ -22,7 +22,7 @@ import tensorflow as tf
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.exchange.mesh import replicas
-from toolkit.strategies.options import exchange_of, optimizer_state_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.step.compression import memories_of
 from toolkit.strategies.variables.read_together import ReplicaCopies, ReplicaSum
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
@@ -82,7 +82,7 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     _here.by_replica = (
         replicas(strategy) > 1
         and collectives.begins_by_itself(strategy)
-        and optimizer_state_of(strategy) == "replicated"
+        and options_of(strategy).optimizer_state == "replicated"
         and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
     )
     try:
@@ -138,7 +138,7 @@ def _sum_over_replicas(grads: Sequence) -> list:
     if numbers:
         memories = getattr(_here, "memories", ())
         memories = [memories[number] for number in numbers] if memories else ()
-        exchange = exchange_of(tf.distribute.get_strategy())
+        exchange = options_of(tf.distribute.get_strategy()).gradients
         totals = over_replicas([out[number] for number in numbers], exchange, memories)
         for number, total in zip(numbers, totals, strict=True):
             out[number] = total

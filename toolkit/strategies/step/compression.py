@@ -13,7 +13,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
-from toolkit.strategies.options import exchange_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
@@ -33,7 +33,7 @@ def adapt_compression() -> None:
 def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:
     """Returns what is kept for each variable; None for those whose gradients are sent as they are."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
-    if not optimizer.built and exchange_of(optimizer._distribution_strategy).compression != "none":
+    if not optimizer.built and options_of(optimizer._distribution_strategy).gradients.compression != "none":
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(variables))
     kept = {} if optimizer.__dict__.get(_WAITS) else optimizer.__dict__.get(_ATTRIBUTE, {})
@@ -49,7 +49,7 @@ def kept_by(optimizer: Any) -> list[Any]:
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     original(optimizer, variables)
     strategy = optimizer._distribution_strategy
-    exchange = exchange_of(strategy)
+    exchange = options_of(strategy).gradients
     if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
         return
     _check(optimizer, variables, exchange.rank)

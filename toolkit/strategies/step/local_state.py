@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from toolkit.strategies.exchange.mesh import replicas
-from toolkit.strategies.options import local_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.read_together import ReplicaCopies
 
@@ -20,7 +20,7 @@ def kept_by(model: keras.Model) -> list[Any]:
     Nothing where they don't train by themselves.
     """
     strategy = model.distribute_strategy
-    if local_of(strategy) is None or replicas(strategy) == 1 or not model.built:
+    if options_of(strategy).local is None or replicas(strategy) == 1 or not model.built:
         return []
     slots = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     return [*velocities_of(model), *(ReplicaCopies(variable, strategy) for variable in slots)]
@@ -29,7 +29,7 @@ def kept_by(model: keras.Model) -> list[Any]:
 def velocities_of(model: keras.Model) -> list[Any]:
     """Returns what the outer step keeps, for each variable that a model trains; [] without momentum."""
     strategy = model.distribute_strategy
-    local = local_of(strategy)
+    local = options_of(strategy).local
     if local is None or not local.outer_momentum:
         return []
     # By variable: which ones a model trains may change. Keras would take an attribute for variables of the model's.

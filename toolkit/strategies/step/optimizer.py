@@ -25,9 +25,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, overlap
-from toolkit.strategies.exchange.gradients import mapped, over_groups, over_replicas, sent_as
-from toolkit.strategies.options import exchange_of, local_of, optimizer_state_of
+from toolkit.strategies.exchange import collectives, mesh, overlap
+from toolkit.strategies.exchange.gradients import (
+    computed_in_half,
+    mapped,
+    over_groups,
+    over_replicas,
+    sent_as,
+    with_overflow,
+)
+from toolkit.strategies.options import options_of
 from toolkit.strategies.step import accumulation, batch_share, compression
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
@@ -73,6 +80,9 @@ def _with_sums() -> Iterator[None]:
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
+    if _between_replicas(optimizer):
+        _apply_to_all(original, optimizer, grads, trainable_variables)
+        return
     if collectives.alone():
         with _with_sums():
             original(optimizer, grads, trainable_variables)
@@ -81,26 +91,26 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         original(optimizer, grads, trainable_variables)
         return
     share = batch_share.current()
-    if share is None and local_of(optimizer._distribution_strategy) is not None:
+    if share is None and options_of(optimizer._distribution_strategy).local is not None:
         _say_exchanged(optimizer._distribution_strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     refuse_outside(optimizer, variables)
     later: frozenset[int] = frozenset()
     if len(grads) == len(variables):  # Else Keras says what is wrong.
-        sharded = optimizer_state_of(optimizer._distribution_strategy) == "sharded"
+        sharded = options_of(optimizer._distribution_strategy).optimizer_state == "sharded"
         in_parts = in_parts_among(optimizer, variables) if sharded else frozenset()
         if getattr(optimizer, "gradient_accumulation_steps", None):
             later = accumulation.later(optimizer, grads, variables)
         weighted = share is not None and id(optimizer) in share.scaled_by
         memories: Sequence = ()
-        if exchange_of(optimizer._distribution_strategy).compression != "none":
+        if options_of(optimizer._distribution_strategy).gradients.compression != "none":
             memories = compression.memories_of(optimizer, variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
-        halves = [scales and number not in later and _computed_in_half(each) for number, each in enumerate(grads)]
+        halves = [scales and number not in later and computed_in_half(each) for number, each in enumerate(grads)]
         grads = reduced(grads, variables, in_parts, later, weighted=weighted, memories=memories, scale=scale)
         if scales:
-            grads = [_with_overflow(each) if half else each for each, half in zip(grads, halves, strict=True)]
+            grads = [with_overflow(each) if half else each for each, half in zip(grads, halves, strict=True)]
             grads = finite_alike(grads, variables, in_parts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_with_sums())
@@ -109,19 +119,23 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         original(optimizer, grads, trainable_variables)
 
 
-def _computed_in_half(gradient: Any) -> bool:
-    """Whether a gradient was computed in float16, where a batch's may be too large and its shares' are not."""
-    operation = getattr(gradient, "op", None) if tf.is_symbolic_tensor(gradient) else None
-    if operation is None or operation.type not in ("Cast", "AddN"):
-        return False
-    return any(
-        each.dtype == tf.float16 or (operation.type == "AddN" and _computed_in_half(each)) for each in operation.inputs
-    )
+def _between_replicas(optimizer: Any) -> bool:
+    """Whether an optimizer of several replicas is used in none of them, as by a loop that is in the scope only."""
+    return mesh.replicas(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
 
 
-def _with_overflow(total: tf.Tensor) -> tf.Tensor:
-    """Returns a sum of float16's gradients with infinity where one device, that adds in float16, has it."""
-    return tf.where(tf.math.is_finite(tf.cast(total, tf.float16)), total, total.dtype.as_numpy_dtype(float("inf")))
+def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any) -> None:
+    """Has each replica bring its part of gradients that are whole already."""
+    strategy = optimizer._distribution_strategy
+    count = mesh.replicas(strategy)
+    if not optimizer.built and trainable_variables is not None:
+        optimizer.build(trainable_variables)
+
+    def apply_part() -> None:
+        parts = [None if each is None else mapped(each, lambda whole: whole / count) for each in grads]
+        _apply(original, optimizer, parts, trainable_variables)
+
+    strategy.run(apply_part)
 
 
 @functools.lru_cache(maxsize=4)
@@ -200,7 +214,7 @@ def reduced(
         scale: By what gradients are multiplied in this step.
     """
     strategy = tf.distribute.get_strategy()
-    exchange, share = exchange_of(strategy), batch_share.current()
+    exchange, share = options_of(strategy).gradients, batch_share.current()
     dtype = sent_as(exchange)
     out = list(grads)
     if collectives.begins_by_itself(strategy):

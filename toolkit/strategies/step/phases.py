@@ -11,7 +11,7 @@ import keras
 
 from toolkit.strategies.exchange import local_steps
 from toolkit.strategies.exchange.local_steps import LocalFunction
-from toolkit.strategies.options import exchange_of, local_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.step.compression import send_all
 from toolkit.strategies.step.local_state import velocities_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -24,7 +24,7 @@ _ATTRIBUTE = "_toolkit_by_itself"
 
 def local_function(model: keras.Model) -> LocalFunction:
     """Returns what takes the place of a model's function of a step where replicas train by themselves."""
-    local, optimizers = local_of(model.distribute_strategy), optimizers_of(model)
+    local, optimizers = options_of(model.distribute_strategy).local, optimizers_of(model)
     assert local is not None
     layers = model._flatten_layers(include_self=False)
     if any(isinstance(each, keras.layers.BatchNormalization) and each.synchronized for each in layers):
@@ -51,25 +51,30 @@ def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
         make: Makes its `train_function`.
     """
     strategy, optimizers = model.distribute_strategy, optimizers_of(model)
-    local, exchange = local_of(strategy), exchange_of(strategy)
+    local, exchange = options_of(strategy).local, options_of(strategy).gradients
     if not optimizers or (local is None and exchange.compression == "none"):
         return make()
     start = exchange.start_step if local is None else local.start_step
-    left = start - int(_busiest(optimizers).iterations)
+    left = start - _made(model)
     _begin(model, left <= 0)
     result = make()
     if left > 0:
-        model.train_function = _FromStep(model, make, left)
+        model.train_function = _FromStep(model, make, start)
     return result
 
 
 def _begin(model: keras.Model, begins: bool) -> None:
     """Has what is traced from now on be of after the step, or of before it."""
-    if local_of(model.distribute_strategy) is not None:
+    if options_of(model.distribute_strategy).local is not None:
         model.__dict__[_ATTRIBUTE] = begins
         local_steps.begin(model)
     else:
         send_all(model, not begins)
+
+
+def _made(model: keras.Model) -> int:
+    """Returns how many steps a model has made; it waits for those that are under way."""
+    return int(_busiest(optimizers_of(model)).iterations)
 
 
 def _busiest(optimizers: Sequence[Any]) -> Any:
@@ -80,11 +85,14 @@ def _busiest(optimizers: Sequence[Any]) -> Any:
 class _FromStep:
     """Takes the place of a `Model.train_function`, and has it made anew after so many steps."""
 
-    def __init__(self, model: keras.Model, make: Callable[[], Any], steps: int) -> None:
-        self._model, self._left, self._function = model, steps, model.train_function
+    def __init__(self, model: keras.Model, make: Callable[[], Any], start: int) -> None:
+        self._model, self._start, self._function = model, start, model.train_function
+        self._left = start - _made(model)
         self._make: Callable[[], Any] | None = make
 
     def __call__(self, iterator: Any) -> Any:
+        if self._left <= 0 and self._make is not None:  # Or later, where calls made fewer steps than they may.
+            self._left = self._start - _made(self._model)
         if self._left <= 0 and self._make is not None:
             _begin(self._model, True)
             mine, self._model.train_function = self._model.train_function, None

@@ -87,7 +87,8 @@ def average_statistics(model: keras.Model) -> None:
     variables that do differ are sent. It is a collective.
     """
     strategy = model.distribute_strategy
-    variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+    others = (v for v in model.non_trainable_variables if not isinstance(v, ReplicaShardedVariable))  # Such as frozen.
+    variables = [v for v in others if tf.as_dtype(v.dtype).is_floating]
     with strategy.scope():
         for variable in variables:
             _average_here(variable)

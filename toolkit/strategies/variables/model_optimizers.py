@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["optimizers_of", "trained_by", "variables_of"]
+__all__ = ["is_built", "optimizers_of", "trained_by", "variables_of"]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -27,6 +27,11 @@ def _is_helper(value: Any) -> bool:
     ours = ("builtins", "keras", "tensorflow", "numpy", "toolkit", "types")
     known = any(kind.__module__.partition(".")[0] in ours for kind in type(value).__mro__[:-1])
     return hasattr(value, "__dict__") and not known
+
+
+def is_built(model: keras.Model) -> bool:
+    """Whether a model has all its variables: one whose `build` was called says that it is built, but has none yet."""
+    return model.built and all(getattr(layer, "built", True) for layer in model._flatten_layers())
 
 
 def trained_by(optimizer: Any) -> list[Any]:

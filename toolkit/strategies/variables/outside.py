@@ -6,7 +6,6 @@ user holds stays true: the Keras variable is the same object, and the first repl
 user's own `tf.Variable`, so that functions that were traced with it go on reading what is trained.
 """
 
-import concurrent.futures
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +14,9 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
-from toolkit.strategies.options import optimizer_state_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.support.scopes import outside
 
 __all__ = ["refuse_outside", "take_in"]
 
@@ -39,22 +39,22 @@ def take_in(model: keras.Model) -> None:
     for each in model._flatten_layers():
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
-    outside = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
+    others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
     plain = list(_attributes(model, strategy))
-    if outside or plain or made_outside:
+    if others or plain or made_outside:
         _drop_functions(model)
     for optimizer in optimizers_of(model):
-        _check_whole(optimizer, outside, strategy)
+        _check_whole(optimizer, others, strategy)
         for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if each is not None:
                 each._distribution_strategy = strategy
-    values = [v._value for v in outside] + [value for *_, value in plain]
+    values = [v._value for v in others] + [value for *_, value in plain]
     made = iter(_made_again(values, strategy) if values else ())
-    for variable in outside:
+    for variable in others:
         variable._value = next(made)
     for holder, name, _ in plain:
         vars(holder)[name] = next(made)
-    if outside and hasattr(strategy, "replace_functions"):
+    if others and hasattr(strategy, "replace_functions"):
         for optimizer in optimizers_of(model):
             _key_again(optimizer)
 
@@ -107,8 +107,7 @@ def _is_outside(value: Any, strategy: tf.distribute.Strategy) -> bool:
 def _made_again(values: list[tf.Variable], strategy: tf.distribute.Strategy) -> list[tf.Variable]:
     """Returns a strategy's variables with these values, which are their own copies where the device is the same one."""
     # In a thread that is in no scope yet: who makes the copies has to stand below the strategy.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: [_one_made_again(value, strategy) for value in values]).result()
+    return outside(lambda: [_one_made_again(value, strategy) for value in values])
 
 
 def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
@@ -135,10 +134,10 @@ def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.
         )
 
 
-def _check_whole(optimizer: Any, outside: list[Any], strategy: tf.distribute.Strategy) -> None:
+def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Strategy) -> None:
     """Refuses what an optimizer keeps whole where it is to be kept in parts."""
-    among = {id(each) for each in outside}
-    if optimizer_state_of(strategy) != "sharded" or not optimizer.built:
+    among = {id(each) for each in others}
+    if options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
         return
     if any(id(each) in among and each.shape.rank for each in optimizer.variables):
         raise StrategyError(

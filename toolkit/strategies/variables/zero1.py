@@ -17,7 +17,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, replicas
-from toolkit.strategies.options import optimizer_state_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.support.scopes import outside
@@ -47,7 +47,7 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
         StrategyError: It is asked for, and the optimizer looks at variables as a whole.
     """
     strategy = optimizer._distribution_strategy
-    if optimizer_state_of(strategy) == "replicated" or replicas(strategy) == 1:
+    if options_of(strategy).optimizer_state == "replicated" or replicas(strategy) == 1:
         return False
     if isinstance(optimizer, WHOLE):
         raise StrategyError(
@@ -120,7 +120,7 @@ def is_in_parts(optimizer: Any, variable: Any) -> bool:
 
 def in_parts_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
     """Returns the numbers of those variables that are cut. An optimizer that isn't built yet is built for them."""
-    if not optimizer.built and optimizer_state_of(optimizer._distribution_strategy) == "sharded":
+    if not optimizer.built and options_of(optimizer._distribution_strategy).optimizer_state == "sharded":
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(variables))
     return frozenset(number for number, variable in enumerate(variables) if is_in_parts(optimizer, variable))

@@ -154,11 +154,12 @@ def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
 
     from toolkit.strategies.step import accumulation, compression, local_state
+    from toolkit.strategies.variables.model_optimizers import is_built
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
     optimizers = _optimizers(model)  # None in a loop of the user's own that updates weights by itself.
-    if model.built and len(optimizers) == 1 and not optimizers[0].built:
+    if is_built(model) and len(optimizers) == 1 and not optimizers[0].built:
         with model.distribute_strategy.scope():
             optimizers[0].build(model.trainable_variables)
     found = {_uncounted(f"{_MODEL}{number:04d}/{v.name}"): v for number, v in enumerate(model.variables)}

@@ -1,0 +1,79 @@
+"""Where two features meet, and broke once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import parallel, strategies
+from toolkit.errors import StrategyError
+from toolkit.strategies.step import phases
+
+X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.slow
+def test_a_frozen_sharded_layer_stays_as_it_is(four_devices):
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        sharded = parallel.ShardedDense(4)
+        model = keras.Sequential([keras.Input((6,)), sharded, keras.layers.Dense(1)])
+        sharded.trainable = False
+        model.compile("adam", "mse")
+    before = sharded.get_weights()
+    model.fit(X, Y, batch_size=10, verbose=0)
+    for mine, given in zip(sharded.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, given)
+
+
+def stateful(rows):
+    inputs = keras.Input(batch_shape=(rows, 3, 2))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.LSTM(4, stateful=True)(inputs)))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+@pytest.mark.slow
+def test_a_stateful_layer_is_built_for_a_share(four_devices):
+    given = {"batch_size": 10, "shuffle": False, "verbose": 0}
+    seen = []
+    for kind, devices in (("one_device", 1), ("mirrored", 2)):
+        keras.utils.set_random_seed(2)
+        with strategies.create(kind, devices=four_devices[:devices]).scope():
+            model = stateful(10 // devices)
+        model.fit(X.reshape(40, 3, 2), Y, epochs=2, **given)
+        seen.append(np.concatenate([each.numpy().ravel() for each in model.trainable_variables]))
+    np.testing.assert_allclose(*seen, atol=1e-6)
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = stateful(10)
+    with pytest.raises(StrategyError, match=r"stateful.* keras\.Input\(batch_shape=\(5, \.\.\.\)\)"):
+        model.fit(X.reshape(40, 3, 2), Y, **given)
+
+
+@pytest.mark.slow
+def test_gradients_are_compressed_from_the_step_asked_for_where_calls_are_short(four_devices, monkeypatch):
+    """Five steps an epoch are made in calls of four and one."""
+    exchange = strategies.GradientExchange(compression="powersgd", rank=1, start_step=10)
+    strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=exchange)
+    began, begin = [], phases._begin
+    monkeypatch.setattr(
+        phases,
+        "_begin",
+        lambda model, begins: began.append((begins, int(model.optimizer.iterations))) or begin(model, begins),
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=4)
+    model.fit(X, Y, batch_size=8, epochs=3, verbose=0)
+    assert began == [(False, 0), (True, 10)]
+
+
+@pytest.mark.slow
+def test_class_weight_of_data_of_a_function_is_refused(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).batch(5))
+    with pytest.raises(StrategyError, match="class_weight"):
+        model.fit(data, class_weight={0: 1.0}, steps_per_epoch=2, verbose=0)
