@@ -7,7 +7,7 @@ import types
 import processes
 import pytest
 
-from toolkit.devices import Gpu, Inventory, setup
+from toolkit.devices import Gpu, Inventory, setup, shared_node
 from toolkit.errors import DeviceError
 
 CARDS = Inventory(gpus=tuple(Gpu(index=i, name="A100", uuid=f"GPU-{i}", memory_mib=40960) for i in range(4)), cores=8)
@@ -82,6 +82,46 @@ def test_gpus_are_taken_in_order_with_growth(machine):
 def test_all_gpus_unless_a_number_is_given(machine):
     machine(CARDS)
     assert setup.configure().replicas == 4
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_LOCALID": "1"}
+RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "own"),
+    [
+        (STEP, [2, 3]),
+        (STEP | {"SLURM_NODEID": "0"}, [1]),
+        (STEP | {"SLURM_GPU_BIND": "none"}, [2, 3]),
+        (STEP | {"SLURM_GPUS_PER_TASK": "4"}, [0, 1, 2, 3]),
+        (STEP | {"TOOLKIT_STATUS": "worker:1@/some/socket"}, [0, 1, 2, 3]),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "4,8"}, [0, 1, 2, 3]),
+        (RANK, [1]),
+        (STEP | RANK, [1]),  # mpirun in an allocation: srun has started its daemons.
+    ],
+)
+def test_of_a_nodes_gpus_each_of_its_tasks_takes_its_part(machine, launcher, own):
+    machine(CARDS, CUDA_DEVICE_ORDER="PCI_BUS_ID", **launcher)
+    assert setup.configure().gpus == tuple(f"card {number}: A100, 40960 MiB" for number in own)
+
+
+def test_gpus_that_can_not_be_divided_among_a_nodes_tasks_are_refused(machine):
+    machine(CARDS, **STEP | {"SLURM_STEP_TASKS_PER_NODE": "4,3"})
+    with pytest.raises(DeviceError, match=r"3 tasks .* all of its 4 GPUs.*--gpus-per-task=1"):
+        setup.configure()
+
+
+def test_a_strategy_without_configure_takes_its_part_too(machine, monkeypatch):
+    fake = machine(CARDS)
+    fake.config.get_visible_devices = lambda kind: list(fake.physical[kind])
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    shared_node.take_own_gpus()
+    assert fake.did("visible") == [([fake.physical["GPU"][1]], "GPU")]
+    fake.started = True
+    with pytest.raises(DeviceError, match="TensorFlow has started"):
+        shared_node.take_own_gpus()
 
 
 @pytest.mark.parametrize(("memory", "limit"), [(0.4, 16384), (4096, 4096), ("0.5", 20480)])

@@ -3,6 +3,7 @@
 inventory   what is there, as data: GPUs through NVML, cores
 usage       who uses which GPU, and how much
 visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free
+shared_node  a node's GPUs where a launcher shows all of them to each of its tasks
 memory      how much of a GPU: growth, a fraction, a limit, or all
 request     what may be asked, checked
 setup       one call that configures TensorFlow and says what it did

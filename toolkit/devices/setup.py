@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.devices import inventory as _inventory
 from toolkit.devices.inventory import Gpu, Inventory
 from toolkit.devices.request import MOST_EMULATED, DeviceRequest
+from toolkit.devices.shared_node import own_gpus
 from toolkit.devices.visible import resolve, shown
 from toolkit.errors import DeviceError
 
@@ -190,7 +191,7 @@ def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_i
             )
         available = [physical[card_ids.index(identity)] for identity in wanted]
     else:
-        available = list(physical)
+        available = [physical[position] for position in own_gpus(os.environ, len(physical))]
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip("\"' ") in ("", "-1")
         if not available and inventory.gpus and not hidden:
             raise DeviceError(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.cluster import Membership, discover
+from toolkit.devices.shared_node import take_own_gpus
 from toolkit.errors import StrategyError
 from toolkit.strategies import one_device
 from toolkit.strategies.description import all_devices
@@ -101,6 +102,7 @@ def create(
     strategy: tf.distribute.Strategy
     if name == "multi_worker" or (name == "auto" and together):
         who = _required(name, membership, tasks="--workers=2")
+        take_own_gpus()
         from toolkit.strategies import multi_worker
 
         strategy = multi_worker.create(

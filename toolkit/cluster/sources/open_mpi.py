@@ -14,7 +14,7 @@ from toolkit.cluster.sources import ranks
 from toolkit.cluster.spec import Membership
 from toolkit.errors import ClusterError
 
-__all__ = ["membership"]
+__all__ = ["membership", "place_on_host"]
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
@@ -56,6 +56,13 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     # Each rank of a job has the same namespace, and other jobs on this host have others.
     job = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode(errors="replace"))
     return ranks.membership(environ, hosts, job=job, rank=rank, source=f"Open MPI, {size} ranks")
+
+
+def place_on_host(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns this rank's number among those that mpirun has started on its host, and their count; None outside."""
+    if not all(f"OMPI_COMM_WORLD_{name}" in environ for name in ("LOCAL_RANK", "LOCAL_SIZE")):
+        return None
+    return _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_SIZE")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -12,7 +12,7 @@ from toolkit.cluster.sources.hostlist import expand, expand_counts
 from toolkit.cluster.spec import Membership
 from toolkit.errors import ClusterError
 
-__all__ = ["membership"]
+__all__ = ["membership", "place_on_node"]
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
@@ -49,6 +49,15 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     _check_own_place(environ, places, rank)
     hosts = [nodes[node] for node, _ in places]
     return ranks.membership(environ, hosts, job=job + step, rank=rank, source=f"Slurm step {job}.{step}")
+
+
+def place_on_node(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns this task's number among those that srun has started on its node, and their count; None outside."""
+    if not environ.get("SLURM_STEP_ID") or not all(f"SLURM_{name}" in environ for name in ("LOCALID", "NODEID")):
+        return None
+    counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    local, node = _number(environ, "LOCALID"), _number(environ, "NODEID")
+    return (local, counts[node]) if node < len(counts) and local < counts[node] else None
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
