@@ -1,4 +1,4 @@
-"""Clusters for hypothesis: any that can be, with gaps, and of every job."""
+"""Clusters for hypothesis: any that can be, with gaps where they may be, and of every job."""
 
 from hypothesis import strategies as st
 
@@ -18,6 +18,8 @@ def clusters(draw):
     for job in shape:
         most = 1 if job in ("chief", "evaluator") else 5
         indices = draw(st.sets(st.integers(0, 20), min_size=1, max_size=most))
+        if job == "worker" and "ps" not in shape:  # Those that train together are numbered without gaps.
+            indices = range(len(indices))
         jobs[job] = {}
         for index in indices:
             jobs[job][index] = f"{draw(_NAMES)}:{port}"

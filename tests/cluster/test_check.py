@@ -12,6 +12,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 GOOD = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
 
 
+SERVED = {"chief": ["c:1"], "ps": ["d:1"]}
+
+
 def config(cluster=None, **task):
     return json.dumps({"cluster": cluster or GOOD["cluster"], "task": {**GOOD["task"], **task}})
 
@@ -103,7 +106,15 @@ BAD = [
     (config(index=[0]), "task.index", "a list is not a number", "from 0 on"),
     (config(index=10**30), "task.index", "too large", "from 0 on"),
     (config(index=2), "task.index", "the cluster has no worker:2", "0 to 1"),
-    (config({"worker": {"1": "a:1", "5": "b:1"}}, index=0), "task.index", "the cluster has no", "1, 5"),
+    (config({"worker": {"1": "a:1", "5": "b:1"}, **SERVED}, index=0), "task.index", "the cluster has no", "1, 5"),
+    (config({"worker": {"0": "a:1", "2": "b:1"}}, index=2), "cluster.worker", "worker:1 isn't", "without gaps"),
+    (config({"chief": ["a:1"], "worker": {"2": "b:1"}}, index=2), "cluster.worker", "worker:0 isn't", "without gaps"),
+    (
+        json.dumps({"sparseCluster": {"worker": {"0": "a:1"}}, "task": {"type": "worker", "index": 0}}),
+        "cluster",
+        "sparseCluster instead",
+        "enableDynamicWorker",
+    ),
     (config({"chief": ["a:1"]}, type="chief", index=1), "task.index", "the cluster has no chief:1", "from 0,"),
 ]
 

@@ -14,6 +14,7 @@ __all__ = ["Checked", "check", "parse"]
 _TASK = 'Write "task": {"type": "worker", "index": 0}, with the type and index of this process'
 _START = "line 1, column 1"
 _QUOTES = "Put names and texts in double quotes; in a shell, put single quotes around the whole"
+_SPARSE = "sparseCluster"  # Kubeflow's training operator, of TFJobs with enableDynamicWorker.
 _SAMPLE = 'Write {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -64,8 +65,13 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
     cluster, reading = None, None
     if "cluster" in value:
         reading = rules.read(value["cluster"])
-        problems += reading.problems
-        cluster = None if reading.problems else Cluster(value["cluster"])
+        wrong_jobs = [*reading.problems, *_gaps(reading)]
+        problems += wrong_jobs
+        cluster = None if wrong_jobs else Cluster(value["cluster"])
+    elif _SPARSE in value:
+        found = f"there is {_SPARSE} instead, in which each task is told only of itself and of the ps"
+        cure = "Set enableDynamicWorker to false in the TFJob: it writes the whole cluster then"
+        problems.append(Problem(place="cluster", found=found, cure=cure))
     else:
         cure = 'Write "cluster": {"worker": ["HOST:PORT", ...]}, the same for every process'
         problems.append(Problem(place="cluster", found="it is missing", cure=cure))
@@ -132,6 +138,17 @@ def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
     dense = indices[-1] == len(indices) - 1
     choices = (f"0 to {indices[-1]}" if indices[-1] else "0") if dense else ", ".join(map(str, indices[:20]))
     return [Problem(place="task.index", found=found, cure=f"Choose from {choices}, or add its address to the cluster")]
+
+
+def _gaps(reading: rules.Reading) -> list[Problem]:
+    """Workers that train together are counted by TensorFlow, which refuses the last ones where one is left out."""
+    workers = reading.indices.get("worker", frozenset())
+    absent = sorted(set(range(len(workers))) - workers)
+    if reading.problems or not absent or "ps" in reading.jobs or ("chief" not in reading.jobs and len(workers) == 1):
+        return []
+    found = f"worker:{max(workers)} is there, and worker:{absent[0]} isn't"
+    cure = "Number workers that train together from 0 on, without gaps"
+    return [Problem(place=inside("cluster", "worker"), found=found, cure=cure)]
 
 
 def _with_a_chief(value: dict) -> tuple[dict, tuple[str, ...]]:
