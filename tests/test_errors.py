@@ -1,5 +1,7 @@
 import pickle
+import re
 
+import processes
 import pytest
 
 from toolkit import errors
@@ -33,3 +35,22 @@ def test_an_error_arrives_in_another_process_as_it_was(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
     assert again.exit_code == error.exit_code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [((), r"error: two, but one\. Ask for one\. \(in .*script.py, line 3; "), (("-X", "dev"), "Traceback")],
+)
+def test_a_script_ends_in_the_sentence_and_where_it_is(tmp_path, flags, said):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import toolkit.errors\n"
+        "def ask():\n"
+        "    raise toolkit.errors.StrategyError(asked='two', found='one', remedy='Ask for one')\n"
+        "ask()\n"
+    )
+    ended = processes.python(tmp_path, *flags, str(script), limit=60)
+    assert re.search(said, ended.stderr)
+    assert ("Traceback" in ended.stderr) == bool(flags)
+    assert ended.returncode == (1 if flags else 2)

@@ -19,7 +19,10 @@ ToolkitError
 """
 
 import signal as _signal
+import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
 __all__ = [
     "CheckpointError",
@@ -41,7 +44,20 @@ __all__ = [
 ]
 
 
+_FOLDER = __file__.removesuffix("errors.py")
 _LONGEST = 1000  # Characters of a clause, which may hold what somebody else wrote.
+
+
+def _end_in_a_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Takes the place of Python's last words, of an error that a script didn't catch."""
+    if not isinstance(error, RequestError) or sys.flags.dev_mode:
+        sys.__excepthook__(kind, error, trace)
+        return
+    libraries = (_FOLDER, sys.base_prefix, sys.prefix, "<")
+    own = [each for each in traceback.extract_tb(trace) if not each.filename.startswith(libraries)]
+    here = f" (in {own[-1].filename}, line {own[-1].lineno}; python -X dev shows all)" if own else ""
+    sys.stderr.write(f"error: {error}{here}\n")
+    sys.exit(error.exit_code)
 
 
 class ToolkitError(Exception):
@@ -79,6 +95,8 @@ class RequestError(ToolkitError):
         self.asked = asked
         self.found = found
         self.remedy = remedy
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _end_in_a_sentence
 
     @classmethod
     def check_choice(

@@ -779,6 +779,214 @@ def a_dataset_distributed_by_the_user():
     return trained(compiled(), data, validation_data=data, class_weight={0: 1.0, 1: 3.0})
 
 
+# What a step does with gradients before it applies them: see them as the whole batch's.
+
+
+class Gradients(keras.Model):
+    """Takes one loss and its gradients, and leaves to each kind what is done with them."""
+
+    def of(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    def put(self, gradients):
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+
+    def train_step(self, data):
+        loss, gradients = self.of(data)
+        return {"error": loss, **(self.use(gradients, loss, data) or {})}
+
+
+class Clipped(Gradients):
+    def use(self, gradients, loss, data):
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.3)
+        self.put(clipped)
+        return {"norm": norm}
+
+
+class Divided(Gradients):
+    def use(self, gradients, loss, data):
+        norm = tf.linalg.global_norm(gradients)
+        self.put([each / norm * tf.stop_gradient(loss) for each in gradients])
+
+
+class Sharpness(Gradients):
+    """Goes up the slope, and takes the gradient there (SAM, arXiv 2010.01412)."""
+
+    def use(self, gradients, loss, data):
+        norm = tf.linalg.global_norm(gradients)
+        ups = [0.1 * each / (norm + 1e-12) for each in gradients]
+        for variable, up in zip(self.trainable_variables, ups, strict=True):
+            variable.assign_add(up)
+        _, there = self.of(data)
+        for variable, up in zip(self.trainable_variables, ups, strict=True):
+            variable.assign_sub(up)
+        self.put(there)
+
+
+class AddedByHand(Gradients):
+    """Adds gradients up, and applies them at each second step, clipped."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        zeros = [tf.zeros(each.shape) for each in self.trainable_variables]
+        self.sums = [keras.Variable(each, trainable=False) for each in zeros]
+        self.count = keras.Variable(0, dtype="int32", trainable=False)
+
+    def use(self, gradients, loss, data):
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient)
+        self.count.assign_add(1)
+
+        def apply():
+            self.put(tf.clip_by_global_norm([tf.convert_to_tensor(each) / 2 for each in self.sums], 0.3)[0])
+            for total in self.sums:
+                total.assign(tf.zeros(total.shape))
+            return 0
+
+        tf.cond(tf.convert_to_tensor(self.count) % 2 == 0, apply, lambda: 0)
+
+
+class Skipped(Gradients):
+    def use(self, gradients, loss, data):
+        def apply():
+            self.put(gradients)
+            return 0
+
+        tf.cond(tf.linalg.global_norm(gradients) < 0.3, apply, lambda: 0)
+
+
+class Projected(Gradients):
+    """Takes from each of two tasks' gradients what goes against the other's (PCGrad, arXiv 2001.06782)."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            logits = self(x, training=True)
+            first, second = self.compute_loss(y=y, y_pred=logits), tf.reduce_mean(tf.abs(logits))
+        one, other = (tape.gradient(loss, self.trainable_variables) for loss in (first, second))
+        dot = tf.add_n([tf.reduce_sum(a * b) for a, b in zip(one, other, strict=True)])
+        against, lengths = tf.minimum(dot, 0.0), [tf.linalg.global_norm(each) ** 2 for each in (one, other)]
+        self.put([a + b - against * (b / lengths[1] + a / lengths[0]) for a, b in zip(one, other, strict=True)])
+        return {"error": first}
+
+
+class LearningToLearn(Gradients):
+    """Differentiates the loss after a step, through that step (MAML, arXiv 1703.03400)."""
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+
+        def loss_of(weights):
+            logits = tf.tanh(x @ weights[0] + weights[1]) @ weights[2] + weights[3]
+            return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+
+        with tf.GradientTape() as outer:
+            weights = [tf.convert_to_tensor(each) for each in variables]
+            with tf.GradientTape() as inner:
+                loss = loss_of([tf.convert_to_tensor(each) for each in variables])
+            steps = inner.gradient(loss, variables)
+            after = loss_of([weight - 0.5 * step for weight, step in zip(weights, steps, strict=True)])
+        self.put(outer.gradient(after, variables))
+        return {"error": after}
+
+
+class ByExample(Gradients):
+    """Clips each example's gradient."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True)
+        rows = tape.jacobian(losses, self.trainable_variables)
+        squares = [tf.reduce_sum(tf.reshape(each, [tf.shape(each)[0], -1]) ** 2, 1) for each in rows]
+        factor = tf.minimum(1.0, 0.1 / tf.sqrt(tf.add_n(squares)))
+        self.put([tf.einsum("i,i...->...", factor, each) / tf.cast(tf.shape(x)[0], tf.float32) for each in rows])
+        return {"error": tf.reduce_mean(losses)}
+
+
+class Noisy(Gradients):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seed = keras.random.SeedGenerator(5)
+
+    def use(self, gradients, loss, data):
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.3)
+        self.put([each + keras.random.normal(each.shape, stddev=0.01, seed=self.seed) for each in clipped])
+
+
+class Centralised(keras.optimizers.SGD):
+    """Takes a gradient's mean from it, in an optimizer of the user's own (arXiv 2004.01461)."""
+
+    def apply(self, grads, trainable_variables=None):
+        centred = [each - tf.reduce_mean(each, 0, keepdims=True) if each.shape.rank > 1 else each for each in grads]
+        super().apply(tf.clip_by_global_norm(centred, 0.3)[0], trainable_variables)
+
+
+def stepped(kind, **more):
+    model = network(kind)
+    model.compile(keras.optimizers.SGD(0.05), CROSSENTROPY, **more)
+    return trained(model)
+
+
+@feature
+def gradients_clipped_by_their_norm():
+    return stepped(Clipped)
+
+
+@feature
+def gradients_clipped_by_their_norm_eagerly():
+    return stepped(Clipped, run_eagerly=True)
+
+
+@feature
+def gradients_divided_by_their_norm():
+    return stepped(Divided)
+
+
+@feature
+def sharpness_aware_minimization():
+    return stepped(Sharpness)
+
+
+@feature
+def accumulation_by_hand():
+    return stepped(AddedByHand)
+
+
+@feature
+def steps_skipped_by_hand():
+    return stepped(Skipped)
+
+
+@feature
+def projected_gradients_of_two_tapes():
+    return stepped(Projected)
+
+
+@feature
+def gradients_of_second_order():
+    return stepped(LearningToLearn)
+
+
+@feature
+def clipping_by_example():
+    return stepped(ByExample)
+
+
+@feature
+def seeded_noise_on_gradients():
+    return stepped(Noisy)
+
+
+@feature
+def an_optimizer_that_changes_gradients():
+    return trained(compiled(optimizer=Centralised(0.1)))
+
+
 def values(found):
     """What a feature saw, each as one list of numbers."""
 

@@ -214,7 +214,7 @@ def test_a_host_that_is_killed_comes_back(start, address, tmp_path):
 def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe, monkeypatch):
     counts = ["--chief", "--workers=2", "--ps=1"] if recipe.endswith("server") else []
     if counts:  # By the home directory that both share, or by the token that both are given.
-        monkeypatch.setenv("TOOLKIT_TOKEN", "of both")
+        monkeypatch.setenv("TOOLKIT_TOKEN", "of both, and long")
     with two_hosts.made() as names:
         flags = [*counts, "--nodes=2", f"--rendezvous={two_hosts.ADDRESSES[0]}:29400", "-m", f"recipes.{recipe}"]
         what = ["--data=shapes", "--epochs=1", "--steps_per_epoch=4", "--run_dir=run"]

@@ -7,29 +7,16 @@ import numpy as np
 import pytest
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.fit import adapt, callbacks
+from toolkit.strategies.exchange import mesh
+from toolkit.strategies.fit import adapt, callbacks, models
 from toolkit.strategies.processes import shared_files
-
-MOMENTS = (
-    "set_model",
-    "on_train_begin",
-    "on_train_batch_end",
-    "on_epoch_end",
-    "on_train_end",
-    "on_test_begin",
-    "on_predict_begin",
-)
 
 
 @pytest.fixture
 def adapted(monkeypatch):
     """Keras's classes as they are adapted for models of several processes, for this test only."""
-    for owner, names in (
-        (keras.callbacks.CallbackList, MOMENTS),
-        (keras.Model, ("save", "save_weights")),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(keras.callbacks.CallbackList, "set_model", keras.callbacks.CallbackList.set_model)
+    monkeypatch.setattr(mesh, "made_here", lambda _: True)
     adapt.adapt_keras()
 
 
@@ -43,6 +30,7 @@ def worker(monkeypatch, *, chief):
     monkeypatch.setattr(callbacks, "average_statistics", averaged.append)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
+    models.attach_to(model)
     return model, averaged
 
 
@@ -118,7 +106,7 @@ def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkey
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        shared_files._save(failing, model, path)
+        shared_files.save(failing, model, path)
     assert path.read_bytes() == before
     assert seen[0].name.endswith(".weights.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["some.weights.h5"]

@@ -77,3 +77,14 @@ def test_class_weight_of_data_of_a_function_is_refused(four_devices):
     data = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).batch(5))
     with pytest.raises(StrategyError, match="class_weight"):
         model.fit(data, class_weight={0: 1.0}, steps_per_epoch=2, verbose=0)
+
+
+@pytest.mark.slow
+def test_two_strategies_in_one_process_keep_their_exchanges_apart(four_devices):
+    for width in (4, 7):
+        with strategies.create("mirrored", devices=four_devices[:2]).scope():
+            normalised = keras.layers.BatchNormalization(synchronized=True)
+            layers = [keras.Input((6,)), keras.layers.Dense(width), normalised, keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile("sgd", "mse")
+        assert np.isfinite(model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]).all()

@@ -11,10 +11,10 @@ from toolkit.strategies import multi_worker
 from toolkit.strategies.fit import adapt, building
 from toolkit.strategies.parameter_servers import variables, worker_step
 from toolkit.support import taken_over, wrapping
-from toolkit.support.taken_over import CALLED, WRAPPED, Taken
+from toolkit.support.taken_over import ATTACHED, CALLED, WRAPPED, Taken
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
-BY_PLACE = {row.place: row for row in (*WRAPPED, *CALLED)}
+BY_PLACE = {row.place: row for row in (*WRAPPED, *ATTACHED, *CALLED)}
 
 
 def owner_and_name(place):
@@ -38,7 +38,7 @@ def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in WRAPPED)}
 
 
-@pytest.mark.parametrize("row", [*WRAPPED, *CALLED], ids=lambda row: row.place.partition(":")[2])
+@pytest.mark.parametrize("row", [*WRAPPED, *ATTACHED, *CALLED], ids=lambda row: row.place.partition(":")[2])
 def test_a_row_has_a_reason_and_a_test(row):
     assert row.why.endswith(".")
     assert (TESTS / row.test).exists()
@@ -105,5 +105,6 @@ def test_the_first_strategy_looks(make, monkeypatch):
 def _check(row):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(taken_over, "WRAPPED", (row,))
+        patch.setattr(taken_over, "ATTACHED", ())
         patch.setattr(taken_over, "CALLED", ())
         taken_over.check.__wrapped__()

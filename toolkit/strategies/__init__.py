@@ -31,6 +31,7 @@ __all__ = [
     "GradientExchange",
     "LocalSteps",
     "ParameterServerOptions",
+    "batch_gradients",
     "batch_mean",
     "computes_here",
     "create",
@@ -40,6 +41,32 @@ __all__ = [
     "report",
     "wait_for_steps",
 ]
+
+
+def batch_gradients(gradients, variables):
+    """Returns the whole batch's gradients in a loop of your own around `strategy.run`, such as to clip by their norm.
+
+        gradients = toolkit.strategies.batch_gradients(tape.gradient(loss, variables), variables)
+        optimizer.apply(tf.clip_by_global_norm(gradients, 1.0)[0], variables)
+
+    `optimizer.apply` doesn't add them up once more. In `fit` there is no need for it: there `tape.gradient` itself
+    returns the whole batch's gradients in a `train_step` of your own.
+
+    Args:
+        gradients: A tensor, `tf.IndexedSlices` or None for each variable, of a loss that is divided by the global
+            batch, as TensorFlow's guides to such loops have it.
+        variables: Keras variables.
+
+    Returns:
+        Sums over replicas, of the same shapes and dtypes; of a sharded layer this replica's part. On one device, and in
+        `fit`, what was given.
+
+    Raises:
+        StrategyError: It is called in no `tf.function`.
+    """
+    from toolkit.strategies.step import routes
+
+    return routes.batch_gradients(gradients, variables)
 
 
 def batch_mean(values, weights=None):

@@ -27,6 +27,7 @@ from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
 from toolkit.strategies.step.batch_share import adapt_means
+from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import status
@@ -78,6 +79,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         adapt_building()
         if options.synchronous:
             adapt_means()
+            adapt_tapes()
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 

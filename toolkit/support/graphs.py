@@ -1,18 +1,29 @@
 """TensorFlow's graphs: what a result is computed from, and how."""
 
+import enum
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["assigns_others", "computed_from", "is_elementwise", "same_everywhere"]
+__all__ = [
+    "Differs",
+    "assigns_others",
+    "computed_from",
+    "derives_from",
+    "differs",
+    "is_elementwise",
+    "same_everywhere",
+]
 
 # Operations whose result says nothing of the values of a batch, only of its shape.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Operations of whose results nothing is known from here.
-_UNKNOWN = ("Iterator", "Optional", "Random", "Call", "If", "While")
+_UNKNOWN = ("Iterator", "Optional", "Call", "If", "While", "PyFunc")
+# Operations that draw random numbers by a state of their own; those without one compute from their seeds.
+_DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Stateful(Uniform|Standard|Truncated|Random)|Rng")
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 # Operations that compute each element from those at its place.
 _ELEMENTWISE = frozenset(
@@ -60,21 +71,81 @@ def same_everywhere(indices: Any) -> bool:
 
     if tf.executing_eagerly() or not indices.shape.is_fully_defined():
         return False
-    waiting, seen = [indices], set()
+    return differs([indices]) is Differs.NOWHERE
+
+
+class Differs(enum.IntEnum):
+    """How tensors of several replicas differ, as far as a graph shows."""
+
+    NOWHERE = 0  # Computed from constants, variables and tensors that are known to be the same.
+    BY_DRAWS = 1  # From random numbers besides.
+    BY_DATA = 2  # From anything else.
+
+
+def differs(
+    tensors: "Iterable[tf.Tensor]", same: "Collection[tf.Tensor]" = (), drawn: "Collection[tf.Tensor]" = ()
+) -> Differs:
+    """Returns how replicas' tensors differ.
+
+    Args:
+        tensors: Of the graph that is being traced, or of one around it.
+        same: Those that are known to be the same.
+        drawn: Those from which each replica draws numbers of its own, such as seeds.
+    """
+    known, seeds = {id(each) for each in same}, {id(each) for each in drawn}
+    found = Differs.NOWHERE
+    waiting, seen = list(tensors), set()
     while waiting:
         tensor = waiting.pop()
-        if not hasattr(tensor, "graph"):  # A constant from outside of the function.
+        if not hasattr(tensor, "graph") or id(tensor) in known:  # A constant from outside of the function.
             continue
-        operation, graph = tensor.op, tensor.graph
+        if id(tensor) in seeds:
+            found = Differs.BY_DRAWS
+            continue
+        operation = tensor.op
         if operation in seen or operation.type in _SHAPES:
             continue
         seen.add(operation)
         if operation.type == "Placeholder":
-            outer = {id(inner): given for given, inner in getattr(graph, "captures", ())}.get(id(tensor))
+            outer = _outside(tensor)
+            if tensor.dtype == "resource":  # A variable is the same unless this step has set it to what isn't.
+                waiting += [value for each in _assignments(tensor) for value in each.inputs[1:]]
+                waiting += [] if outer is None or not hasattr(outer, "graph") else [outer]
+                continue
             if outer is None:  # An argument of the function.
-                return False
+                return Differs.BY_DATA
             waiting.append(outer)
+        elif _DRAWS.match(operation.type):
+            found = Differs.BY_DRAWS
         elif any(word in operation.type for word in _UNKNOWN):
-            return False
+            return Differs.BY_DATA
         waiting += operation.inputs
-    return True
+    return found
+
+
+def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:
+    """Says whether a tensor was computed from one of some others, in this graph or in one around it."""
+    wanted = {id(each) for each in given}
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in wanted:
+            return True
+        if not hasattr(each, "graph") or id(each) in seen:
+            continue
+        seen.add(id(each))
+        outer = _outside(each) if each.op.type == "Placeholder" else None
+        waiting += each.op.inputs if outer is None else [outer]
+        if each.dtype == "resource":
+            waiting += [value for assignment in _assignments(each) for value in assignment.inputs[1:]]
+    return False
+
+
+def _outside(placeholder: "tf.Tensor") -> Any:
+    """Returns what a function has captured by a placeholder; None where that is an argument."""
+    captures = getattr(placeholder.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def _assignments(handle: "tf.Tensor") -> "list[tf.Operation]":
+    return [each for each in handle.consumers() if _ASSIGNS.match(each.type)]

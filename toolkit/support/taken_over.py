@@ -1,6 +1,7 @@
 """What is taken over of Keras and TensorFlow: the table in taken_over.csv, which is checked before anything trains.
 
-WRAPPED has whatever `wrap` replaces, CALLED the private functions that are called. `check` compares both with the Keras
+WRAPPED has whatever `wrap` replaces, ATTACHED the methods that objects of our strategies have of their own (`attach`),
+CALLED the private functions that are called. `check` compares both with the Keras
 and the TensorFlow that are installed, so that a release that changes one of them ends in a sentence, and never in other
 numbers.
 """
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from toolkit.errors import RequestError
 from toolkit.support.wrapping import TRIED, installed
 
-__all__ = ["CALLED", "WRAPPED", "Taken", "check"]
+__all__ = ["ATTACHED", "CALLED", "WRAPPED", "Taken", "check"]
 
 
 class Taken(NamedTuple):
@@ -40,6 +41,7 @@ def _rows(kind: str) -> tuple[Taken, ...]:
 
 
 WRAPPED = _rows("wrapped")
+ATTACHED = _rows("attached")
 CALLED = _rows("called")
 
 
@@ -50,7 +52,7 @@ def check() -> None:
     Raises:
         RequestError: Something isn't there, or takes other arguments.
     """
-    for row in (*WRAPPED, *CALLED):
+    for row in (*WRAPPED, *ATTACHED, *CALLED):
         try:
             function = find(row.place)
         except (ImportError, AttributeError):

@@ -8,12 +8,13 @@ from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = ["TRIED", "installed", "wrap", "wrapped_here"]
+__all__ = ["TRIED", "attach", "attached_here", "installed", "wrap", "wrapped_here"]
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
 
 wrapped_here: list[tuple[Any, str]] = []  # Owners, and names of what was wrapped.
+attached_here: set[tuple[type, str]] = set()  # Classes of objects, and names of the methods that these have instead.
 
 
 def installed(module: str) -> str:
@@ -46,8 +47,7 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
             found="that version has none",
             remedy=f"Install a version that this toolkit was tried with: {TRIED}",
         )
-    function = getattr(around, "func", around)  # Of a functools.partial.
-    key = f"{function.__module__}.{function.__qualname__}"
+    key = _key(around)
     wrapped_by: tuple[str, ...] = getattr(original, "_toolkit", ())
     if key in wrapped_by:
         return
@@ -59,3 +59,43 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
     wrapped._toolkit = (*wrapped_by, key)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     wrapped_here.append((owner, name))
+
+
+def _key(around: Callable) -> str:
+    function = getattr(around, "func", around)  # Of a functools.partial.
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def attach(instance: Any, name: str, around: Callable) -> None:
+    """Gives one object `around(original, instance, ...)` for a method; a second time changes nothing.
+
+    It stands in the object's own attributes, past `__setattr__`: its class, its type and what is made of its
+    configuration are as they were, and so is every other object. `original` is the class's method when it is called.
+
+    Args:
+        instance: The object.
+        name: The name of its method.
+        around: Takes the original, the object, and the arguments.
+    """
+    before = vars(instance).get(name)
+    key = _key(around)
+    attached: tuple[str, ...] = getattr(before, "_toolkit", ())
+    if key in attached:
+        return
+
+    def of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(type(self), name)(self, *args, **kwargs)
+
+    def of_before(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - It is the object's own already.
+        assert before is not None
+        return before(*args, **kwargs)
+
+    original = of_class if before is None else of_before
+
+    @functools.wraps(getattr(type(instance), name))
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return around(original, instance, *args, **kwargs)
+
+    method._toolkit = (*attached, key)  # type: ignore[attr-defined]
+    vars(instance)[name] = method
+    attached_here.add((type(instance), name))

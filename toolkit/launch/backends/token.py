@@ -13,12 +13,14 @@ import pathlib
 import secrets
 from collections.abc import Mapping
 
+from toolkit.errors import LaunchError
 from toolkit.launch.job.spec import JobSpec
 from toolkit.support import files
 
 __all__ = ["VARIABLE", "file", "forget", "make", "nonce", "program_of", "proof", "proves", "read", "words"]
 
 VARIABLE = "TOOLKIT_TOKEN"
+_LEAST = 12  # Characters: of random letters and digits they are 60 bits and more.
 
 
 def make(address: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -29,8 +31,17 @@ def make(address: str, environ: Mapping[str, str] = os.environ) -> str:
     Args:
         address: HOST:PORT, as every launcher is given it.
         environ: Where TOOLKIT_TOKEN may be.
+
+    Raises:
+        LaunchError: TOOLKIT_TOKEN is so short that it can be guessed.
     """
     if given := environ.get(VARIABLE):
+        if len(given) < _LEAST:
+            raise LaunchError(
+                asked=f"{VARIABLE} is to prove who belongs to the job at {address}",
+                found=f"it has {len(given)} characters, which can be guessed",
+                remedy=f"Give it at least {_LEAST}, such as what `openssl rand -hex 16` writes, on every host",
+            )
         return given
     token = secrets.token_urlsafe(18)
     forget(address)

@@ -13,7 +13,16 @@ from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.options import GradientExchange
 from toolkit.support.graphs import same_everywhere
 
-__all__ = ["computed_in_half", "mapped", "over_groups", "over_replicas", "sent_as", "values_of"]
+__all__ = [
+    "computed_in_half",
+    "mapped",
+    "of_first",
+    "over_groups",
+    "over_replicas",
+    "sent_as",
+    "values_of",
+    "with_overflow",
+]
 
 
 def values_of(gradient: Any) -> tf.Tensor:
@@ -75,6 +84,12 @@ def over_replicas(
         tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
         for total, gradient, same in zip(totals, gradients, alike, strict=True)
     ]
+
+
+def of_first(gradient: Any) -> Any:
+    """Returns the first replica's gradient."""
+    first = collectives.own_id() == 0
+    return mapped(gradient, lambda values: collectives.all_reduce(values if first else tf.zeros_like(values)))
 
 
 def computed_in_half(gradient: Any) -> bool:

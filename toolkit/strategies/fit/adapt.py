@@ -3,17 +3,18 @@
 from toolkit.strategies.exchange.private import adapt_collectives
 from toolkit.strategies.fit.building import adapt_building
 from toolkit.strategies.fit.callbacks import adapt_callbacks
-from toolkit.strategies.fit.export import adapt_exports
+from toolkit.strategies.fit.models import adapt_models
 from toolkit.strategies.fit.out_of_scope import adapt_calls
 from toolkit.strategies.input.epoch_iterator import adapt_epoch_iterator
 from toolkit.strategies.input.pipelines import adapt_pipelines
-from toolkit.strategies.processes.shared_files import adapt_checkpoints, adapt_models
+from toolkit.strategies.processes.shared_files import adapt_checkpoints
 from toolkit.strategies.step.accumulation import adapt_accumulation
 from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.step.compression import adapt_compression
 from toolkit.strategies.step.moments import adapt_moments
 from toolkit.strategies.step.optimizer import adapt_optimizers
 from toolkit.strategies.step.sharded_optimizer import adapt_to_shards
+from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.train_step import adapt_steps
 
 __all__ = ["adapt_keras", "adapt_replicas", "adapt_shards", "adapt_workers"]
@@ -22,7 +23,6 @@ __all__ = ["adapt_keras", "adapt_replicas", "adapt_shards", "adapt_workers"]
 def adapt_keras() -> None:
     """Has Keras's `fit`, callbacks and saving work under any strategy made here; called again, it does nothing."""
     adapt_callbacks()
-    adapt_exports()
     adapt_models()
     adapt_epoch_iterator()
 
@@ -37,6 +37,7 @@ def adapt_replicas() -> None:
     adapt_calls()
     adapt_building()
     adapt_means()
+    adapt_tapes()
     adapt_steps()
     adapt_moments()
 

@@ -21,6 +21,7 @@ from keras.src import backend
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
+from toolkit.strategies.fit.models import attach_to
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.support.wrapping import wrap
@@ -29,6 +30,7 @@ __all__ = ["adapt_building", "adapt_trials", "build"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()
+_NOTED = "_toolkit_noted_statistics"
 _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras stands them where there are no labels, or no weights.
 
 
@@ -49,10 +51,19 @@ def adapt_trials() -> None:
 
 
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Leaves XLA out of a step that exchanges something: it can't compile that, and the first step would end there."""
-    original(model, *args, **kwargs)
-    strategy = model._distribute_strategy
-    if holds_variables(strategy) and model.jit_compile is True:
+    """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope.
+
+    XLA is left out of a step that exchanges something: it can't compile that, and the first step would end there.
+    """
+    strategy = model.distribute_strategy
+    if not holds_variables(strategy):
+        original(model, *args, **kwargs)
+        return
+    with strategy.scope():
+        original(model, *args, **kwargs)
+        take_in(model)
+    attach_to(model)
+    if model.jit_compile is True:
         model.jit_compile = False
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
@@ -62,11 +73,28 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     take_in(model)
+    attach_to(model)
     if not mesh.made_here(model._distribute_strategy):
         original(model, iterator, data_batch)
         return
+    _note_statistics(model)
     _check_states(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     build(model, data_batch if iterator is None else _batch_spec(iterator._distributed_dataset.element_spec))
+
+
+def _note_statistics(model: Any) -> None:
+    """Says once which layers have other numbers than one device's, because each replica normalises its share."""
+    if mesh.replicas(model._distribute_strategy) == 1 or vars(model).get(_NOTED):
+        return
+    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
+    names = [each.name for each in layers if each.trainable and not each.synchronized]
+    object.__setattr__(model, _NOTED, True)
+    if names:
+        _LOG.warning(
+            "%s: each replica normalises its share of a batch by itself, as Keras has it. BatchNormalization("
+            "synchronized=True) has one device's numbers",
+            f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0],
+        )
 
 
 def _check_states(model: Any, batch: int | None) -> None:

@@ -30,7 +30,7 @@ from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.read_together import drop_snapshots, snapshots_of, take_snapshots
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.scopes import outside
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_callbacks"]
 
@@ -50,16 +50,21 @@ _quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 
 def adapt_callbacks() -> None:
     """Makes callbacks and saving fit several processes; calling it again changes nothing."""
-    callbacks = keras.callbacks.CallbackList
-    wrap(callbacks, "set_model", _quieten)
-    wrap(callbacks, "on_train_begin", _begin_training)
-    wrap(callbacks, "on_epoch_begin", _begin_epoch)
-    wrap(callbacks, "on_train_batch_end", _end_batch)
-    wrap(callbacks, "on_epoch_end", _end_epoch)
-    wrap(callbacks, "on_train_end", _end_training)
-    for moment in ("on_test_begin", "on_predict_begin"):
-        wrap(callbacks, moment, _begin_other)
+    wrap(keras.callbacks.CallbackList, "set_model", _set_model)
     wrap(saving_lib, "get_attr_skipset", _without_strategy)
+
+
+def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
+    """Has the list of one call of `fit`, `evaluate` or `predict` know what Keras's loop has come to."""
+    if model is not None and mesh.made_here(model.distribute_strategy):
+        attach(callbacks, "on_train_begin", _begin_training)
+        attach(callbacks, "on_epoch_begin", _begin_epoch)
+        attach(callbacks, "on_train_batch_end", _end_batch)
+        attach(callbacks, "on_epoch_end", _end_epoch)
+        attach(callbacks, "on_train_end", _end_training)
+        for moment in ("on_test_begin", "on_predict_begin"):
+            attach(callbacks, moment, _begin_other)
+    _quieten(original, callbacks, model)
 
 
 def _shared(model: Any) -> bool:

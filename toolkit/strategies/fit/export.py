@@ -9,22 +9,16 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_exports"]
-
-
-def adapt_exports() -> None:
-    """Has models export the same files as on one device; called again, it does nothing."""
-    wrap(keras.Model, "export", _export)
+__all__ = ["export"]
 
 
-def _export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Exports the same files as on one device."""
     strategy = model.distribute_strategy
     together = processes(strategy) > 1
     with contextlib.ExitStack() as stack:

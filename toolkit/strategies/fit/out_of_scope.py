@@ -15,34 +15,19 @@ from keras.src.backend.common import variables as keras_variables
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import processes
-from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_calls"]
+__all__ = ["adapt_calls", "predict_once", "quantize"]
 
 
 def adapt_calls() -> None:
-    """Has these calls give one device's answers under strategies made here; called again, it does nothing."""
-    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
-    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile_in_scope)
-    wrap(keras.Model, "predict_on_batch", _predict_once)
-    wrap(keras.Model, "quantize", _quantize)
+    """Has variables be numbers as on one device under strategies made here; called again, it does nothing."""
     for name in ("__float__", "__int__"):
         wrap(keras_variables.Variable, name, _number)
 
 
-def _compile_in_scope(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope."""
-    strategy = model.distribute_strategy
-    if not holds_variables(strategy):
-        original(model, *args, **kwargs)
-        return
-    with strategy.scope():
-        original(model, *args, **kwargs)
-        take_in(model)
-
-
-def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+def quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuses what several workers can't do."""
     if processes(model.distribute_strategy) > 1:
         raise StrategyError(
             asked="model.quantize on several workers",
@@ -52,7 +37,7 @@ def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     return original(model, *args, **kwargs)
 
 
-def _predict_once(original: Callable, model: Any, x: Any) -> Any:
+def predict_once(original: Callable, model: Any, x: Any) -> Any:
     """Returns what the first replica has predicted: all of them are given the whole batch."""
     outputs = original(model, x)
     count = mesh.replicas(model.distribute_strategy)

@@ -69,6 +69,9 @@ class Rounds:
         """
         variables = self.variables
         model = variables.model
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+                self.note(f"{layer.name} normalises over the whole batch")
         assigned: list[int] = []
 
         def replica(first: tf.Tensor, index: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tuple:

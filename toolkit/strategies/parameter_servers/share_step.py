@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.variables import LocalScope
-from toolkit.strategies.step.batch_share import Share
+from toolkit.strategies.step.batch_share import Share, current
 
 __all__ = ["RoundShare", "ShareStep"]
 
@@ -25,6 +25,7 @@ class RoundShare(Share):
     def __init__(self, rows: tf.Tensor, weight: Callable[[], tf.Tensor], note: Callable[[str], None]) -> None:
         super().__init__(rows)
         self._make, self._note = weight, note
+        self._gradients: dict[int, tuple[tf.Tensor, int]] = {}  # By id: with how many operations that used them.
 
     @property
     def weight(self) -> tf.Tensor:
@@ -39,6 +40,17 @@ class RoundShare(Share):
         return x
 
     rows_of_all = total
+
+    def has_gradients(self, gradients: list[tf.Tensor]) -> None:
+        """Notes what may be applied as it is."""
+        self._gradients |= {id(each): (each, len(each.consumers())) for each in gradients}
+
+    def check_unchanged(self, grads: list) -> None:
+        """Notes that the step can't be divided where something is done with gradients before they are applied."""
+        given = tf.nest.flatten([each for each in grads if each is not None], expand_composites=True)
+        used = (len(each.consumers()) != before for each, before in self._gradients.values())
+        if any(id(each) not in self._gradients for each in given) or any(used):
+            self._note("it does something with gradients, which are those of a share, before they are applied")
 
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
         """The same, because of a metric's state, which isn't a sum."""
@@ -71,6 +83,8 @@ class ShareStep:
         elif self.scope.within:
             self.rounds.note("it applies gradients in a branch, a loop or a function")
         else:
+            if isinstance(share := current(), RoundShare):
+                share.check_unchanged(grads)
             self.rounds.store(grads, variables, self.share)
         self.applied = True
         for v in variables:

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
@@ -21,13 +20,7 @@ from toolkit.strategies.processes.agreement import processes
 from toolkit.support import files
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_checkpoints", "adapt_models"]
-
-
-def adapt_models() -> None:
-    """Has models of several processes write whole files; called again, it does nothing."""
-    wrap(keras.Model, "save", _save)
-    wrap(keras.Model, "save_weights", _save)
+__all__ = ["adapt_checkpoints", "save"]
 
 
 def adapt_checkpoints() -> None:
@@ -36,7 +29,7 @@ def adapt_checkpoints() -> None:
     wrap(TrackableSaver, "save", _save_checkpoint)
 
 
-def _save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Writes aside, and puts the whole file in place."""
     strategy = model.distribute_strategy
     if hasattr(strategy, "replace_functions"):  # It dispatches steps to workers.

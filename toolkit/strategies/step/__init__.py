@@ -14,5 +14,7 @@ phases        what steps do from some step on
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once
+routes        which gradients are still to be exchanged, and their sums
+tape          gradients that a step of the user's own sees: those of the whole batch
 optimizer     `apply`: gradients are summed over replicas, then each does what one device does
 """

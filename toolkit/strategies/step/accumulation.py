@@ -27,9 +27,9 @@ from toolkit.strategies.step.compression import memories_of
 from toolkit.strategies.variables.read_together import ReplicaCopies, ReplicaSum
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_accumulation", "exchanged_later", "kept_by", "later"]
+__all__ = ["adapt_accumulation", "attach_to", "exchanged_later", "kept_by", "later"]
 
 _here = threading.local()
 
@@ -39,8 +39,16 @@ def adapt_accumulation() -> None:
     optimizer = keras.optimizers.Optimizer
     wrap(optimizer, "build", _build)
     wrap(optimizer, "add_variable_from_reference", _add_variable)
-    wrap(optimizer, "_backend_apply_gradients", _apply)
-    wrap(optimizer, "_clip_gradients", lambda original, self, grads: original(self, _sum_over_replicas(grads)))
+
+
+def attach_to(optimizer: Any) -> None:
+    """Has an optimizer of several replicas exchange what each has added up where it updates."""
+    attach(optimizer, "_backend_apply_gradients", _apply)
+    attach(optimizer, "_clip_gradients", _sum_before_clipping)
+
+
+def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
+    return original(optimizer, _sum_over_replicas(grads))
 
 
 def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int]:

@@ -15,8 +15,9 @@ changes.
 """
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,12 +26,31 @@ from keras.src.losses import loss as _loss
 
 from toolkit.strategies.exchange import collectives, private
 from toolkit.strategies.exchange.mesh import replicas
-from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Share", "adapt_means", "batch_mean", "current", "entered", "unweigh", "weigh"]
+__all__ = ["Known", "Share", "adapt_means", "batch_mean", "current", "entered", "unweigh", "weigh"]
 
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+
+
+@dataclasses.dataclass
+class Known:
+    """What is known of tensors of a step.
+
+    Attributes:
+        exchanged: Gradients that are the same on every replica.
+        shards: Those of variables of which each replica has a shard, by the variables' ids: parts of one gradient.
+        drawn: Seeds by which each replica draws numbers of its own.
+    """
+
+    exchanged: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    shards: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
+
+    def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
+        """Notes gradients of all replicas, of variables some of which may be of a kind that is sharded."""
+        self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
+        self.shards |= {id(v): g for g, v in zip(gradients, variables, strict=True) if isinstance(v, sharded)}
 
 
 class Share:
@@ -43,15 +63,26 @@ class Share:
     Attributes:
         in_loss: Whether the loss that is being differentiated is weighted already: one of `scaled`.
         scaled: Losses that a LossScaleOptimizer has scaled, and that `step/optimizer.py` has weighted before.
-        scaled_by: The ids of those optimizers: the gradients that they are given are weighted already.
+        scaled_by: The ids of those optimizers: gradients that no tape has exchanged are weighted when they are given.
+        at_tape: Whether gradients are exchanged where a tape returns them.
+        differentiates: Whether a tape is at work now.
+        known: What tapes have exchanged.
     """
 
-    def __init__(self, rows: Any, weight: tf.Tensor | None = None) -> None:
-        self.in_loss = False
+    def __init__(self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False) -> None:
+        self.in_loss = self.differentiates = False
+        self.at_tape = at_tape
+        self.known = Known()
+        self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()
         self._rows = tf.cast(rows, tf.float64)
         self._weight = weight
+
+    @property
+    def in_branch(self) -> bool:
+        """Whether what is traced now is a branch, a loop or a function in the step, where replicas can't meet."""
+        return _graph() is not self._graph
 
     @property
     def weight(self) -> tf.Tensor:
@@ -85,10 +116,17 @@ class Share:
 
         return gather(x)
 
+    def has_gradients(self, gradients: list[tf.Tensor]) -> None:
+        """Is told of a variable's gradients that a tape has returned, and that are this replica's."""
+
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
         """Has each replica keep the whole state of a metric, which isn't a sum over examples."""
         for variable in metric.variables:
             private.keep_first_replicas(variable)
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def current() -> Share | None:
@@ -145,7 +183,6 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 
 def adapt_means() -> None:
     """Makes losses, their gradients and means those of the whole batch; called again, it does nothing."""
-    wrap(tf.GradientTape, "gradient", _gradient)
     wrap(keras.metrics.Mean, "update_state", _update_mean)
     wrap(_loss, "scale_loss_for_distribution", _unless_in_fit)
     wrap(_loss, "unscale_loss_for_distribution", _unless_in_fit)
@@ -162,50 +199,6 @@ def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: An
     if share is not None and sample_weight is None and not keras.ops.shape(values):
         sample_weight = share.weight * collectives.replica_id_and_count()[1]
     return original(metric, values, sample_weight)
-
-
-def _gradient(
-    original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
-) -> Any:
-    """Takes a vector of losses for the sum that it is: its gradients are added, where those of a mean are averaged.
-
-    Only gradients of variables are exchanged. Those of tensors, as in a gradient penalty, stay on their replica.
-    """
-    share = current()
-    if share is None:
-        return original(tape, target, sources, output_gradients, **kwargs)
-
-    def seed(each: Any) -> tf.Tensor:
-        ones = tf.ones_like(each)
-        return ones if each.shape.rank == 0 else tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
-
-    vectors = any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
-    if vectors and output_gradients is None and _of_variables(sources):
-        output_gradients = tf.nest.map_structure(seed, target)
-    before, share.in_loss = share.in_loss, _is_of(target, share.scaled)
-    try:
-        return original(tape, target, sources, output_gradients, **kwargs)
-    finally:
-        share.in_loss = before
-
-
-def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
-    """Says whether what is differentiated is one of these losses, or was computed from one."""
-    targets = [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
-    if not losses or any(each is loss for each in targets for loss in losses):
-        return bool(losses)
-    if tf.executing_eagerly():
-        return False
-    made = {loss.op for loss in losses}
-    return any(each in made for each in computed_from([each.op for each in targets], made))
-
-
-def _of_variables(sources: Any) -> bool:
-    return not any(tf.is_tensor(each) and not _is_variable(each) for each in tf.nest.flatten(sources))
-
-
-def _is_variable(each: Any) -> bool:
-    return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
 
 
 def _of_this_replica(original: Callable, layer: Any, *args: Any) -> Any:

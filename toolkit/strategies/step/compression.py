@@ -19,7 +19,7 @@ from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_compression", "kept_by", "memories_of", "send_all"]
+__all__ = ["adapt_compression", "check_smaller", "kept_by", "memories_of", "send_all"]
 
 _ATTRIBUTE = "_toolkit_memories"
 _WAITS = "_toolkit_sends_all_yet"
@@ -52,7 +52,7 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     exchange = options_of(strategy).gradients
     if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
         return
-    _check(optimizer, variables, exchange.rank)
+    _check(optimizer, exchange.rank)
     memories = {
         optimizer._var_key(variable): make_in_scope(
             optimizer, functools.partial(_make, variable, exchange.rank, number)
@@ -63,24 +63,32 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for variables of the optimizer's.
 
 
-def _check(optimizer: Any, variables: Sequence, rank: int) -> None:
+def _check(optimizer: Any, rank: int) -> None:
     """Makes sure that compression makes sense.
 
     Raises:
-        StrategyError: It doesn't for this optimizer, or for any variable.
+        StrategyError: It doesn't for this optimizer.
     """
-    asked = f"gradients compressed by PowerSGD at rank {rank}"
     if isinstance(optimizer, WHOLE):
         raise StrategyError(
-            asked=f"{asked}, with {type(optimizer).__name__}",
+            asked=f"gradients compressed by PowerSGD at rank {rank}, with {type(optimizer).__name__}",
             found="its update depends on the whole layer's gradient, of which a part comes later",
             remedy="Use another optimizer, such as SGD or AdamW, or leave compression out",
         )
-    if not any(_is_compressed(variable, rank) for variable in variables):
+
+
+def check_smaller(model: keras.Model) -> None:
+    """Makes sure that compression makes a gradient smaller.
+
+    Raises:
+        StrategyError: It makes none.
+    """
+    rank, variables = options_of(model.distribute_strategy).gradients.rank, model.trainable_variables
+    if variables and not any(_is_compressed(variable, rank) for variable in variables):
         largest = max(variables, key=lambda variable: tf.TensorShape(variable.shape).num_elements())
         n, m = matrix_shape(largest.shape) if len(largest.shape) else (1, 1)
         raise StrategyError(
-            asked=asked,
+            asked=f"gradients compressed by PowerSGD at rank {rank}",
             found=f"no gradient gets smaller: the largest, of {largest.path}, is a matrix of {n} x {m}",
             remedy="Give a smaller rank, or leave compression out",
         )

@@ -25,25 +25,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, mesh, overlap
-from toolkit.strategies.exchange.gradients import (
-    computed_in_half,
-    mapped,
-    over_groups,
-    over_replicas,
-    sent_as,
-    with_overflow,
-)
+from toolkit.errors import StrategyError
+from toolkit.strategies.exchange import collectives, mesh
+from toolkit.strategies.exchange.gradients import mapped, of_first
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, batch_share, compression
+from toolkit.strategies.step import accumulation, batch_share, compression, sharded_optimizer
+from toolkit.strategies.step.routes import Routes, reduced, routes_of
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.outside import refuse_outside
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.variables.zero1 import in_parts_among
+from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_optimizers", "reduced"]
+__all__ = ["adapt_optimizers"]
 
 _LOG = logging.getLogger(__name__)
 _here = threading.local()
@@ -51,17 +46,29 @@ _here = threading.local()
 
 def adapt_optimizers() -> None:
     """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing."""
-    plain, scaled = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
-    wrap(plain, "apply", _apply)
-    wrap(scaled, "apply", _apply)
-    wrap(scaled, "scale_loss", _scale_loss)
-    wrap(scaled, "_tf_apply", _apply_where_finite)
-    wrap(scaled, "_stateful_handle_finite_grads", _apply_finite)
-    wrap(
-        plain, "_all_reduce_sum_gradients", lambda original, self, pairs: pairs if _summed() else original(self, pairs)
-    )
-    wrap(plain, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        wrap(kind, "apply", _apply)
+    wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
     wrap(tf.__internal__.distribute.interim, "maybe_merge_call", _each_for_itself)
+
+
+def _attach(optimizer: Any, variables: Sequence) -> None:
+    """Gives an optimizer of several replicas what `apply` calls of its own methods."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        attach(optimizer, "_tf_apply", _apply_where_finite)
+        attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
+        return  # What follows is the inner optimizer's.
+    attach(optimizer, "_all_reduce_sum_gradients", _sum)
+    attach(optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
+    if optimizer.gradient_accumulation_steps:
+        accumulation.attach_to(optimizer)
+    in_shards = any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
+    if in_shards or options_of(optimizer._distribution_strategy).optimizer_state == "sharded":
+        sharded_optimizer.attach_to(optimizer)
+
+
+def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
+    return pairs if _summed() else original(optimizer, pairs)
 
 
 def _summed() -> bool:
@@ -80,6 +87,9 @@ def _with_sums() -> Iterator[None]:
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
+    trainable_variables = None if trainable_variables is None else list(trainable_variables)
+    if mesh.replicas(optimizer._distribution_strategy) > 1:
+        _attach(optimizer, trained_by(optimizer) if trainable_variables is None else trainable_variables)
     if _between_replicas(optimizer):
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
@@ -90,33 +100,61 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if _summed() or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
-    share = batch_share.current()
-    if share is None and options_of(optimizer._distribution_strategy).local is not None:
+    share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
+    if share is None and options.local is not None:
         _say_exchanged(optimizer._distribution_strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     refuse_outside(optimizer, variables)
-    later: frozenset[int] = frozenset()
-    if len(grads) == len(variables):  # Else Keras says what is wrong.
-        sharded = options_of(optimizer._distribution_strategy).optimizer_state == "sharded"
-        in_parts = in_parts_among(optimizer, variables) if sharded else frozenset()
-        if getattr(optimizer, "gradient_accumulation_steps", None):
-            later = accumulation.later(optimizer, grads, variables)
-        weighted = share is not None and id(optimizer) in share.scaled_by
-        memories: Sequence = ()
-        if options_of(optimizer._distribution_strategy).gradients.compression != "none":
-            memories = compression.memories_of(optimizer, variables)
-        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
-        halves = [scales and number not in later and computed_in_half(each) for number, each in enumerate(grads)]
-        grads = reduced(grads, variables, in_parts, later, weighted=weighted, memories=memories, scale=scale)
-        if scales:
-            grads = [with_overflow(each) if half else each for each, half in zip(grads, halves, strict=True)]
-            grads = finite_alike(grads, variables, in_parts)
     with contextlib.ExitStack() as stack:
+        if len(grads) == len(variables):  # Else Keras says what is wrong.
+            grads = _of_all(optimizer, grads, variables, stack)
         stack.enter_context(_with_sums())
-        if later:
-            stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
         original(optimizer, grads, trainable_variables)
+
+
+def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:
+    """Returns the gradients of all replicas, and has the optimizer use them in `stack`."""
+    share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
+    routes = routes_of(share, grads, variables, scaled=share is not None and id(optimizer) in share.scaled_by)
+    if share is not None and share.in_branch:
+        _check_branch(optimizer, grads, variables, routes, in_parts)
+        stack.enter_context(counting_alone(optimizer))
+        return grads
+    later: frozenset[int] = frozenset()
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        later = accumulation.later(optimizer, grads, variables) - routes.known
+        if later:
+            of_later = [variables[number] for number in later]
+            stack.enter_context(accumulation.exchanged_later(optimizer, of_later))
+    memories: Sequence = ()
+    if options.gradients.compression != "none":
+        memories = compression.memories_of(optimizer, variables)
+    scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
+    grads = [of_first(each) if n in routes.drawn else each for n, each in enumerate(grads)]
+    known = routes.known | routes.drawn
+    grads = reduced(
+        grads, variables, in_parts, later, weighted=routes.weighted, known=known, memories=memories, scale=scale
+    )
+    return finite_alike(grads, variables, in_parts) if scales else grads
+
+
+def _check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes, in_parts: frozenset) -> None:
+    """Refuses in a branch or a loop what replicas would have to meet for: they may not all come there."""
+    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
+    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
+    if in_parts:
+        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
+    elif getattr(optimizer, "gradient_accumulation_steps", None):
+        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
+    if found:
+        raise StrategyError(
+            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
+            found=found,
+            remedy="Call tape.gradient before it, outside of the branch, or let the optimizer decide "
+            "(gradient_accumulation_steps, LossScaleOptimizer)",
+        )
 
 
 def _between_replicas(optimizer: Any) -> bool:
@@ -162,13 +200,14 @@ def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainabl
     if not collectives.alone():
         original(optimizer, grads, trainable_variables)
         return
-    with _counting_alone([variable for variable in optimizer.variables if not len(variable.shape)]):
+    with counting_alone(optimizer):
         optimizer._common_apply(grads, trainable_variables)
 
 
 @contextlib.contextmanager
-def _counting_alone(counts: Sequence[Any]) -> Iterator[None]:
-    """While entered, this replica's copies of counts are set, where TensorFlow would have all replicas meet."""
+def counting_alone(optimizer: Any) -> Iterator[None]:
+    """While entered, this replica's copies of an optimizer's counts are set, where TensorFlow has all replicas meet."""
+    counts = [variable for variable in optimizer.variables if not len(variable.shape)]
 
     def assign(count: Any, value: Any) -> Any:
         return _ThisReplica().update(count.value, lambda own: own.assign(tf.cast(value, own.dtype)))
@@ -189,79 +228,6 @@ def _apply_finite(original: Callable, *args: Any) -> None:
         return
     with _with_sums():
         original(*args)
-
-
-def reduced(
-    grads: Sequence,
-    variables: Sequence,
-    in_parts: frozenset = frozenset(),
-    later: frozenset = frozenset(),
-    *,
-    weighted: bool = False,
-    memories: Sequence = (),
-    scale: tf.Tensor | float = 1.0,
-) -> list:
-    """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
-
-    Args:
-        grads: A tensor, `tf.IndexedSlices` or None for each variable.
-        variables: A `keras.Variable` for each gradient.
-        in_parts: The numbers of those variables of which each replica updates its part: that part of the gradient is
-            returned, flat.
-        later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
-        weighted: Whether gradients are weighted by this replica's share already, as those of a scaled loss are.
-        memories: What is kept of each gradient that is compressed, None for others; () where none is.
-        scale: By what gradients are multiplied in this step.
-    """
-    strategy = tf.distribute.get_strategy()
-    exchange, share = options_of(strategy).gradients, batch_share.current()
-    dtype = sent_as(exchange)
-    out = list(grads)
-    if collectives.begins_by_itself(strategy):
-        overlap.weights_first([each for n, each in enumerate(out) if isinstance(each, tf.Tensor) and n not in later])
-    for number, variable in enumerate(variables):
-        if out[number] is not None and isinstance(variable, ReplicaShardedVariable):
-            out[number] = over_groups(out[number], dtype)
-    summed = [
-        number
-        for number, variable in enumerate(variables)
-        if out[number] is not None
-        and not isinstance(variable, ReplicaShardedVariable)
-        and not getattr(variable, "overwrite_with_gradient", False)  # No gradient, but such as a scale of float8.
-    ]
-    if not summed:
-        return out
-    summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
-
-    def by_share(gradient: Any) -> Any:
-        if share is None:
-            return gradient
-        weight = tf.cast(share.weight, gradient.dtype)
-        factor = 1 if weighted else weight
-        # A replica without examples has no mean: 0 / 0.
-        return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
-
-    for number in later:
-        out[number] = by_share(out[number])
-    summed = [number for number in summed if number not in later]
-    kept = dict(enumerate(memories))
-    dense = [
-        number
-        for number in summed
-        if number in in_parts and not isinstance(out[number], tf.IndexedSlices) and kept.get(number) is None
-    ]
-    if dense:
-        parts = scattered([by_share(out[number]) for number in dense], dtype=dtype)
-        for number, part in zip(dense, parts, strict=True):
-            out[number] = part
-    summed = [number for number in summed if number not in dense]
-    if not summed:
-        return out
-    compressed = [kept[number] for number in summed] if memories else ()
-    totals = over_replicas([by_share(out[number]) for number in summed], exchange, compressed, scale)
-    for number, total in zip(summed, totals, strict=True):
-        out[number] = own_part(total, variables[number]) if number in in_parts else total
-    return out
 
 
 # What Keras does for all replicas together, done by each for itself: they have the same gradients.

@@ -9,12 +9,14 @@ from typing import Any
 
 import keras
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import local_steps
 from toolkit.strategies.exchange.local_steps import LocalFunction
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step.compression import send_all
+from toolkit.strategies.step.compression import check_smaller, send_all
 from toolkit.strategies.step.local_state import velocities_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["local_function", "put_before", "trains_by_itself"]
 
@@ -26,6 +28,13 @@ def local_function(model: keras.Model) -> LocalFunction:
     """Returns what takes the place of a model's function of a step where replicas train by themselves."""
     local, optimizers = options_of(model.distribute_strategy).local, optimizers_of(model)
     assert local is not None
+    sharded = [variable.path for variable in model.variables if isinstance(variable, ReplicaShardedVariable)]
+    if sharded:
+        raise StrategyError(
+            asked=f"local steps ({local.every} between averages) of a model with sharded layers, such as {sharded[0]}",
+            found="a sharded layer exchanges activations in each step, and replicas that train by themselves nothing",
+            remedy="Leave one of the two out",
+        )
     layers = model._flatten_layers(include_self=False)
     if any(isinstance(each, keras.layers.BatchNormalization) and each.synchronized for each in layers):
         _LOG.warning("In local steps each replica normalises by itself, as if BatchNormalization weren't synchronized")
@@ -54,6 +63,8 @@ def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
     local, exchange = options_of(strategy).local, options_of(strategy).gradients
     if not optimizers or (local is None and exchange.compression == "none"):
         return make()
+    if local is None:
+        check_smaller(model)
     start = exchange.start_step if local is None else local.start_step
     left = start - _made(model)
     _begin(model, left <= 0)

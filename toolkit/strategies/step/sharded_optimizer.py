@@ -18,20 +18,23 @@ from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_in_parts, make_part_of_slot, make_slot, shards_slots
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_to_shards", "finite_alike"]
+__all__ = ["adapt_to_shards", "attach_to", "finite_alike"]
 
 _here = threading.local()
 
 
 def adapt_to_shards() -> None:
-    """Makes Keras's optimizers train sharded variables; called again, it does nothing."""
-    optimizer = keras.optimizers.Optimizer
-    wrap(optimizer, "_backend_apply_gradients", _apply_shards)
-    wrap(optimizer, "_clip_gradients", _clip)
-    wrap(optimizer, "add_variable_from_reference", _slot)
-    wrap(optimizer, "_update_model_variables_moving_average", _average)
+    """Makes Keras's optimizers keep slots for sharded variables; called again, it does nothing."""
+    wrap(keras.optimizers.Optimizer, "add_variable_from_reference", _slot)
+
+
+def attach_to(optimizer: Any) -> None:
+    """Has an optimizer of several replicas train sharded variables."""
+    attach(optimizer, "_backend_apply_gradients", _apply_shards)
+    attach(optimizer, "_clip_gradients", _clip)
+    attach(optimizer, "_update_model_variables_moving_average", _average)
 
 
 def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:

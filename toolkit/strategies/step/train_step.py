@@ -8,6 +8,7 @@ travel in one exchange. Any other scalar x_r counts by its replica's share: sum 
 import contextlib
 import functools
 import logging
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,19 +16,23 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
-from toolkit.strategies.step.batch_share import Share, entered
+from toolkit.strategies.options import options_of
+from toolkit.strategies.step.batch_share import Share, current, entered
 from toolkit.strategies.step.inlining import adapt_functions, inlining
 from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.whole_batch import is_whole, watch
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["ReducesForKeras", "adapt_steps", "results_noted"]
+__all__ = ["ReducesForKeras", "adapt_steps", "make_function", "results_noted"]
 
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
@@ -38,14 +43,12 @@ _here = threading.local()  # tf.distribute traces each replica in a thread of it
 
 
 def adapt_steps() -> None:
-    """Has the steps of models under several replicas know their shares; called again, it does nothing."""
-    wrap(keras.Model, "make_train_function", functools.partial(_make, "train_step"))
-    wrap(keras.Model, "make_test_function", functools.partial(_make, "test_step"))
+    """Has steps draw by replica, and functions be parts of them; called again, it does nothing."""
     wrap(keras.random.SeedGenerator, "next", _next_seed)
     adapt_functions()
 
 
-def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Has Keras make its function of a step that knows its share: Keras takes the model's method when it makes it."""
     if replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
@@ -57,9 +60,11 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             type(model).__name__,
         )
     before = model.__dict__.get(name)
+    seeds = _global_seeds(model)
 
     @functools.wraps(step)
     def with_share(data: Any) -> Any:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, seeds)
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         if name == "train_step" and trains_by_itself(model):
@@ -68,7 +73,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             share = Share(rows, weight=tf.ones([], tf.float64))
             with collectives.by_itself(), entered(share), inlining():
                 return _known_to_all(step(data))
-        share = Share(row_count(data))
+        share = Share(row_count(data), at_tape=name == "train_step" and uses_gradients(model, step))
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
         with entered(share), inlining(), results_noted(model) as noted:
@@ -76,6 +81,7 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
 
     def make() -> Any:
         watch(model)
+        function = model.train_function
         model.__dict__[name] = with_share
         try:
             result = original(model, *args, **kwargs)
@@ -83,13 +89,39 @@ def _make(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) 
             del model.__dict__[name]
             if before is not None:
                 model.__dict__[name] = before
-        if name == "train_step" and trains_by_itself(model):
+        # Keras keeps the function of an earlier `fit`.
+        if name == "train_step" and model.train_function is not function and trains_by_itself(model):
             model.train_function = local_function(model)
         return result
 
     if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
         return make()
     return put_before(model, make)
+
+
+def _global_seeds(model: keras.Model) -> Any:
+    """Returns what `keras.random` draws by where it is given no seed: of each thread, and replicas are threads.
+
+    One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
+    """
+    state = random.getstate()
+    try:
+        with model.distribute_strategy.scope():
+            return seed_generator.global_seed_generator()
+    finally:
+        random.setstate(state)
+
+
+def uses_gradients(model: keras.Model, step: Callable) -> bool:
+    """Whether a script may do something with gradients before they are applied, for which they must be the batch's.
+
+    Keras's own step hands them to Keras's optimizer as they are, which may need parts of them only, or adds them up.
+    """
+    if options_of(model.distribute_strategy).gradients.compression != "none":
+        return False
+    applies = [getattr(type(each), name) for each in optimizers_of(model) for name in ("apply", "apply_gradients")]
+    own = any(not each.__module__.startswith("keras.") for each in applies)
+    return own or getattr(step, "__func__", None) is not keras.Model.train_step
 
 
 def _known_to_all(logs: Any) -> Any:
@@ -103,9 +135,17 @@ def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) ->
     """Gives each replica draws of its own: its copy of a generator's state is the others', and so would noise be."""
     seed = original(generator, *args, **kwargs)
     replica = collectives.own_id()
-    if not replica or not tf.is_tensor(seed):
+    if not tf.is_tensor(seed):
         return seed
-    return seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
+    share = current()
+    if not replica:
+        if share is not None:
+            share.known.drawn.append(seed)
+        return seed
+    own = seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
+    if share is not None:
+        share.known.drawn.append(own)
+    return own
 
 
 class _Result(NamedTuple):

@@ -1,0 +1,131 @@
+"""What our strategies replace: few functions of the process, and methods of objects that are made under one."""
+
+import copy
+import pickle
+import zipfile
+
+import keras
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.support import taken_over, wrapping
+from toolkit.support.wrapping import attach
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+LOOK = """
+import sys, types
+import keras, numpy as np, tensorflow as tf
+
+def functions():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("keras.src", "tensorflow.python")) or module is None:
+            continue
+        for key, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType):
+                found[f"{name}:{key}"] = value
+            elif isinstance(value, type) and value.__module__ == name:
+                for own, function in list(vars(value).items()):
+                    if isinstance(function, types.FunctionType):
+                        found[f"{name}:{value.__qualname__}.{own}"] = function
+    return found
+
+before = functions()
+import toolkit
+toolkit.devices.configure(gpus=2, emulate="always")
+strategy = toolkit.strategies.create("mirrored", optimizer_state="sharded")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+after = functions()
+changed = {id(before[key]) for key in before if key in after and after[key] is not before[key]}
+names = sorted(key for key in before if key in after and after[key] is not before[key])
+print("CHANGED", len(changed), *names)
+"""
+
+
+def attached(thing):
+    return {name for name, value in vars(thing).items() if getattr(value, "_toolkit", ())}
+
+
+def compiled(strategy=None):
+    with strategy.scope() if strategy else tf.distribute.get_strategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.slow
+def test_few_functions_of_the_process_are_replaced_and_all_are_in_the_table(tmp_path):
+    ended = processes.python(tmp_path, "-c", LOOK, limit=120)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    _, count, *names = next(line for line in ended.stdout.splitlines() if line.startswith("CHANGED")).split()
+    known = {last(row.place) for row in taken_over.WRAPPED}
+    assert {last(name) for name in names} <= known
+    assert int(count) <= 30, names
+
+
+def last(place):
+    """Returns the name of a function or method."""
+    return place.replace(":", ".").rpartition(".")[2]
+
+
+@pytest.mark.slow
+def test_under_other_strategies_keras_runs_as_it_is(four_devices):
+    strategies.create("mirrored", devices=four_devices[:2])
+    for strategy in (None, tf.distribute.MirroredStrategy(list(four_devices[:2]))):
+        model = compiled(strategy)
+        model.fit(X, Y, batch_size=4, verbose=0)
+        for thing in (model, model.optimizer, *model.layers, *model.metrics):
+            assert not attached(thing)
+
+
+@pytest.mark.slow
+def test_what_is_attached_goes_into_no_copy_and_no_file(four_devices, tmp_path):
+    model = compiled(strategies.create("mirrored", devices=four_devices[:2]))
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert {"save", "make_train_function"} <= attached(model)
+    assert {"_all_reduce_sum_gradients"} <= attached(model.optimizer)
+    assert type(model) is keras.Sequential
+    assert "toolkit" not in repr(model) + repr(model.optimizer)
+    for other in (keras.models.clone_model(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not attached(other)
+        assert not attached(other.optimizer) if other.compiled else True
+        assert other.predict(X, verbose=0).shape == (8, 1)
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        assert all(b"toolkit" not in file.read(name) for name in file.namelist())
+    np.testing.assert_allclose(
+        keras.models.load_model(tmp_path / "model.keras").predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6
+    )
+
+
+def test_an_object_has_a_method_of_its_own():
+    class Greeter:
+        def greet(self, name):
+            """Says it."""
+            return f"hello {name}"
+
+    one, other = Greeter(), Greeter()
+    for mark in ("!", "!", "?"):
+        attach(one, "greet", MARKS[mark])
+    assert (one.greet("you"), other.greet("you")) == ("hello you!?", "hello you")
+    assert one.greet.__doc__ == "Says it."
+    Greeter.greet = lambda _, name: f"good day {name}"
+    assert one.greet("you") == "good day you!?"
+    assert (Greeter, "greet") in wrapping.attached_here
+
+
+def exclaims(original, greeter, name):
+    return original(greeter, name) + "!"
+
+
+def asks(original, greeter, name):
+    return original(greeter, name) + "?"
+
+
+MARKS = {"!": exclaims, "?": asks}

@@ -1,0 +1,130 @@
+"""Gradients of all replicas, as `tf.GradientTape.gradient` returns them in a step of the user's own, in `fit`.
+
+What a `train_step` does with gradients before `optimizer.apply` it does with those of the whole batch: clips them by a
+norm, adds noise, adds them up, or goes up their slope for a moment. Replica r's are multiplied by its share w_r and
+summed, and every replica has the same.
+
+    local gradient g_r  ->  * w_r  ->  all-reduce: y = sum over r of w_r * g_r
+
+Where another tape records, y has a gradient: of upstream gradients u_r, of losses that are weighted at the end, what
+replica s hands back is sum over r of w_r * u_r, so the exchange is its own gradient.
+
+Left on their replica are gradients of tensors, as in a penalty; what is differentiated inside of another `gradient`, as
+where activations are computed again; and those made in a branch, a loop (as of a Jacobian) or a function in a step,
+where replicas can't meet or each example has its own: `optimizer.apply` exchanges them, as it does all that come from
+no tape. There, what has been exchanged already is told by the graph (`step/routes.py`), never by a mark: a script may
+have added to it what only one replica knows.
+"""
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.step import batch_share
+from toolkit.strategies.step.routes import reduced
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.support.graphs import computed_from
+from toolkit.support.wrapping import wrap
+
+__all__ = ["adapt_tapes"]
+
+_TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
+
+
+def adapt_tapes() -> None:
+    """Has tapes return gradients of all replicas; called again, it does nothing."""
+    wrap(tf.GradientTape, "gradient", _gradient)
+
+
+@contextlib.contextmanager
+def _differentiating(share: batch_share.Share, scaled: bool) -> Iterator[None]:
+    before = share.in_loss, share.differentiates
+    share.in_loss, share.differentiates = scaled, True
+    try:
+        yield
+    finally:
+        share.in_loss, share.differentiates = before
+
+
+def _gradient(
+    original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
+) -> Any:
+    """Takes a vector of losses for the sum that it is: its gradients are added, where those of a mean are averaged."""
+    share = batch_share.current()
+    if share is None:
+        return original(tape, target, sources, output_gradients, **kwargs)
+
+    def seed(each: Any) -> tf.Tensor:
+        ones = tf.ones_like(each)
+        return ones if each.shape.rank == 0 else tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
+
+    vectors = any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
+    flat = tf.nest.flatten(sources)
+    variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
+    if vectors and output_gradients is None and len(variables) == len(flat):
+        output_gradients = tf.nest.map_structure(seed, target)
+    within, scaled = share.differentiates or _of_a_jacobian(), _is_of(target, share.scaled)
+    with _differentiating(share, scaled):
+        found = original(tape, target, sources, output_gradients, **kwargs)
+    out = tf.nest.flatten(found)
+    wanted = [number for number in variables if out[number] is not None]
+    if not wanted or within or not share.at_tape or share.in_branch or collectives.replica_id_and_count()[1] == 1:
+        share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
+        return found
+    totals = _exchanged([out[n] for n in wanted], [variables[n] for n in wanted], scaled)
+    for number, total in zip(wanted, totals, strict=True):
+        out[number] = total
+    share.known.add(totals, [variables[number] for number in wanted], ReplicaShardedVariable)
+    return tf.nest.pack_sequence_as(sources, out)
+
+
+def _of_a_jacobian() -> bool:
+    """Whether TensorFlow's own file asks for a gradient: a row of a Jacobian, which it has for each of its numbers."""
+    asking: Any = sys._getframe(1)
+    while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
+        asking = asking.f_back
+    return asking is not None and asking.f_code.co_filename == _TAPES
+
+
+def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
+    """Returns the sums of all replicas, which have a gradient where another tape records."""
+    every = frozenset(range(len(gradients))) if scaled else frozenset()
+    if not gradients or not record.could_possibly_record():
+        return reduced(gradients, variables, weighted=every)
+    share = batch_share.current()
+    assert share is not None
+
+    @tf.custom_gradient
+    def all_of_them(*tensors: tf.Tensor) -> tuple:
+        def back(*upstream: tf.Tensor) -> list:
+            # w is to come in once: by what was differentiated here, or at the end, where not by the loss itself.
+            totals = reduced(list(upstream), variables, weighted=every if share.in_loss else frozenset())
+            weight = {0: 1.0, 1: share.weight, -1: 1 / share.weight}[share.in_loss - scaled]
+            return [each * tf.cast(weight, each.dtype) for each in totals]
+
+        return reduced(list(tensors), variables, weighted=every), back
+
+    totals = all_of_them(*(tf.convert_to_tensor(each) for each in gradients))
+    return list(totals) if isinstance(totals, (list, tuple)) else [totals]
+
+
+def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
+    """Says whether what is differentiated is one of these losses, or was computed from one."""
+    targets = [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+    if not losses or any(each is loss for each in targets for loss in losses):
+        return bool(losses)
+    if tf.executing_eagerly():
+        return False
+    made = {loss.op for loss in losses}
+    return any(each in made for each in computed_from([each.op for each in targets], made))
+
+
+def _is_variable(each: Any) -> bool:
+    return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
