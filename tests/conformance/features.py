@@ -697,9 +697,14 @@ def assigning_in_a_branch():
 
 @feature
 def made_before_the_scope():
-    base = layers.Dense(8, activation="tanh")
-    outside(lambda: base.build((None, 6)))
-    return trained(compiled(keras.Sequential([keras.Input((6,)), base, layers.Dense(2)])))
+    def make():
+        base = layers.Dense(8, activation="tanh")
+        base.build((None, 6))
+        return base, keras.optimizers.Adam(0.01)
+
+    base, optimizer = outside(make)
+    model = compiled(keras.Sequential([keras.Input((6,)), base, layers.Dense(2)]), optimizer)
+    return trained(model, validation_split=0.2)
 
 
 def fitted_with(loss, metric=None):

@@ -126,3 +126,58 @@ def test_what_is_taken_over_is_there():
     assert callable(keras.Model._maybe_symbolic_build), "Keras builds models elsewhere"
     assert callable(keras.Model._symbolic_build), "Keras builds models elsewhere"
     assert "_distributed_dataset" in keras_trainer.TFEpochIterator.__init__.__wrapped__.__code__.co_names
+
+
+class AsksFirst(keras.Model):
+    """Asks for its variables before its layer has made them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+class Penalty(keras.Model):
+    """Has no call, and differentiates by its inputs, as WGAN-GP does."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                judged = self.critic(x)
+            slope = inner.gradient(judged, x)
+            norm = tf.sqrt(tf.reduce_sum(tf.square(slope), axis=1))
+            loss = tf.reduce_mean((norm - 1) ** 2) + tf.reduce_mean(judged)
+        variables = self.critic.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AsksFirst, Penalty])
+def test_a_step_makes_the_variables_it_needs(four_devices, kind):
+    seen = []
+    x = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
+    for name, count in (("one_device", 1), ("mirrored", 2)):
+        keras.utils.set_random_seed(4)
+        with strategies.create(name, devices=four_devices[:count]).scope():
+            model = kind()
+            model.compile(keras.optimizers.SGD(0.1))
+        model.fit(x, x[:, :1], batch_size=5, shuffle=False, verbose=0)
+        seen.append(np.concatenate([np.ravel(each) for each in model.trainable_variables]))
+    np.testing.assert_allclose(*seen, atol=1e-6)

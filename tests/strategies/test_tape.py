@@ -61,16 +61,53 @@ class ByLoss(Step):
         tf.cond(tf.convert_to_tensor(self.optimizer.iterations) < 100, apply, lambda: 0)
 
 
+class Spikes(Step):
+    """Leaves a step out by its loss, which each replica has another of."""
+
+    def use(self, tape, loss):
+        gradients = tape.gradient(loss, self.trainable_variables)
+
+        def apply():
+            self.put(gradients)
+            return 0
+
+        tf.cond(loss < 7.0, apply, lambda: 0)
+
+
+class Polyak(Step):
+    def use(self, tape, loss):
+        self.optimizer.learning_rate.assign(0.01 * loss)
+        self.put(tape.gradient(loss, self.trainable_variables))
+
+
+class Rated(Step):
+    """Sets its rate by what all have."""
+
+    def use(self, tape, loss):
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.learning_rate.assign(0.05 / (1 + tf.linalg.global_norm(gradients)))
+        self.put(gradients)
+
+
 class Clips(Step):
     def use(self, tape, loss):
         self.put(tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.2)[0])
 
 
-@pytest.mark.parametrize("kind", [Late, ByLoss])
+@pytest.mark.parametrize("kind", [Late, ByLoss, Spikes])
 @pytest.mark.slow
 def test_what_only_one_replica_knows_is_not_applied_in_a_branch(four_devices, kind):
-    with pytest.raises(StrategyError, match=r"SGD\.apply was called in a tf\.cond.*tape\.gradient"):
+    with pytest.raises(StrategyError, match=r"SGD\.apply was called in a tf\.cond.*call tape\.gradient"):
         fitted(strategies.create("mirrored", devices=four_devices[:2]), kind)
+
+
+@pytest.mark.slow
+def test_a_rate_is_set_by_what_all_replicas_have(four_devices):
+    two = strategies.create("mirrored", devices=four_devices[:2])
+    with pytest.raises(StrategyError, match="sets the learning rate of its SGD.*set it in a callback"):
+        fitted(two, Polyak)
+    one = fitted(strategies.create("one_device", devices=four_devices[:1]), Rated)
+    np.testing.assert_allclose(fitted(two, Rated), one, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import enum
 import re
+import sys
 from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ __all__ = [
     "Differs",
     "assigns_others",
     "computed_from",
+    "decided_by",
     "derives_from",
     "differs",
     "is_elementwise",
@@ -25,6 +27,7 @@ _UNKNOWN = ("Iterator", "Optional", "Call", "If", "While", "PyFunc")
 # Operations that draw random numbers by a state of their own; those without one compute from their seeds.
 _DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Stateful(Uniform|Standard|Truncated|Random)|Rng")
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
+_DECIDES = {"cond_v2": "pred", "indexed_case": "branch_index"}
 # Operations that compute each element from those at its place.
 _ELEMENTWISE = frozenset(
     """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
@@ -108,6 +111,8 @@ def differs(
         seen.add(operation)
         if operation.type == "Placeholder":
             outer = _outside(tensor)
+            if _kept_by_replica(outer):
+                return Differs.BY_DATA
             if tensor.dtype == "resource":  # A variable is the same unless this step has set it to what isn't.
                 waiting += [value for each in _assignments(tensor) for value in each.inputs[1:]]
                 waiting += [] if outer is None or not hasattr(outer, "graph") else [outer]
@@ -145,6 +150,30 @@ def _outside(placeholder: "tf.Tensor") -> Any:
     """Returns what a function has captured by a placeholder; None where that is an argument."""
     captures = getattr(placeholder.graph, "captures", ())
     return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def _kept_by_replica(handle: Any) -> bool:
+    """Whether it is the handle of such as a metric's sum, of which each replica has its part."""
+    import tensorflow as tf
+
+    container = getattr(handle, "_distributed_container", None)
+    variable = container() if container is not None else None
+    return getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
+
+
+def decided_by() -> "list[tf.Tensor]":
+    """Returns what decides whether the branches are taken that are being traced now: predicates, and numbers of cases.
+
+    A branch's graph doesn't know it; TensorFlow's functions that trace branches have it among their arguments.
+    """
+    found: list[Any] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = _DECIDES.get(frame.f_code.co_name)
+        if name is not None and frame.f_code.co_filename.endswith("cond_v2.py"):
+            found.append(frame.f_locals[name])
+        frame = frame.f_back
+    return found
 
 
 def _assignments(handle: "tf.Tensor") -> "list[tf.Operation]":

@@ -172,11 +172,15 @@ def _run_step(model: keras.Model, data: Any) -> None:
     )
     adapt_trials()
     recorded: list[tuple[Any, list]] = []
-    _here.recorded = recorded
-    try:
-        backend.compute_output_spec(model.train_step, given)
-    finally:
-        _here.recorded = None
+    before = -1
+    while before != len(model.variables):  # Again, where a step asks for variables before it makes them.
+        before = len(model.variables)
+        recorded.clear()
+        _here.recorded = recorded
+        try:
+            backend.compute_output_spec(model.train_step, given)
+        finally:
+            _here.recorded = None
     for optimizer, variables in recorded:
         if not optimizer.built:
             optimizer.build(variables)
@@ -195,4 +199,8 @@ def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: A
     if getattr(_here, "recorded", None) is None:
         return original(tape, target, sources, *args, **kwargs)
     # A variable of several replicas has no handle here, and one that isn't made yet none at all.
-    return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
+    return tf.nest.map_structure(_zeros, sources)
+
+
+def _zeros(source: Any) -> tf.Tensor:
+    return tf.zeros_like(source) if tf.is_symbolic_tensor(source) else tf.zeros(source.shape, source.dtype)

@@ -28,29 +28,40 @@ from toolkit.strategies.exchange import collectives, private
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Known", "Share", "adapt_means", "batch_mean", "current", "entered", "unweigh", "weigh"]
+__all__ = ["Known", "Share", "adapt_means", "batch_mean", "current", "entered", "known_here", "unweigh", "weigh"]
 
 _here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
 
 @dataclasses.dataclass
 class Known:
-    """What is known of tensors of a step.
+    """What is known of a graph's tensors, which may be those of several replicas.
 
     Attributes:
         exchanged: Gradients that are the same on every replica.
-        shards: Those of variables of which each replica has a shard, by the variables' ids: parts of one gradient.
+        shards: Those of variables of which each replica has a shard, by replica and the variables' ids: parts of one.
         drawn: Seeds by which each replica draws numbers of its own.
     """
 
     exchanged: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    shards: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    shards: dict[tuple[int, int], tf.Tensor] = dataclasses.field(default_factory=dict)
     drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
         """Notes gradients of all replicas, of variables some of which may be of a kind that is sharded."""
         self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
-        self.shards |= {id(v): g for g, v in zip(gradients, variables, strict=True) if isinstance(v, sharded)}
+        replica, pairs = collectives.own_id(), zip(gradients, variables, strict=True)
+        self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
+
+
+def known_here() -> Known:
+    """Returns what is known of the tensors of the graph that is being traced; of none where none is."""
+    graph = _graph()
+    if graph is None:
+        return Known()
+    if not hasattr(graph, "_toolkit_known"):
+        graph._toolkit_known = Known()  # For as long as there is the graph.
+    return graph._toolkit_known
 
 
 class Share:
@@ -72,7 +83,7 @@ class Share:
     def __init__(self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False) -> None:
         self.in_loss = self.differentiates = False
         self.at_tape = at_tape
-        self.known = Known()
+        self.known = known_here()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()

@@ -30,12 +30,13 @@ from toolkit.strategies.exchange import collectives, mesh
 from toolkit.strategies.exchange.gradients import mapped, of_first
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import accumulation, batch_share, compression, sharded_optimizer
-from toolkit.strategies.step.routes import Routes, reduced, routes_of
+from toolkit.strategies.step.routes import Routes, by_replica, reduced, routes_of
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.outside import refuse_outside
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import in_parts_among
+from toolkit.support.graphs import decided_by
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_optimizers"]
@@ -117,6 +118,8 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
+    if share is not None and share.at_tape and not tf.executing_eagerly():
+        _check_rate(optimizer)
     routes = routes_of(share, grads, variables, scaled=share is not None and id(optimizer) in share.scaled_by)
     if share is not None and share.in_branch:
         _check_branch(optimizer, grads, variables, routes, in_parts)
@@ -140,10 +143,23 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     return finite_alike(grads, variables, in_parts) if scales else grads
 
 
+def _check_rate(optimizer: Any) -> None:
+    """Refuses a learning rate that the step has set from what this replica alone knows: others would set another."""
+    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
+    if by_replica(rates):
+        raise StrategyError(
+            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
+            found="it computes it from what a replica alone knows, such as the loss of its share",
+            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
+        )
+
+
 def _check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes, in_parts: frozenset) -> None:
     """Refuses in a branch or a loop what replicas would have to meet for: they may not all come there."""
     unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
     found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
+    if by_replica(decided_by()):
+        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
     if in_parts:
         found = "the optimizer's state is sharded, and replicas bring parts of weights together"
     elif getattr(optimizer, "gradient_accumulation_steps", None):
@@ -152,8 +168,8 @@ def _check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Rout
         raise StrategyError(
             asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
             found=found,
-            remedy="Call tape.gradient before it, outside of the branch, or let the optimizer decide "
-            "(gradient_accumulation_steps, LossScaleOptimizer)",
+            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
+            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
         )
 
 

@@ -10,7 +10,6 @@ what it has returned: clipped, divided by a norm, added up. The graph shows what
 """
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,14 +27,12 @@ from toolkit.strategies.exchange.gradients import (
 )
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import batch_share
-from toolkit.strategies.step.batch_share import Known, Share
+from toolkit.strategies.step.batch_share import Share, known_here
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import own_part, scattered
 from toolkit.support.graphs import Differs, derives_from, differs
 
-__all__ = ["Routes", "batch_gradients", "reduced", "routes_of"]
-
-_loops: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()  # By graph, outside of `fit`.
+__all__ = ["Routes", "batch_gradients", "by_replica", "reduced", "routes_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +64,8 @@ def routes_of(share: Share | None, grads: Sequence, variables: Sequence, *, scal
     """
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
     parts_of_sums = every if scaled or share is None else frozenset()
-    found = share.known if share is not None else _of_loop()
-    if found is None or not found.exchanged:
+    found = share.known if share is not None else known_here()
+    if not found.exchanged:
         return Routes(weighted=parts_of_sums)
     parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
     if tf.executing_eagerly():
@@ -87,6 +84,15 @@ def routes_of(share: Share | None, grads: Sequence, variables: Sequence, *, scal
     )
 
 
+def by_replica(tensors: Sequence) -> bool:
+    """Whether some tensors of a step of `fit` aren't seen to be the same on every replica."""
+    share = batch_share.current()
+    known = share.known if share is not None else known_here()
+    return (
+        differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
+    )
+
+
 def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
     """Returns the sums of all replicas' gradients in a loop of the user's own; see `strategies.batch_gradients`."""
     grads, count = list(gradients), collectives.replica_id_and_count()[1]
@@ -99,7 +105,7 @@ def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
             remedy="Call strategy.run in a tf.function",
         )
     totals = reduced(grads, variables, weighted=frozenset(range(len(grads))))
-    _loops.setdefault(tf.compat.v1.get_default_graph(), Known()).add(
+    known_here().add(
         [each for each in totals if each is not None],
         [variable for each, variable in zip(totals, variables, strict=True) if each is not None],
         ReplicaShardedVariable,
@@ -107,14 +113,11 @@ def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
     return totals
 
 
-def _of_loop() -> Known | None:
-    return None if tf.executing_eagerly() else _loops.get(tf.compat.v1.get_default_graph())
-
-
 def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
     """Refuses such as a norm over gradients of which each replica has a part."""
     for number, part in parts.items():
-        others = [each for variable, each in shards.items() if variable != id(variables[number])]
+        mine = (collectives.own_id(), id(variables[number]))
+        others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
         if others and any(derives_from(each, others) for each in part):
             raise StrategyError(
                 asked=f"the gradient of {variables[number].path} was computed from those of sharded layers",

@@ -56,7 +56,8 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
     if name == "train_step" and getattr(step, "__func__", None) is not keras.Model.train_step:
         _LOG.info(
             "The loss of %s.train_step is taken for a mean over its replica's examples. If it is another mean, such as "
-            "one over words, compute it with toolkit.strategies.batch_mean",
+            "one over words, compute it with toolkit.strategies.batch_mean; if it compares examples, or is a root or a "
+            "maximum of a mean, give it to compile",
             type(model).__name__,
         )
     before = model.__dict__.get(name)

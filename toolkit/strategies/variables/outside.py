@@ -111,15 +111,13 @@ def _made_again(values: list[tf.Variable], strategy: tf.distribute.Strategy) -> 
 
 
 def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
-    left = [value]
+    left = [] if hasattr(strategy, "replace_functions") else [value]  # Parameter servers hold none of the chief's.
 
     def reuse(next_creator: Callable, **kwargs: Any) -> Any:
-        here = tf.zeros(()).device  # Where the copy that is made now would be.
-        if not left or here != value.device:
-            return next_creator(**kwargs)
-        initial = kwargs.get("initial_value")
-        # Workers send one another the chief's, whether they take it or not.
-        value.assign(initial() if callable(initial) else initial)
+        made = next_creator(**kwargs)
+        if not left or made.device != value.device:
+            return made
+        value.assign(made)  # Of several workers, what the first one has.
         return left.pop()
 
     with tf.variable_creator_scope(reuse), strategy.scope():

@@ -38,6 +38,9 @@ class StandIn:
         value = self.read_value()
         return value if dtype is None or dtype == self.dtype else tf.cast(value, dtype)
 
+    def __getitem__(self, item: Any) -> tf.Tensor:
+        return self.read_value()[item]
+
     def __mul__(self, other: Any) -> tf.Tensor:
         return self.read_value() * other
 
