@@ -65,7 +65,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
 
     @functools.wraps(step)
     def with_share(data: Any) -> Any:
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, seeds)
+        global_state.set_global_attribute("global_seed_generator", seeds)
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         if name == "train_step" and trains_by_itself(model):
