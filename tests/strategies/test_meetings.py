@@ -88,3 +88,27 @@ def test_two_strategies_in_one_process_keep_their_exchanges_apart(four_devices):
             model = keras.Sequential(layers)
             model.compile("sgd", "mse")
         assert np.isfinite(model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]).all()
+
+
+class Unseeded(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def train_step(self, data):
+        x, y = data
+        noisy = x + keras.random.normal(keras.ops.shape(x))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(noisy) - y) ** 2)
+        variables = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_a_step_draws_without_a_seed(four_devices):
+    keras.utils.set_random_seed(1)
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = Unseeded()
+        model.compile("sgd")
+    assert np.isfinite(model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]).all()
