@@ -48,7 +48,7 @@ def sharded():
     return keras.Sequential([*parts, parallel.ShardedDense(10, split="inputs")])
 
 
-@keras.saving.register_keras_serializable()
+@keras.saving.register_keras_serializable("conformance")
 class Positions(keras.layers.Layer):
     """Adds what a table has for each place of a sequence."""
 
