@@ -2,7 +2,7 @@
 
     python -m benchmarks.predictions [--networks=vgg16,vit] [--replicas=1] [--rounds=3] [--what=time,memory]
 
-With --recompute, activations are computed again in the backward pass.
+With --emulate=never on GPUs. With --recompute, activations are computed again in the backward pass.
 
 Networks on which nothing was calibrated, each in a process of its own, with Adam, on random examples of a small size.
 Time: devices are measured, then steps of Keras's `fit`, in turn; the median of the rounds' ratios. Memory:
@@ -43,6 +43,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 3, "Pairs for time.", lower_bound=1)
 _RECOMPUTE = flags.DEFINE_boolean("recompute", False, "Compute activations again in the backward pass.")
 _WHAT = flags.DEFINE_list("what", ["time", "memory"], "Of time and memory.")
 _ALONE = flags.DEFINE_boolean("alone", False, "Of a process for one network, which this benchmark starts itself.")
+_EMULATE = flags.DEFINE_enum("emulate", "always", ["always", "never"], "Without CPU devices in place of GPUs: never.")
 _MEMORY_EVENTS = ("MemoryAllocation", "MemoryDeallocation")
 
 
@@ -55,6 +56,7 @@ def main() -> None:
         for what in _WHAT.value:
             arguments = [f"--networks={name}", f"--what={what}", f"--replicas={_REPLICAS.value}"]
             arguments += ["--recompute"] if _RECOMPUTE.value else []
+            arguments += [f"--emulate={_EMULATE.value}"]
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.predictions", "--alone", *arguments, f"--rounds={_ROUNDS.value}"],
                 # What has statistics on CPUs is the allocator that GPUs have.
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def _predict(name: str, what: str) -> None:
-    devices = toolkit.devices.configure(gpus=_REPLICAS.value, emulate="always").logical_devices
+    devices = toolkit.devices.configure(gpus=_REPLICAS.value, emulate=_EMULATE.value).logical_devices
     strategy = toolkit.strategies.create("auto", devices=devices)
     import keras
     import tensorflow as tf
@@ -112,14 +114,14 @@ def _predict(name: str, what: str) -> None:
         predicted = planned(any_machine).step.memory
         del plain
         gc.collect()
-        left = tf.config.experimental.get_memory_info("CPU:0")["current"]  # TensorFlow keeps some graphs' weights.
+        left = tf.config.experimental.get_memory_info(devices[0])["current"]  # TensorFlow keeps some graphs' weights.
         model = compiled()
         model.fit(data.take(1), verbose=0)
         gc.collect()
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        tf.config.experimental.reset_memory_stats("CPU:0")
+        before = tf.config.experimental.get_memory_info(devices[0])["current"]
+        tf.config.experimental.reset_memory_stats(devices[0])
         requested = before + _requested(lambda: model.fit(data, verbose=0))
-        taken = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        taken = tf.config.experimental.get_memory_info(devices[0])["peak"]
         used, held = ((each - left) / _REPLICAS.value for each in (requested, taken))
         said = f"memory predicted {predicted / 1e6:.0f} MB, used {used / 1e6:.0f}, {predicted / used:.3f}; "
         said += f"the allocator took {held / 1e6:.0f}, {predicted / held:.3f}; before {(before - left) / 1e6:.0f}"

@@ -16,6 +16,9 @@ BATCH = 32
 def configured(devices, place, **memory):
     import toolkit
 
+    cards = len(toolkit.devices.take().gpus)
+    if place == "GPU" and cards < devices:
+        memory |= {"split": -(-devices // cards), "memory": 8192}  # MiB, each.
     return toolkit.devices.configure(gpus=devices, emulate="never" if place == "GPU" else "always", **memory)
 
 

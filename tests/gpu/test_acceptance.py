@@ -1,6 +1,7 @@
 """What has to hold on GPUs: `scripts/test -m gpu`, some five minutes. Where there is none, CPU devices stand in.
 
-Each test says how many GPUs it needs, and is skipped where there are fewer.
+Each test says how many GPUs it needs, and is skipped where there are fewer. Those of one process may be logical ones of
+one card; two workers need a card each, for NCCL.
 """
 
 import functools
@@ -21,20 +22,23 @@ from toolkit import devices
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CASES = pathlib.Path(__file__).parent / "acceptance.py"
+PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 ONLY_THERE = [pytest.param("GPU", marks=[pytest.mark.gpu, pytest.mark.slow])]
 PLACES = [pytest.param("CPU", marks=[pytest.mark.long, pytest.mark.slow]), *ONLY_THERE]
 # TF32 is off, and cuDNN may choose another algorithm for another batch.
 NEAR = {"CPU": 1e-5, "GPU": 1e-3}
 
 
-def needs(place, count):
+def needs(place, count, *, cards=1):
+    """Skips where there are too few cards, each of which may be several logical GPUs."""
     found = len(devices.take().gpus) if place == "GPU" else count
+    count = cards if place == "GPU" else count
     if found < count:
         pytest.skip(f"needs {count} GPU(s), and this machine has {found}")
 
 
 def program(*command, folder, place, limit=300):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_DETERMINISTIC_OPS": "1"}
+    environ = {**os.environ, "PYTHONPATH": PATH, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_DETERMINISTIC_OPS": "1"}
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if place == "CPU":
         environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -93,7 +97,7 @@ def test_memory_stays_below_its_limit(place, tmp_path):
     ],
 )
 def test_two_devices_train_as_one_does(place, case, strategy, near, tmp_path):
-    needs(place, 2)
+    needs(place, 2, cards=2 if strategy == "multi_worker" else 1)
     expected = one("trains" if case == "sharded" else case, place)
     found = seen(case, strategy, 2, place, tmp_path)
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=near * NEAR[place])
@@ -137,7 +141,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(place, tmp_path):
     done = program(*recipe(place, whole), folder=ROOT, place=place)
     assert done.returncode == 0, done.stderr[-3000:]
     flags = recipe(place, killed, "--checkpoint_steps=5")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_DETERMINISTIC_OPS": "1"}
+    environ = {**os.environ, "PYTHONPATH": PATH, "TF_DETERMINISTIC_OPS": "1"}
     process = subprocess.Popen([sys.executable, *flags], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 200

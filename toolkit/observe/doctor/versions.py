@@ -69,7 +69,8 @@ def _packages() -> Iterator[Finding]:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield failure(name, f"it isn't installed, and {' and '.join(specifiers)} need it", cure)
+            needs = "needs" if len(specifiers) == 1 else "need"
+            yield failure(name, f"it isn't installed, and {' and '.join(specifiers)} {needs} it", cure)
             continue
         for who, specifier in specifiers.items():
             if not specifier.contains(found, prereleases=True):
