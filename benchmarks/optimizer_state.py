@@ -58,10 +58,8 @@ class Trained:
         import keras
         import numpy as np
 
-        from toolkit.strategies.fit.adapt import adapt_shards
         from toolkit.strategies.options import Options, set_options
 
-        adapt_shards()
         set_options(strategy, Options(optimizer_state=state))
         keras.utils.set_random_seed(1)
         with strategy.scope():

@@ -152,5 +152,6 @@ def taken_over():
     """toolkit/support/taken_over.csv, in words."""
     rows = rows_of(HERE.parent / "toolkit" / "support" / "taken_over.csv")
     return table(
-        ("function", "", "why"), [[f"`{row['place'].replace(':', '.')}`", row["kind"], row["why"]] for row in rows]
+        ("function", "", "why", "upstream"),
+        [[f"`{row['place'].replace(':', '.')}`", row["kind"], row["why"], row["upstream"]] for row in rows],
     )

@@ -3,7 +3,6 @@
 python packs.py OUT.npz
 """
 
-import inspect
 import sys
 
 import toolkit
@@ -12,10 +11,10 @@ strategy = toolkit.strategies.create("auto")
 
 import keras
 import numpy as np
-from keras.src.backend.tensorflow import nn
 
 from toolkit.strategies.exchange import overlap
 from toolkit.strategies.options import GradientExchange, Options, set_options
+from toolkit.strategies.step import moments
 
 WAYS = {
     "without overlap": {"bytes_per_pack": 0, "order": False},
@@ -41,11 +40,12 @@ def network():
 def main():
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
-    seen, kept, moments = {}, overlap.weights_first, nn._compute_moments_sync
+    seen, kept, together = {}, overlap.weights_first, moments._moments
     for way, given in WAYS.items():
         arguments = dict(given)
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
-        nn._compute_moments_sync = moments if arguments.pop("moments", True) else inspect.unwrap(moments)
+        one_by_one = not arguments.pop("moments", True)
+        moments._moments = (lambda original, *given: original(*given)) if one_by_one else together
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
         set_options(strategy, Options(gradients=GradientExchange(**arguments)))
         with strategy.scope():

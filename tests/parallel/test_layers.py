@@ -8,7 +8,6 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.parallel import ShardedConv2D, ShardedDense
-from toolkit.strategies.fit.adapt import adapt_shards
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 6, 6, 3)).astype("float32")
@@ -106,7 +105,6 @@ OPTIMIZERS = {
 def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, parts):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])
     make = OPTIMIZERS[optimizer]
-    adapt_shards()
     same(trained(mirrored, make, used=False, **parts), alone(make, used=False))
 
 

@@ -4,7 +4,6 @@ import processes
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute import cross_device_utils
 
 from toolkit import strategies
 from toolkit.strategies.exchange import private
@@ -24,13 +23,6 @@ def test_datasets_between_pipeline_and_device_are_not_tuned(monkeypatch, four_de
     assert iterator.get_next()[0] == 0
     assert made, "TensorFlow makes its iterators differently: look whether tuning can be switched off in the open"
     assert all(dataset.options().autotune.enabled is False for dataset in made)
-
-
-def test_hooks_are_installed_once():
-    private.adapt_collectives()
-    before = cross_device_utils.CollectiveReplicaLauncher._use_unique_instance_key
-    private.adapt_collectives()
-    assert cross_device_utils.CollectiveReplicaLauncher._use_unique_instance_key is before
 
 
 def test_an_operation_can_wait_for_one_that_was_made_later():

@@ -30,7 +30,7 @@ def worker(monkeypatch, *, chief):
     monkeypatch.setattr(callbacks, "average_statistics", averaged.append)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    models.attach_to(model)
+    models.prepare(model)
     return model, averaged
 
 

@@ -1,15 +1,11 @@
 """Losses, reports and gradients of shares of a batch, which are to be those of the whole batch."""
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
 from toolkit import strategies
-from toolkit.strategies.step.batch_share import adapt_means
 
 random = np.random.default_rng(3)
 X = random.normal(size=(33, 6)).astype("float32")
@@ -17,19 +13,6 @@ Y = random.normal(size=(33, 2)).astype("float32")
 WEIGHTS = random.uniform(size=33)
 BY_WORD = random.uniform(size=(33, 5))
 WORDS = random.integers(1, 9, size=(33, 5)) * (np.arange(5) < random.integers(1, 6, size=(33, 1)))
-
-
-def test_keras_has_the_functions_that_are_wrapped():
-    adapt_means()
-    arguments = {
-        "scale_loss_for_distribution": ["value"],
-        "unscale_loss_for_distribution": ["value"],
-        "reduce_weighted_values": ["values", "sample_weight", "mask", "reduction", "dtype"],
-        "apply_mask": ["sample_weight", "mask", "dtype", "reduction"],
-    }
-    for name, expected in arguments.items():
-        function = inspect.unwrap(getattr(keras_loss, name))
-        assert list(inspect.signature(function).parameters) == expected
 
 
 class Means(keras.Model):

@@ -1,7 +1,5 @@
 """The exchange of gradients, and the methods of Keras's that it depends on."""
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
@@ -12,30 +10,6 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_replicas
 
 PLAIN, SCALED = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
-ARGUMENTS = {
-    (PLAIN, "apply"): ["self", "grads", "trainable_variables"],
-    (PLAIN, "_backend_apply_gradients"): ["self", "grads", "trainable_variables"],
-    (PLAIN, "_clip_gradients"): ["self", "grads"],
-    (PLAIN, "_all_reduce_sum_gradients"): ["self", "grads_and_vars"],
-    (PLAIN, "_overwrite_model_variables_with_average_value"): ["self", "trainable_variables"],
-    (PLAIN, "add_variable_from_reference"): ["self", "reference_variable", "name", "initializer"],
-    (SCALED, "apply"): ["self", "grads", "trainable_variables"],
-    (SCALED, "scale_loss"): ["self", "loss"],
-    (SCALED, "_tf_apply"): ["self", "grads", "trainable_variables"],
-    (SCALED, "_stateful_handle_finite_grads"): ["self", "grads", "trainable_variables"],
-    (tf.__internal__.distribute.interim, "maybe_merge_call"): ["fn", "strategy", "args", "kwargs"],
-    (keras.Model, "make_train_function"): ["self", "force"],
-    (keras.Model, "make_test_function"): ["self", "force"],
-    (tf.distribute.ReplicaContext, "all_reduce"): ["self", "reduce_op", "value", "options"],
-}
-
-
-@pytest.mark.parametrize(("owner", "name"), ARGUMENTS)
-def test_what_is_wrapped_is_there(owner, name):
-    adapt_replicas()
-    method = inspect.unwrap(getattr(owner, name))
-    assert list(inspect.signature(method).parameters) == ARGUMENTS[owner, name]
-    assert isinstance(PLAIN(0.1)._trainable_variables, list)
 
 
 def trained(strategy, optimizer):

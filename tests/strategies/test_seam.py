@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import zipfile
 
 import keras
@@ -35,16 +36,21 @@ def functions():
 
 before = functions()
 import toolkit
-toolkit.devices.configure(gpus=2, emulate="always")
-strategy = toolkit.strategies.create("mirrored", optimizer_state="sharded")
+kind = sys.argv[-1]
+more = {"optimizer_state": "sharded"}
+if kind == "mirrored":
+    toolkit.devices.configure(gpus=2, emulate="always")
+if kind == "parameter_server":
+    more = {"parameter_server": toolkit.strategies.ParameterServerOptions(synchronous=True)}
+strategy = toolkit.strategies.create(kind, **more)
 with strategy.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
 model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
 after = functions()
-changed = {id(before[key]) for key in before if key in after and after[key] is not before[key]}
-names = sorted(key for key in before if key in after and after[key] is not before[key])
-print("CHANGED", len(changed), *names)
+names = {key for key in before if key in after and after[key] is not before[key]}
+names |= {key for key in after if getattr(after[key], "_toolkit", ())}  # By the launcher, before.
+print("CHANGED", len({id(after[key]) for key in names}), *sorted(names))
 """
 
 
@@ -60,13 +66,23 @@ def compiled(strategy=None):
 
 
 @pytest.mark.slow
-def test_few_functions_of_the_process_are_replaced_and_all_are_in_the_table(tmp_path):
-    ended = processes.python(tmp_path, "-c", LOOK, limit=120)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    _, count, *names = next(line for line in ended.stdout.splitlines() if line.startswith("CHANGED")).split()
+@pytest.mark.parametrize(
+    ("kind", "tasks", "most"),
+    [
+        ("mirrored", [], 12),
+        ("multi_worker", ["--workers=2"], 12),
+        ("parameter_server", ["--chief", "--workers=1", "--ps=1"], 10),
+    ],
+)
+def test_few_functions_of_the_process_are_replaced_and_all_are_in_the_table(tmp_path, kind, tasks, most):
+    (tmp_path / "look.py").write_text(LOOK)
+    launcher = ["-m", "toolkit", "launch", *tasks] if tasks else []
+    ended = processes.python(tmp_path, *launcher, "look.py", kind, limit=120)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    _, count, *names = re.search(r"CHANGED .*", ended.stdout)[0].split()
     known = {last(row.place) for row in taken_over.WRAPPED}
     assert {last(name) for name in names} <= known
-    assert int(count) <= 30, names
+    assert int(count) <= most, names
 
 
 def last(place):
@@ -82,6 +98,28 @@ def test_under_other_strategies_keras_runs_as_it_is(four_devices):
         model.fit(X, Y, batch_size=4, verbose=0)
         for thing in (model, model.optimizer, *model.layers, *model.metrics):
             assert not attached(thing)
+
+
+RAW = """
+import tensorflow as tf
+raw = tf.distribute.MultiWorkerMirroredStrategy()
+import keras, numpy as np, toolkit
+toolkit.strategies.create("mirrored", devices=["CPU:0"])
+with raw.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+things = (model, model.optimizer, *model.layers, *model.metrics)
+print("MINE", [name for thing in things for name, value in vars(thing).items() if getattr(value, "_toolkit", ())])
+print("SAVED", tf.train.Checkpoint(v=tf.Variable(1.0)).save("kept/c"))
+"""
+
+
+@pytest.mark.slow
+def test_tensorflows_own_strategy_of_workers_and_its_checkpoints_are_left_alone(tmp_path):
+    ended = processes.python(tmp_path, "-c", RAW, limit=120)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.splitlines()[-2:] == ["MINE []", "SAVED kept/c-1"]
 
 
 @pytest.mark.slow

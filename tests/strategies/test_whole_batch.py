@@ -72,7 +72,7 @@ def test_a_loss_is_told_by_its_values(loss, kind):
 @pytest.mark.parametrize(
     ("metric", "kind"),
     [
-        (lambda: keras.metrics.MeanMetricWrapper(plain), Kind.EXAMPLES),
+        (lambda: keras.metrics.MeanMetricWrapper(plain), Kind.MEAN),
         (lambda: keras.metrics.MeanMetricWrapper(root), Kind.SUM),
         (lambda: keras.metrics.PearsonCorrelation(axis=0), Kind.SUM),
         (keras.metrics.MeanAbsoluteError, Kind.EXAMPLES),

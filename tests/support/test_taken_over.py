@@ -11,7 +11,7 @@ from toolkit.strategies import multi_worker
 from toolkit.strategies.fit import adapt, building
 from toolkit.strategies.parameter_servers import variables, worker_step
 from toolkit.support import taken_over, wrapping
-from toolkit.support.taken_over import ATTACHED, CALLED, WRAPPED, Taken
+from toolkit.support.taken_over import ADDED, ATTACHED, CALLED, MEANWHILE, WRAPPED, Taken
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 BY_PLACE = {row.place: row for row in (*WRAPPED, *ATTACHED, *CALLED)}
@@ -29,19 +29,21 @@ def test_what_is_installed_is_as_the_table_says():
 
 def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     strategies.create("mirrored")
-    adapt.adapt_shards()
     adapt.adapt_workers()
     building.adapt_trials()
     worker_step.adapt_optimizers()
     variables.adapt_lookups()
     mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}
-    assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in WRAPPED)}
+    assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in (*WRAPPED, *ADDED))}
 
 
-@pytest.mark.parametrize("row", [*WRAPPED, *ATTACHED, *CALLED], ids=lambda row: row.place.partition(":")[2])
+@pytest.mark.parametrize(
+    "row", [*WRAPPED, *ADDED, *ATTACHED, *MEANWHILE, *CALLED], ids=lambda row: row.place.partition(":")[2]
+)
 def test_a_row_has_a_reason_and_a_test(row):
     assert row.why.endswith(".")
     assert (TESTS / row.test).exists()
+    assert bool(row.upstream) == (row in WRAPPED)
 
 
 def test_a_release_without_one_is_named():
@@ -106,5 +108,6 @@ def _check(row):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(taken_over, "WRAPPED", (row,))
         patch.setattr(taken_over, "ATTACHED", ())
+        patch.setattr(taken_over, "MEANWHILE", ())
         patch.setattr(taken_over, "CALLED", ())
         taken_over.check.__wrapped__()

@@ -3,6 +3,7 @@
 A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
 
+context       what is known of the step that a thread is at
 options       what users give a strategy: how gradients are exchanged, where variables live
 one_device    everything on one device
 processes     what processes that train together agree on, and how they begin and end together
@@ -64,9 +65,9 @@ def batch_gradients(gradients, variables):
     Raises:
         StrategyError: It is called in no `tf.function`.
     """
-    from toolkit.strategies.step import routes
+    from toolkit.strategies.step import tape
 
-    return routes.batch_gradients(gradients, variables)
+    return tape.batch_gradients(gradients, variables)
 
 
 def batch_mean(values, weights=None):

@@ -5,10 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from toolkit.strategies.exchange.private import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
-from toolkit.strategies.input.pipelines import input_devices_kept, untuned
+from toolkit.strategies.input.pipelines import adapt_pipelines, input_devices_kept, untuned
+from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
 
 __all__ = ["MirroredStrategy", "create", "enable"]
@@ -55,5 +57,8 @@ def create(devices: Sequence[str]) -> MirroredStrategy:
 def enable(strategy: tf.distribute.MirroredStrategy) -> MirroredStrategy:
     """Has `fit` under a MirroredStrategy give one device's numbers; returns the same object."""
     adapt_replicas()
+    adapt_pipelines()
     strategy.__class__ = MirroredStrategy  # It adds methods only, no state.
+    number_by_call(strategy)
+    update_alone(strategy)
     return strategy

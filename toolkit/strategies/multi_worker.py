@@ -29,6 +29,7 @@ from toolkit.strategies.processes.resolver import (
     wait_for_others,
 )
 from toolkit.strategies.processes.shutdown import wait_at_exit
+from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over
 
@@ -211,6 +212,8 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_workers()
+    private.number_by_call(strategy)
+    update_alone(strategy)
     seed_alike(strategy)
     wait_at_exit(strategy)
     status.report(state="connected", strategy="multi_worker")

@@ -14,7 +14,6 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
-from toolkit.strategies.fit.building import adapt_building
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import private, sources, worker_step
@@ -76,7 +75,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._ledgers = {device: Ledger(device) for device in devices}
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
-        adapt_building()
         if options.synchronous:
             adapt_means()
             adapt_tapes()

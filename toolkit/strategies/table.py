@@ -127,10 +127,6 @@ def create(
             strategy = mirrored.create(devices)
         else:
             strategy = one_device.create(devices)
-    if optimizer_state != "replicated":
-        from toolkit.strategies.fit.adapt import adapt_shards
-
-        adapt_shards()
     give(strategy, options)
     return strategy
 

@@ -97,52 +97,57 @@ def differs(
     """
     known, seeds = {id(each) for each in same}, {id(each) for each in drawn}
     found = Differs.NOWHERE
-    waiting, seen = list(tensors), set()
+    waiting: list[tuple[Any, Any]] = [(each, None) for each in tensors]
+    seen = set()
     while waiting:
-        tensor = waiting.pop()
+        tensor, reader = waiting.pop()
         if not hasattr(tensor, "graph") or id(tensor) in known:  # A constant from outside of the function.
             continue
         if id(tensor) in seeds:
             found = Differs.BY_DRAWS
             continue
         operation = tensor.op
-        if operation in seen or operation.type in _SHAPES:
+        # What is set between two reads of a variable is another's for each.
+        key = (operation, reader) if tensor.dtype == "resource" else operation
+        if key in seen or operation.type in _SHAPES:
             continue
-        seen.add(operation)
+        seen.add(key)
         if operation.type == "Placeholder":
             outer = _outside(tensor)
             if _kept_by_replica(outer):
                 return Differs.BY_DATA
             if tensor.dtype == "resource":  # A variable is the same unless this step has set it to what isn't.
-                waiting += [value for each in _assignments(tensor) for value in each.inputs[1:]]
-                waiting += [] if outer is None or not hasattr(outer, "graph") else [outer]
+                waiting += _assigned(tensor, reader)
+                waiting += [] if outer is None or not hasattr(outer, "graph") else [(outer, None)]
                 continue
             if outer is None:  # An argument of the function.
                 return Differs.BY_DATA
-            waiting.append(outer)
+            waiting.append((outer, None))
         elif _DRAWS.match(operation.type):
             found = Differs.BY_DRAWS
         elif any(word in operation.type for word in _UNKNOWN):
             return Differs.BY_DATA
-        waiting += operation.inputs
+        waiting += [(each, operation) for each in operation.inputs]
     return found
 
 
 def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:
     """Says whether a tensor was computed from one of some others, in this graph or in one around it."""
     wanted = {id(each) for each in given}
-    waiting, seen = [tensor], set()
+    waiting: list[tuple[Any, Any]] = [(tensor, None)]
+    seen = set()
     while waiting:
-        each = waiting.pop()
+        each, reader = waiting.pop()
         if id(each) in wanted:
             return True
-        if not hasattr(each, "graph") or id(each) in seen:
+        key = (id(each), reader) if each.dtype == "resource" else id(each)
+        if not hasattr(each, "graph") or key in seen:
             continue
-        seen.add(id(each))
+        seen.add(key)
         outer = _outside(each) if each.op.type == "Placeholder" else None
-        waiting += each.op.inputs if outer is None else [outer]
+        waiting += [(of, each.op) for of in each.op.inputs] if outer is None else [(outer, None)]
         if each.dtype == "resource":
-            waiting += [value for assignment in _assignments(each) for value in assignment.inputs[1:]]
+            waiting += _assigned(each, reader)
     return False
 
 
@@ -176,5 +181,10 @@ def decided_by() -> "list[tf.Tensor]":
     return found
 
 
-def _assignments(handle: "tf.Tensor") -> "list[tf.Operation]":
-    return [each for each in handle.consumers() if _ASSIGNS.match(each.type)]
+def _assigned(handle: "tf.Tensor", reader: Any) -> "list[tuple[tf.Tensor, tf.Operation]]":
+    """Returns what a variable was set to before an operation reads it, and what sets it; None for one anywhere."""
+    in_loop = getattr(handle.graph, "is_control_flow_graph", False)  # Which may come around again.
+    before = [each for each in handle.consumers() if _ASSIGNS.match(each.type)]
+    if reader is not None and not in_loop:
+        before = [each for each in before if each._id < reader._id]
+    return [(value, each) for each in before for value in each.inputs[1:]]

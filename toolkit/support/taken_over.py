@@ -1,9 +1,9 @@
 """What is taken over of Keras and TensorFlow: the table in taken_over.csv, which is checked before anything trains.
 
-WRAPPED has whatever `wrap` replaces, ATTACHED the methods that objects of our strategies have of their own (`attach`),
-CALLED the private functions that are called. `check` compares both with the Keras
-and the TensorFlow that are installed, so that a release that changes one of them ends in a sentence, and never in other
-numbers.
+WRAPPED has whatever `wrap` replaces for the whole process, ADDED the methods that a class lacks (`add`), ATTACHED those
+that objects of our strategies have of their own (`attach`), MEANWHILE what is replaced for the time of one call
+(`instead`), and CALLED the private functions that are called. `check` compares all with the Keras and the TensorFlow
+that are installed, so that a release that changes one of them ends in a sentence, and never in other numbers.
 """
 
 import csv
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from toolkit.errors import RequestError
 from toolkit.support.wrapping import TRIED, installed
 
-__all__ = ["ATTACHED", "CALLED", "WRAPPED", "Taken", "check"]
+__all__ = ["ADDED", "ATTACHED", "CALLED", "MEANWHILE", "WRAPPED", "Taken", "check"]
 
 
 class Taken(NamedTuple):
@@ -27,12 +27,15 @@ class Taken(NamedTuple):
         takes: The names of its parameters, in order. It may have others, if those have defaults.
         why: What is done there, or what it is called for.
         test: The test, under tests/, that fails when it does something else.
+        upstream: Of what is replaced for the whole process, the issue of Keras or TensorFlow that would end it, or why
+            there is none.
     """
 
     place: str
     takes: str
     why: str
     test: str
+    upstream: str = ""
 
 
 def _rows(kind: str) -> tuple[Taken, ...]:
@@ -41,7 +44,9 @@ def _rows(kind: str) -> tuple[Taken, ...]:
 
 
 WRAPPED = _rows("wrapped")
+ADDED = _rows("added")
 ATTACHED = _rows("attached")
+MEANWHILE = _rows("meanwhile")
 CALLED = _rows("called")
 
 
@@ -52,7 +57,7 @@ def check() -> None:
     Raises:
         RequestError: Something isn't there, or takes other arguments.
     """
-    for row in (*WRAPPED, *ATTACHED, *CALLED):
+    for row in (*WRAPPED, *ATTACHED, *MEANWHILE, *CALLED):
         try:
             function = find(row.place)
         except (ImportError, AttributeError):

@@ -1,14 +1,15 @@
 """A function of somebody else's, wrapped once by each of us."""
 
+import contextlib
 import functools
 import importlib.metadata
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = ["TRIED", "attach", "attached_here", "installed", "wrap", "wrapped_here"]
+__all__ = ["TRIED", "add", "attach", "attached_here", "installed", "instead", "wrap", "wrapped_here"]
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
@@ -59,6 +60,24 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
     wrapped._toolkit = (*wrapped_by, key)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     wrapped_here.append((owner, name))
+
+
+def add(owner: type, name: str, method: Callable) -> None:
+    """Gives a class a method that it lacks, for the whole process; where it has one, it does nothing."""
+    if not hasattr(owner, name):
+        setattr(owner, name, method)
+        wrapped_here.append((owner, name))
+
+
+@contextlib.contextmanager
+def instead(owner: type, name: str, make: Callable) -> Iterator[None]:
+    """While entered, `owner.name` is `make(original)`."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _key(around: Callable) -> str:

@@ -1,16 +1,17 @@
 """Step and speed of a script that knows nothing of this toolkit: whatever trains by Keras's `fit`.
 
-Public methods of `CallbackList` and `Model` are wrapped, outside of what `toolkit.strategies.fit.callbacks` wraps. A
-run of this toolkit's own reports by itself, and is left to it.
+The list of callbacks of each call of `fit` and `evaluate` is watched. A run of this toolkit's own reports by itself,
+and is left to it.
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
+from toolkit.errors import RequestError
 from toolkit.support import status
+from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["report_progress"]
 
@@ -22,14 +23,15 @@ class _Progress:
     """Where the training of this process stands."""
 
     def __init__(self) -> None:
-        self.batch_size: int | None = None
+        self.batch_size: int | None = None  # Of the data that are read, known before training with them begins.
+        self._examples: int | None = None
         self._step = self._timed = 0
         self._last = -1
         self._since = self._reported = 0.0
 
-    def look_at(self, batch_size: int | None) -> None:
-        """Training begins, with so many examples in a step; None where that isn't known."""
-        self.batch_size, self._since = batch_size, 0.0
+    def look_at(self) -> None:
+        """Training or an evaluation begins, of data with batches of `batch_size`, as far as that can be seen."""
+        self._examples, self._since = self.batch_size, 0.0
 
     def begin(self) -> None:
         """An epoch begins: its batches are counted from 0 again."""
@@ -44,7 +46,7 @@ class _Progress:
             self._since, self._timed = now, self._step
         rate = (self._step - self._timed) / (now - self._since) if now > self._since else 0.0
         if self._due(now):
-            known = {"images_per_second": rate * self.batch_size} if self.batch_size and rate else {}
+            known = {"images_per_second": rate * self._examples} if self._examples and rate else {}
             status.report(state="training", step=self._step, **known)
 
     def test(self) -> None:
@@ -70,48 +72,33 @@ def report_progress(keras: Any) -> None:
     Args:
         keras: The module, just imported.
     """
-    if not status.listened():
+    if not status.listened() or keras.backend.backend() != "tensorflow":
         return
-    progress, callbacks = _Progress(), keras.callbacks.CallbackList
-    _before(keras.Model, "fit", lambda *given, **named: progress.look_at(_batch_size(*given, **named)))
-    _after(callbacks, "on_epoch_begin", lambda *_: progress.begin())
-    _after(callbacks, "on_train_batch_end", lambda batch, *_: progress.train(batch))
-    _after(callbacks, "on_test_batch_end", lambda *_: progress.test())
-    _after(callbacks, "on_train_end", lambda *_: progress.end())
+    from keras.src.backend.tensorflow import trainer
 
+    progress = _Progress()
 
-def _batch_size(x: Any = None, _: Any = None, batch_size: int | None = None, *__: Any, **___: Any) -> int | None:
-    """Returns the global batch size as far as it can be seen without reading data: of arrays, and of fixed batches."""
-    if x is None:
-        return None
-    if hasattr(x, "element_spec"):
-        import tensorflow as tf
+    def read(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
+        original(iterator, *args, **kwargs)
+        with contextlib.suppress(Exception):  # What only watches stops nobody.
+            progress.batch_size = iterator.data_adapter.batch_size
 
-        shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(x.element_spec)]
-        return shapes[0][0] if shapes and shapes[0] is not None and shapes[0].rank else None
-    return (batch_size or 32) if hasattr(x, "shape") or isinstance(x, (list, tuple, dict)) else None
+    def watch(original: Callable, callbacks: Any, model: Any) -> None:
+        if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in callbacks.callbacks):
+            progress.look_at()
+            attach(callbacks, "on_epoch_begin", after(lambda *_: progress.begin()))
+            attach(callbacks, "on_train_batch_end", after(lambda batch, *_: progress.train(batch)))
+            attach(callbacks, "on_test_batch_end", after(lambda *_: progress.test()))
+            attach(callbacks, "on_train_end", after(lambda *_: progress.end()))
+        original(callbacks, model)
 
-
-def _before(owner: Any, name: str, do: Callable) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):  # What only watches stops nobody; the original says what is wrong.
-            do(*args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _after(owner: Any, name: str, do: Callable) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in self.callbacks):
+    def after(do: Callable) -> Callable:
+        def reported(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+            original(callbacks, *args, **kwargs)
             do(*args, *kwargs.values())
-        return result
 
-    setattr(owner, name, wrapped)
+        return reported
+
+    with contextlib.suppress(RequestError):  # Another Keras than this toolkit knows is the script's own affair.
+        wrap(trainer.TFEpochIterator, "__init__", read)
+        wrap(keras.callbacks.CallbackList, "set_model", watch)

@@ -20,7 +20,7 @@ from toolkit.parallel.layers import activations
 from toolkit.parallel.layers.regularizers import ShardedConstraint, ShardedRegularizer
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, mesh_of
-from toolkit.strategies.fit.adapt import adapt_shards
+from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import DTYPES
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
@@ -81,7 +81,7 @@ class Sharded(Exchanging):
         if axis is None:
             return super().add_weight(*args, **kwargs)  # type: ignore[misc]
         self._check_size(kwargs["shape"][axis])
-        adapt_shards()
+        adapt_replicas()
         with keras.name_scope(self.name, caller=self):
             variable = ReplicaShardedVariable(
                 kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]

@@ -4,9 +4,10 @@ A layer of one's own makes the layers within it in its own code. While such a la
 Keras's classes is counted; those that are to be sharded come as the sharded class in the second of two rounds.
 """
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from toolkit.parallel.graph import sublayers
 from toolkit.parallel.layers.attention import ShardedGroupedQueryAttention, ShardedMultiHeadAttention
 from toolkit.parallel.layers.dense import ShardedConv2D, ShardedDense, ShardedEinsumDense
 from toolkit.parallel.layers.embedding import ShardedEmbedding
+from toolkit.support.wrapping import instead
 
 __all__ = ["anew", "plain_class", "plain_layer", "settings_of"]
 
@@ -125,7 +127,7 @@ def _remake(layer: Any) -> Any:
     return made
 
 
-class _Making:
+class _Making(contextlib.ExitStack):
     """While it is entered, layers of Keras's classes that can be sharded are numbered as they are made.
 
     Args:
@@ -133,22 +135,21 @@ class _Making:
     """
 
     def __init__(self, sharded: Mapping[int, Mapping[str, Any]]) -> None:
+        super().__init__()
         self._sharded = sharded
         self._kept: list = []  # Ids are those of other objects once these are gone.
         self.numbers: dict[int, int] = {}
 
     def __enter__(self) -> "_Making":
-        self._original: Callable = keras.layers.Layer.__new__
-        keras.layers.Layer.__new__ = lambda kind, *args, **kwargs: self._new(kind, args, kwargs)
+        self.enter_context(
+            instead(keras.layers.Layer, "__new__", lambda original: functools.partial(self._new, original))
+        )
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        keras.layers.Layer.__new__ = self._original
-
-    def _new(self, kind: type, args: tuple, kwargs: dict) -> Any:
+    def _new(self, original: Callable, kind: type, *args: Any, **kwargs: Any) -> Any:
         number = len(self._kept)
         settings = self._sharded.get(number) if kind in _SHARDED else None
-        layer = self._original(kind if settings is None else _SHARDED[kind], *args, **kwargs)
+        layer = original(kind if settings is None else _SHARDED[kind], *args, **kwargs)
         if settings is not None:
             vars(layer)["planned"] = settings
         if kind in _SHARDED:

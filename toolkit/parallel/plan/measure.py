@@ -21,10 +21,10 @@ from toolkit.parallel.plan.count import LayerCost, costs_seen
 from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies.exchange import collectives, mesh
-from toolkit.strategies.fit.adapt import adapt_shards
+from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes import agreement
-from toolkit.strategies.step.optimizer import reduced
+from toolkit.strategies.step.optimizer import attach_to, reduced
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["measure"]
@@ -190,10 +190,11 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     count = mesh.replicas(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
-        adapt_shards()
+        adapt_replicas()
         variable = ReplicaShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
     else:
         variable = keras.Variable("zeros", [_UPDATED], name="weights")
+    attach_to(fresh)
     fresh.build([variable])
 
     def update() -> tf.Tensor:

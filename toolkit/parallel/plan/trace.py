@@ -15,6 +15,7 @@ from toolkit.parallel.graph import is_whole
 from toolkit.parallel.plan.arguments import check, specs_of
 from toolkit.support.graphs import computed_from
 from toolkit.support.scopes import outside
+from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
     import keras
@@ -157,13 +158,13 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
             counted.append(len(tf.compat.v1.get_default_graph().get_operations()))
             return result, _gradients(model, _tensors(result)) if backward else []
 
-        keras.layers.Layer.__call__ = lambda layer, *args, **kwargs: recorder.call(layer, args, kwargs)
-        try:
-            # Nothing of the model may change: neither its variables nor the losses that its layers keep of a call.
-            with keras.StatelessScope(collect_losses=True, initialize_variables=False):
-                return called.get_concrete_function(*specs).graph, specs[0].shape[0]
-        finally:
-            keras.layers.Layer.__call__ = recorder.original
+        def recorded(_: Callable) -> Callable:
+            return lambda layer, *args, **kwargs: recorder.call(layer, args, kwargs)
+
+        # Nothing of the model may change: neither its variables nor the losses that its layers keep of a call.
+        unchanged = keras.StatelessScope(collect_losses=True, initialize_variables=False)
+        with instead(keras.layers.Layer, "__call__", recorded), unchanged:
+            return called.get_concrete_function(*specs).graph, specs[0].shape[0]
 
     try:
         graph, examples = outside(traced)

@@ -15,7 +15,6 @@ tests/strategies/test_mesh.py.
 
 import contextlib
 import itertools
-import threading
 import weakref
 import zlib
 from collections import defaultdict
@@ -25,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import private
 from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
 
@@ -54,7 +54,6 @@ class _Eager:
 
 
 _EAGER = _Eager()
-_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 _counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
 
 
@@ -79,19 +78,14 @@ def _members(among: Among) -> tuple[list[int], int]:
     return members, members.index(replica_id)
 
 
-@contextlib.contextmanager
-def by_itself() -> Iterator[None]:
+def by_itself() -> contextlib.AbstractContextManager[None]:
     """While entered by a replica, it exchanges with none: a step is traced which it makes by itself."""
-    before, _here.alone = alone(), True
-    try:
-        yield
-    finally:
-        _here.alone = before
+    return known(alone=True)
 
 
 def alone() -> bool:
     """Says whether `by_itself` is entered."""
-    return getattr(_here, "alone", False)
+    return here.alone
 
 
 def own_id() -> int:
@@ -159,9 +153,9 @@ def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns all replicas' rows in the batch's order, and which is this one's first. It has no gradient."""
     replica_id, count = replica_id_and_count()
     sizes = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0]
-    here = len(tf.distribute.get_strategy().extended.worker_devices)
+    in_process = len(tf.distribute.get_strategy().extended.worker_devices)
     # As `input.batch_split.shares_of_worker` has it.
-    order = sorted(range(count), key=lambda replica: (replica % here, replica // here))
+    order = sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
     first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in order[: order.index(replica_id)])])
     if _within_one_process():
         return _together(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
@@ -276,7 +270,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
     strategy = tf.distribute.get_strategy()
     nccl = private.communication_of(strategy) == "nccl"
-    here = len(strategy.extended.worker_devices)
+    in_process = len(strategy.extended.worker_devices)
     kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
     call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
     return operation(
@@ -284,7 +278,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
         group_size=len(members),
         group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
-        ordering_token=[private.ordering_token(strategy, replica_id % here)] if nccl else [],
+        ordering_token=[private.ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",
         timeout_seconds=_TIMEOUT,
     )

@@ -62,7 +62,8 @@ def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
     """
     strategy = strategy or tf.distribute.get_strategy()
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return strategy.num_replicas_in_sync if isinstance(strategy, kinds) and made_here(strategy) else 1
+    # In a step of `fit` `num_replicas_in_sync` is 1.
+    return strategy.extended._num_replicas_in_sync if isinstance(strategy, kinds) and made_here(strategy) else 1
 
 
 def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:

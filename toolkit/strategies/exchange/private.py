@@ -4,23 +4,24 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_utils
 
 from toolkit.strategies.exchange.communication import kind_of
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach
 
 __all__ = [
-    "adapt_collectives",
     "communication_of",
     "keep_first_replicas",
+    "number_by_call",
     "ordering_token",
     "runs_after",
 ]
 
 
-def adapt_collectives() -> None:
-    """Lets a function with collectives be called in a loop; called again, it does nothing."""
-    wrap(cross_device_utils.CollectiveReplicaLauncher, "_use_unique_instance_key", _unique_outside_loops)
+def number_by_call(strategy: tf.distribute.Strategy) -> None:
+    """Lets a function with collectives be called in a loop under a strategy; called again, it does nothing."""
+    ways = (getattr(strategy.extended, name, None) for name in ("_cross_device_ops", "_collective_ops"))
+    for launcher in {id(each): each for way in ways for each in getattr(way, "_launchers", ())}.values():
+        attach(launcher, "_use_unique_instance_key", _unique_outside_loops)
 
 
 def communication_of(strategy: tf.distribute.Strategy) -> str:
@@ -64,4 +65,4 @@ def _unique_outside_loops(original: Callable, launcher: Any) -> bool:
     placeholder". All workers trace the same functions in the same order.
     """
     outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
-    return not getattr(outer, "is_control_flow_graph", False) and original(launcher)
+    return not getattr(outer, "is_control_flow_graph", False) and bool(original(launcher))

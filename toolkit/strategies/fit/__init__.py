@@ -2,8 +2,8 @@
 
 export        `Model.export`: whole weights, written by one process
 out_of_scope  what users do outside of steps and of a strategy's scope
-models        what models of our strategies have instead of some of Keras's methods
 building      a model's variables, made before its first step
+models        what models of our strategies have instead of some of Keras's methods
 callbacks     callbacks of several processes: who writes, who stops
 recompute     activations computed again in the backward pass: keras.RematScope on TensorFlow
 adapt         the list of what is wrapped, in order

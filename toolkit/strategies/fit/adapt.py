@@ -1,23 +1,17 @@
 """All that is wrapped of Keras and TensorFlow for our strategies, in one list: what is called first comes last."""
 
-from toolkit.strategies.exchange.private import adapt_collectives
-from toolkit.strategies.fit.building import adapt_building
 from toolkit.strategies.fit.callbacks import adapt_callbacks
 from toolkit.strategies.fit.models import adapt_models
 from toolkit.strategies.fit.out_of_scope import adapt_calls
 from toolkit.strategies.input.epoch_iterator import adapt_epoch_iterator
-from toolkit.strategies.input.pipelines import adapt_pipelines
 from toolkit.strategies.processes.shared_files import adapt_checkpoints
-from toolkit.strategies.step.accumulation import adapt_accumulation
 from toolkit.strategies.step.batch_share import adapt_means
-from toolkit.strategies.step.compression import adapt_compression
-from toolkit.strategies.step.moments import adapt_moments
+from toolkit.strategies.step.inlining import adapt_functions
 from toolkit.strategies.step.optimizer import adapt_optimizers
-from toolkit.strategies.step.sharded_optimizer import adapt_to_shards
 from toolkit.strategies.step.tape import adapt_tapes
-from toolkit.strategies.step.train_step import adapt_steps
+from toolkit.strategies.step.train_step import adapt_seeds
 
-__all__ = ["adapt_keras", "adapt_replicas", "adapt_shards", "adapt_workers"]
+__all__ = ["adapt_keras", "adapt_replicas", "adapt_workers"]
 
 
 def adapt_keras() -> None:
@@ -30,26 +24,15 @@ def adapt_keras() -> None:
 def adapt_replicas() -> None:
     """Has steps of several replicas give one device's numbers; called again, it does nothing."""
     adapt_keras()
-    adapt_collectives()
-    adapt_pipelines()
     adapt_optimizers()
-    adapt_compression()
     adapt_calls()
-    adapt_building()
     adapt_means()
     adapt_tapes()
-    adapt_steps()
-    adapt_moments()
-
-
-def adapt_shards() -> None:
-    """Has optimizers train what replicas have in shards, too; called again, it does nothing."""
-    adapt_replicas()
-    adapt_to_shards()
+    adapt_functions()
+    adapt_seeds()
 
 
 def adapt_workers() -> None:
-    """Has several processes save beside one another, and exchange once for several steps, too."""
+    """Has several processes save beside one another, too."""
     adapt_replicas()
     adapt_checkpoints()
-    adapt_accumulation()

@@ -6,12 +6,11 @@ first shuffle from the data. Here the data's own description of its batches take
 `train_step` of the user's own makes the variables as it does on one device: it is run once on tensors without values,
 in which gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten.
 
-Keras has no public hook for it: `Model._maybe_symbolic_build`, `Model._symbolic_build` and TFEpochIterator are private;
-`tests/strategies/test_building.py` fails when they change.
+Keras has no public hook for it: `Model._maybe_symbolic_build`, which models of our strategies have of their own, and
+`Model._symbolic_build` are private; `tests/strategies/test_building.py` fails when they change.
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,25 +19,16 @@ import tensorflow as tf
 from keras.src import backend
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import mesh
-from toolkit.strategies.fit.models import attach_to
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_building", "adapt_trials", "build"]
+__all__ = ["adapt_trials", "batch_spec", "build", "check"]
 
 _LOG = logging.getLogger(__name__)
-_here = threading.local()
 _NOTED = "_toolkit_noted_statistics"
 _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras stands them where there are no labels, or no weights.
-
-
-def adapt_building() -> None:
-    """Has `fit` and `evaluate` build models in this way under strategies made here; called again, it does nothing."""
-    wrap(keras.Model, "_maybe_symbolic_build", _maybe_build)
-    # Where it is defined: Keras looks whether a model's class has another `compile` than that.
-    wrap(next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind)), "compile", _compile)
 
 
 def adapt_trials() -> None:
@@ -50,36 +40,18 @@ def adapt_trials() -> None:
         wrap(kind, "apply", _apply)
 
 
-def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope.
+def check(model: Any, batch: int | None) -> None:
+    """Says once what has other numbers than one device's, and refuses what can't be divided.
 
-    XLA is left out of a step that exchanges something: it can't compile that, and the first step would end there.
+    Args:
+        model: A model of one of our strategies.
+        batch: How many examples a batch of its data has; None where that isn't known.
+
+    Raises:
+        StrategyError: A stateful layer was built for the whole of a batch.
     """
-    strategy = model.distribute_strategy
-    if not holds_variables(strategy):
-        original(model, *args, **kwargs)
-        return
-    with strategy.scope():
-        original(model, *args, **kwargs)
-        take_in(model)
-    attach_to(model)
-    if model.jit_compile is True:
-        model.jit_compile = False
-        _LOG.warning(
-            "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
-            "exchange in a step. The model trains without XLA"
-        )
-
-
-def _maybe_build(original: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    take_in(model)
-    attach_to(model)
-    if not mesh.made_here(model._distribute_strategy):
-        original(model, iterator, data_batch)
-        return
     _note_statistics(model)
-    _check_states(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
-    build(model, data_batch if iterator is None else _batch_spec(iterator._distributed_dataset.element_spec))
+    _check_states(model, batch)
 
 
 def _note_statistics(model: Any) -> None:
@@ -114,7 +86,7 @@ def _check_states(model: Any, batch: int | None) -> None:
                 )
 
 
-def _batch_spec(spec: Any) -> Any:
+def batch_spec(spec: Any) -> Any:
     """Returns the description of one replica's batch from that of a distributed dataset's element."""
 
     def one(leaf: Any) -> Any:
@@ -176,11 +148,8 @@ def _run_step(model: keras.Model, data: Any) -> None:
     while before != len(model.variables):  # Again, where a step asks for variables before it makes them.
         before = len(model.variables)
         recorded.clear()
-        _here.recorded = recorded
-        try:
+        with known(recorded=recorded):
             backend.compute_output_spec(model.train_step, given)
-        finally:
-            _here.recorded = None
     for optimizer, variables in recorded:
         if not optimizer.built:
             optimizer.build(variables)
@@ -188,15 +157,14 @@ def _run_step(model: keras.Model, data: Any) -> None:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    recorded = getattr(_here, "recorded", None)
-    if recorded is None:
+    if here.recorded is None:
         original(optimizer, grads, trainable_variables)
     else:
-        recorded.append((optimizer, list(trainable_variables or [])))
+        here.recorded.append((optimizer, list(trainable_variables or [])))
 
 
 def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    if getattr(_here, "recorded", None) is None:
+    if here.recorded is None:
         return original(tape, target, sources, *args, **kwargs)
     # A variable of several replicas has no handle here, and one that isn't made yet none at all.
     return tf.nest.map_structure(_zeros, sources)

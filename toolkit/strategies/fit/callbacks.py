@@ -17,19 +17,17 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
-from keras.src.saving import saving_lib
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.exchange.local_steps import agree
+from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.read_together import drop_snapshots, snapshots_of, take_snapshots
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.support.scopes import outside
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_callbacks"]
@@ -51,12 +49,12 @@ _quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 def adapt_callbacks() -> None:
     """Makes callbacks and saving fit several processes; calling it again changes nothing."""
     wrap(keras.callbacks.CallbackList, "set_model", _set_model)
-    wrap(saving_lib, "get_attr_skipset", _without_strategy)
 
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
     """Has the list of one call of `fit`, `evaluate` or `predict` know what Keras's loop has come to."""
     if model is not None and mesh.made_here(model.distribute_strategy):
+        prepare(model)  # It may have been made and compiled before the strategy.
         attach(callbacks, "on_train_begin", _begin_training)
         attach(callbacks, "on_epoch_begin", _begin_epoch)
         attach(callbacks, "on_train_batch_end", _end_batch)
@@ -230,14 +228,3 @@ def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) 
     if _shared(callbacks.model) and callbacks.model.built and not looked_at:
         check_equal_weights(callbacks.model)
     original(callbacks, *args, **kwargs)
-
-
-def _without_strategy(original: Callable, kind: str) -> Any:
-    """Lets Keras look at an optimizer that it makes for it and throws away, outside of any strategy's scope.
-
-    `fit` in a scope, as Keras's guide has it, has callbacks save there: the optimizer's variable would be a broadcast,
-    which the chief alone enters.
-    """
-    if not tf.distribute.has_strategy():
-        return original(kind)
-    return outside(lambda: original(kind))

@@ -10,20 +10,23 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import variables as keras_variables
+from tensorflow.python.distribute import values
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import processes
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import add
 
 __all__ = ["adapt_calls", "predict_once", "quantize"]
 
 
 def adapt_calls() -> None:
-    """Has variables be numbers as on one device under strategies made here; called again, it does nothing."""
-    for name in ("__float__", "__int__"):
-        wrap(keras_variables.Variable, name, _number)
+    """Has variables of several replicas be numbers, as those of one device are; called again, it does nothing.
+
+    Keras's `float(variable)` is that of what it holds, and TensorFlow's class of it has none.
+    """
+    add(values.DistributedVariable, "__float__", lambda variable: float(tf.convert_to_tensor(variable).numpy()))
+    add(values.DistributedVariable, "__int__", lambda variable: int(tf.convert_to_tensor(variable).numpy()))
 
 
 def quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,10 +45,3 @@ def predict_once(original: Callable, model: Any, x: Any) -> Any:
     outputs = original(model, x)
     count = mesh.replicas(model.distribute_strategy)
     return outputs if count == 1 else keras.tree.map_structure(lambda each: each[: len(each) // count], outputs)
-
-
-def _number(original: Callable, variable: Any) -> Any:
-    if isinstance(variable.value, tf.distribute.DistributedValues):
-        kind = float if original.__name__ == "__float__" else int
-        return kind(keras.ops.convert_to_numpy(variable))
-    return original(variable)

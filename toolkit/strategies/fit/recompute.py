@@ -8,7 +8,6 @@ in. It imports TensorFlow, and is imported where that is wanted.
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,12 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import core
 
 from toolkit.errors import ModelError
+from toolkit.strategies.context import here, known
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_remat", "recomputed"]
 
 _OF_CALLS = ("current_call_ctx", "autocast_scope")  # What Keras keeps, by thread, of the calls of layers under way.
-_running = threading.local()
 
 
 def adapt_remat() -> None:
@@ -65,7 +64,7 @@ def _is_plain(owner: Any) -> bool:
     calls = global_state.get_global_attribute("current_call_ctx")
     called = isinstance(owner, keras.Model) and calls is not None and calls.entry_layer is owner
     stateless = global_state.get_global_attribute("stateless_scope") is not None
-    return called or stateless or getattr(_running, "now", False)
+    return called or stateless or here.recomputes
 
 
 def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) -> Any:
@@ -135,14 +134,9 @@ class _AsBefore(keras.StatelessScope):
         super().add_update(update)
 
 
-@contextlib.contextmanager
-def _once() -> Iterator[None]:
+def _once() -> contextlib.AbstractContextManager[None]:
     """What is called in here runs once: it is a part of something that runs again."""
-    outer, _running.now = getattr(_running, "now", False), True
-    try:
-        yield
-    finally:
-        _running.now = outer
+    return known(recomputes=True)
 
 
 @contextlib.contextmanager

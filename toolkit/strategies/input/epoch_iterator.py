@@ -4,7 +4,6 @@ Keras has no public hook for it; `tests/strategies/test_building.py` fails when 
 """
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import here, known
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "whole_for_keras"]
-
-_here = threading.local()
 
 
 def adapt_epoch_iterator() -> None:
@@ -49,17 +47,13 @@ def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> No
                 found="each replica's data come from a function, which class_weight can't be put into",
                 remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
             )
-    before, _here.iterator = epoch_iterator(), iterator
-    before_predicts, _here.predicts = predicts(), "y" not in kwargs  # Keras names all but the strategy.
-    try:
+    with known(iterator=iterator, predicts="y" not in kwargs):  # Keras names all but the strategy.
         original(iterator, *args, **kwargs)
-    finally:
-        _here.iterator, _here.predicts = before, before_predicts
 
 
 def predicts() -> bool:
     """Says whether that is for `predict`, whose examples have no labels and whose results no mean."""
-    return getattr(_here, "predicts", False)
+    return here.predicts
 
 
 def epoch_iterator() -> Any:
@@ -67,4 +61,4 @@ def epoch_iterator() -> Any:
 
     Its `data_adapter.num_batches` is the data's length, None where that isn't known.
     """
-    return getattr(_here, "iterator", None)
+    return here.iterator

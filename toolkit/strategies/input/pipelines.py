@@ -14,7 +14,10 @@ __all__ = ["adapt_pipelines", "input_devices_kept", "untuned"]
 
 
 def adapt_pipelines() -> None:
-    """Switches tuning off between pipelines and devices; called again, it does nothing."""
+    """Switches tuning off between pipelines and devices; called again, it does nothing.
+
+    It is for several devices of a process: a worker with one reads as Keras does without a strategy.
+    """
     wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
 
 

@@ -6,13 +6,13 @@ one back. Here all small ones of a ps are sent as one tensor.
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.context import here
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
@@ -23,7 +23,6 @@ from toolkit.strategies.variables.model_optimizers import optimizers_of
 __all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
 
 _LOG = logging.getLogger(__name__)
-_here = threading.local()  # `_here.scopes` are those that are entered.
 _SMALL = 64 << 10  # Bytes up to which a variable is packed; copying larger ones costs more than a message.
 
 
@@ -56,12 +55,12 @@ class LocalScope(keras.StatelessScope):
         self._graph = tf.compat.v1.get_default_graph()
 
     def __enter__(self) -> "LocalScope":
-        _scopes().append(self)
+        here.ps_scopes = (*here.ps_scopes, self)
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        _scopes().pop()
+        here.ps_scopes = here.ps_scopes[:-1]
 
     @property
     def within(self) -> bool:
@@ -105,15 +104,9 @@ class LocalScope(keras.StatelessScope):
             self.without_cell.add(key)
 
 
-def _scopes() -> list[LocalScope]:
-    if not hasattr(_here, "scopes"):
-        _here.scopes = []
-    return _here.scopes
-
-
 def innermost() -> LocalScope | None:
     """Returns the scope that this thread has entered last and not left; None outside of all."""
-    return _scopes()[-1] if _scopes() else None
+    return here.ps_scopes[-1] if here.ps_scopes else None
 
 
 def adapt_lookups() -> None:
@@ -124,7 +117,8 @@ def adapt_lookups() -> None:
 def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> Any:
     if axis != 0 or not isinstance(x, keras.Variable) or isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
         return original(x, indices, axis)
-    table, held = _scopes()[-1].values.get(id(x)) if _scopes() else None, private.held(x)
+    scope, held = innermost(), private.held(x)
+    table = None if scope is None else scope.values.get(id(x))
     if isinstance(table, LocalTable):
         return table.lookup(tf.convert_to_tensor(indices))
     if table is None and isinstance(held, ServerShardedVariable):  # In a loop of the user's own.

@@ -6,13 +6,13 @@ gradients they are sent to the ps and applied there by the optimizer's own updat
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers import private
 from toolkit.strategies.parameter_servers.local_values import Cell
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
@@ -25,23 +25,17 @@ from toolkit.support.wrapping import wrap
 
 __all__ = ["Step", "adapt_optimizers", "current", "tracing"]
 
-_here = threading.local()  # `_here.step` is the one that is being traced.
-
 
 @contextlib.contextmanager
 def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
     """While entered, optimizers ask this step what to do with gradients, and variables have the scope's values."""
-    _here.step = step
-    try:
-        with scope, inlining():
-            yield
-    finally:
-        _here.step = None
+    with known(ps_step=step), scope, inlining():
+        yield
 
 
 def current() -> Any:
     """Returns the step that is being traced, None outside of one."""
-    return getattr(_here, "step", None)
+    return here.ps_step
 
 
 def adapt_optimizers() -> None:

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.saving import saving_lib
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from toolkit.strategies.processes.agreement import processes
 from toolkit.support import files
+from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_checkpoints", "save"]
@@ -36,11 +39,24 @@ def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: An
         strategy.wait_for_steps(model)
     if processes(strategy) == 1 or not _is_here(filepath):
         return original(model, filepath, *args, **kwargs)
+    _look_at_optimizers()
     path = pathlib.Path(filepath)
     # Keras tells the format by the end of the name.
     suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
     with files.replacing(path, name=f".{path.name.removesuffix(suffix)}.{_own()}{suffix}") as aside:
         return original(model, aside, *args, **kwargs)
+
+
+def _look_at_optimizers() -> None:
+    """Has Keras look at the optimizer that it makes to see which attributes any has, outside of any strategy's scope.
+
+    `fit` in a scope, as Keras's guide has it, has callbacks save there: that optimizer's variable would be a broadcast,
+    which the chief alone enters. Keras 3.15 keeps the answer under one name and looks for it under another.
+    """
+    if tf.distribute.has_strategy():
+        names = outside(lambda: saving_lib.get_attr_skipset("Optimizer"))
+        global_state.set_global_attribute("saving_attr_skiplist_Optimizer", names)
+        global_state.set_global_attribute("saving_attr_skipset_Optimizer", names)
 
 
 def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ inlining      a tf.function that a step calls, as a part of it
 batch_share   each replica's share of a batch, and losses and means weighted by it
 separable     whether a loss or a metric of a batch follows from those of its parts
 whole_batch   losses and metrics that don't, computed of the whole batch
+layer_losses  what layers add to the loss, kept by replica
 moments       sums of a synchronised normalisation, in one exchange each way
 compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own
@@ -14,7 +15,8 @@ phases        what steps do from some step on
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once
-routes        which gradients are still to be exchanged, and their sums
-tape          gradients that a step of the user's own sees: those of the whole batch
+routes        which gradients are still to be exchanged, where a tape has exchanged some
+loss_scale    losses that are scaled, and steps that overflow
 optimizer     `apply`: gradients are summed over replicas, then each does what one device does
+tape          gradients that a step of the user's own sees: those of the whole batch
 """

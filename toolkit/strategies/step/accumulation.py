@@ -12,37 +12,45 @@ updates.
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
-from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.compression import memories_of
 from toolkit.strategies.variables.read_together import ReplicaCopies, ReplicaSum
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
-from toolkit.support.wrapping import attach, wrap
+from toolkit.support.wrapping import attach
 
-__all__ = ["adapt_accumulation", "attach_to", "exchanged_later", "kept_by", "later"]
-
-_here = threading.local()
+__all__ = ["attach_to", "exchanged_later", "kept_by", "later"]
 
 
-def adapt_accumulation() -> None:
-    """Makes Keras's optimizers add up by replica; called again, it does nothing."""
-    optimizer = keras.optimizers.Optimizer
-    wrap(optimizer, "build", _build)
-    wrap(optimizer, "add_variable_from_reference", _add_variable)
+@dataclasses.dataclass(frozen=True)
+class _Adding:
+    """How an optimizer that is updating has added up.
+
+    Attributes:
+        waits: For each variable, whether its gradients are still those of this replica.
+        total: Whether they are all replicas', of which each has added its part.
+        memories: What is kept of each gradient that is compressed.
+    """
+
+    waits: list[bool]
+    total: list[bool]
+    memories: list
 
 
 def attach_to(optimizer: Any) -> None:
-    """Has an optimizer of several replicas exchange what each has added up where it updates."""
+    """Has an optimizer of several replicas add up by replica, and exchange what each has added up where it updates."""
+    attach(optimizer, "build", _build)
+    attach(optimizer, "add_variable_from_reference", _add_variable)
     attach(optimizer, "_backend_apply_gradients", _apply)
     attach(optimizer, "_clip_gradients", _sum_before_clipping)
 
@@ -64,14 +72,9 @@ def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int
     )
 
 
-@contextlib.contextmanager
-def exchanged_later(optimizer: Any, variables: Collection) -> Iterator[None]:
+def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:
     """While entered, gradients of these variables that an optimizer is given are those of this replica."""
-    before, _here.later = _later(), frozenset(optimizer._var_key(variable) for variable in variables)
-    try:
-        yield
-    finally:
-        _here.later = before
+    return known(later=frozenset(optimizer._var_key(variable) for variable in variables))
 
 
 def kept_by(optimizer: Any) -> list[Any]:
@@ -81,27 +84,20 @@ def kept_by(optimizer: Any) -> list[Any]:
     return [ReplicaCopies(each, strategy) for each in sums]
 
 
-def _later() -> frozenset:
-    return getattr(_here, "later", frozenset())
-
-
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     strategy = optimizer._distribution_strategy
-    _here.by_replica = (
-        replicas(strategy) > 1
-        and collectives.begins_by_itself(strategy)
+    by_replica = (
+        collectives.begins_by_itself(strategy)
         and options_of(strategy).optimizer_state == "replicated"
         and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
     )
-    try:
+    with known(accumulates=by_replica):
         original(optimizer, variables)
-    finally:
-        _here.by_replica = False
 
 
 def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
     name = kwargs.get("name", args[0] if args else None)
-    if name != "gradient_accumulator" or not getattr(_here, "by_replica", False):
+    if name != "gradient_accumulator" or not here.accumulates:
         return original(optimizer, reference_variable, *args, **kwargs)
 
     path = f"{reference_variable.path}_{name}".replace("/", "_")
@@ -122,30 +118,26 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Seque
     if not any(own):
         original(optimizer, grads, variables)
         return
-    waits = [optimizer._var_key(variable) in _later() for variable in variables]
+    waits = [optimizer._var_key(variable) in here.later for variable in variables]
     total = [by_replica and not wait for by_replica, wait in zip(own, waits, strict=True)]
-    _here.waits, _here.total, _here.memories = waits, total, memories_of(optimizer, variables)
+    adding = _Adding(waits, total, memories_of(optimizer, variables))
     grads = [mapped(g, lambda values: values / count) if known else g for g, known in zip(grads, total, strict=True)]
-    try:
+    with known(accumulates=adding):
         original(optimizer, grads, variables)
-    finally:
-        _here.waits = _here.total = None
-        _here.memories = ()
 
 
 def _sum_over_replicas(grads: Sequence) -> list:
     """Returns gradients of all replicas, of what each has added up, where Keras updates."""
     out = list(grads)
-    waits, total = getattr(_here, "waits", None), getattr(_here, "total", None)
-    if waits is None or total is None:
+    adding = here.accumulates
+    if adding is None:
         return out
     count = collectives.replica_id_and_count()[1]
-    out = [mapped(g, lambda values: values * count) if known else g for g, known in zip(out, total, strict=True)]
-    numbers = [number for number, wait in enumerate(waits) if wait]
+    out = [mapped(g, lambda values: values * count) if known else g for g, known in zip(out, adding.total, strict=True)]
+    numbers = [number for number, wait in enumerate(adding.waits) if wait]
     numbers.reverse()  # The last layers' gradients are known first.
     if numbers:
-        memories = getattr(_here, "memories", ())
-        memories = [memories[number] for number in numbers] if memories else ()
+        memories = [adding.memories[number] for number in numbers] if adding.memories else ()
         exchange = options_of(tf.distribute.get_strategy()).gradients
         totals = over_replicas([out[number] for number in numbers], exchange, memories)
         for number, total in zip(numbers, totals, strict=True):

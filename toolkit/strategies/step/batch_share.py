@@ -3,12 +3,13 @@
 Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
 and its gradient is sum over r of w_r * g_r. So a loss stays l_r, `optimizer.apply` multiplies gradients by w_r and
-all-reduces (`reduced` in `step/optimizer.py`), and in a step of `fit` no loss is divided by the number of replicas. A
-loop of the user's own around `strategy.run` sums, as TensorFlow's guides have it.
+all-reduces (`reduced` in `step/routes.py`), and in a step of `fit` a strategy says that there is one replica, so that
+nobody divides a loss by their number. A loop of the user's own around `strategy.run` sums, as TensorFlow's guides have
+it.
 
 A loss that Keras divides by the replica's own sum of weights or mask, d_r, becomes l_r * (d_r / sum over r of d_r) /
-w_r. What TensorFlow's `compute_average_loss` and `scale_regularization_loss` divide for replicas whose gradients are
-summed is divided by w_r, for the same reason.
+w_r. What TensorFlow's `compute_average_loss` divides by the whole batch's examples is divided by w_r, for the same
+reason.
 
 Keras has no public hook for it; `adapt_means` lists what is wrapped. `tests/strategies/test_losses.py` fails when it
 changes.
@@ -16,21 +17,31 @@ changes.
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.losses import loss as _loss
 
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives, private
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Known", "Share", "adapt_means", "batch_mean", "current", "entered", "known_here", "unweigh", "weigh"]
-
-_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
+__all__ = [
+    "Known",
+    "Share",
+    "adapt_means",
+    "batch_mean",
+    "counted",
+    "current",
+    "entered",
+    "known_here",
+    "unweigh",
+    "update_mean",
+    "weigh",
+]
 
 
 @dataclasses.dataclass
@@ -142,17 +153,12 @@ def _graph() -> Any:
 
 def current() -> Share | None:
     """Returns the share of the step that is being traced or run; None outside of `fit` and `evaluate`."""
-    return getattr(_here, "share", None)
+    return here.share
 
 
-@contextlib.contextmanager
-def entered(share: Share | None) -> Iterator[None]:
+def entered(share: Share | None) -> contextlib.AbstractContextManager[None]:
     """While entered, `current` returns this."""
-    before, _here.share = current(), share
-    try:
-        yield
-    finally:
-        _here.share = before
+    return known(share=share)
 
 
 def weigh(x: tf.Tensor) -> tf.Tensor:
@@ -194,35 +200,21 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 
 def adapt_means() -> None:
     """Makes losses, their gradients and means those of the whole batch; called again, it does nothing."""
-    wrap(keras.metrics.Mean, "update_state", _update_mean)
-    wrap(_loss, "scale_loss_for_distribution", _unless_in_fit)
-    wrap(_loss, "unscale_loss_for_distribution", _unless_in_fit)
     wrap(_loss, "reduce_weighted_values", _reduced)
-    for name in ("add_loss", "_get_own_losses", "_clear_losses"):
-        wrap(keras.Layer, name, _of_this_replica)
     wrap(tf.nn, "compute_average_loss", _average)
-    wrap(tf.nn, "scale_regularization_loss", _regularization)
 
 
-def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Takes a scalar, which is a mean over this replica's share, for as much as that share counts."""
     share = current()
     if share is not None and sample_weight is None and not keras.ops.shape(values):
-        sample_weight = share.weight * collectives.replica_id_and_count()[1]
+        sample_weight = counted(share)
     return original(metric, values, sample_weight)
 
 
-def _of_this_replica(original: Callable, layer: Any, *args: Any) -> Any:
-    """Has what a layer adds to the loss kept by replica: the replicas of a process are threads, which take turns."""
-    if replicas() == 1:
-        return original(layer, *args)
-    replica = collectives.own_id()
-    kept = vars(layer)  # Passes by what Keras does when an attribute is set.
-    shared, kept["_losses"] = kept["_losses"], kept.setdefault("_toolkit_losses", {}).setdefault(replica, [])
-    try:
-        return original(layer, *args)
-    finally:
-        kept["_losses"] = shared
+def counted(share: Share) -> tf.Tensor:
+    """Returns what a batch's mean counts for on a replica, where a batch counts for as many as there are replicas."""
+    return share.weight * collectives.replica_id_and_count()[1]
 
 
 def _average(
@@ -230,23 +222,9 @@ def _average(
 ) -> Any:
     value = original(per_example_loss, sample_weight, global_batch_size)
     share = current()
-    if share is None:
+    if share is None or global_batch_size is None:  # Of this replica's examples.
         return value
-    if global_batch_size is None:  # TensorFlow takes the number of replicas times the examples of this one.
-        return value * tf.cast(collectives.replica_id_and_count()[1], value.dtype)
     return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
-
-
-def _regularization(original: Callable, regularization_loss: Any) -> Any:
-    value = original(regularization_loss)
-    if current() is None:
-        return value
-    return value * tf.cast(collectives.replica_id_and_count()[1], value.dtype)
-
-
-def _unless_in_fit(original: Callable, value: Any) -> Any:
-    """In a step of `fit` means are averaged, not summed: there is nothing to scale."""
-    return original(value) if current() is None else value
 
 
 def _reduced(

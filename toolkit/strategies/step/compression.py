@@ -17,17 +17,17 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach
 
-__all__ = ["adapt_compression", "check_smaller", "kept_by", "memories_of", "send_all"]
+__all__ = ["attach_to", "check_smaller", "kept_by", "memories_of", "send_all"]
 
 _ATTRIBUTE = "_toolkit_memories"
 _WAITS = "_toolkit_sends_all_yet"
 
 
-def adapt_compression() -> None:
-    """Has optimizers keep what compression needs, where it is asked for; called again, it does nothing."""
-    wrap(keras.optimizers.Optimizer, "build", _build)
+def attach_to(optimizer: Any) -> None:
+    """Has an optimizer of several replicas keep what compression needs."""
+    attach(optimizer, "build", _build)
 
 
 def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:
@@ -50,7 +50,7 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     original(optimizer, variables)
     strategy = optimizer._distribution_strategy
     exchange = options_of(strategy).gradients
-    if exchange.compression == "none" or replicas(strategy) == 1 or not variables:
+    if not variables:
         return
     _check(optimizer, exchange.rank)
     memories = {

@@ -9,18 +9,16 @@ TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails 
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
+from toolkit.strategies.context import here, known
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_functions", "inlining"]
-
-_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
 
 def adapt_functions() -> None:
@@ -28,18 +26,13 @@ def adapt_functions() -> None:
     wrap(polymorphic_function.Function, "__call__", _call)
 
 
-@contextlib.contextmanager
-def inlining() -> Iterator[None]:
+def inlining() -> contextlib.AbstractContextManager[None]:
     """While entered, a step is traced or run, and functions that it calls are parts of it."""
-    before, _here.on = getattr(_here, "on", False), True
-    try:
-        yield
-    finally:
-        _here.on = before
+    return known(inlines=True)
 
 
 def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not getattr(_here, "on", False) or function._jit_compile:
+    if not here.inlines or function._jit_compile:
         return original(function, *args, **kwargs)
     python, status = function.python_function, ag_ctx.Status.DISABLED
     if function._autograph:

@@ -1,34 +1,39 @@
 """Means and variances of a synchronised normalisation, in one exchange forward and one backward.
 
-Keras sums three tensors over the replicas one after the other (`_compute_moments_sync`), and their gradients too: sums,
-sums of squares, and how many there are. Between processes, where each exchange costs a millisecond or more, they travel
+Keras sums three tensors over the replicas one after the other, and their gradients too: sums, sums of squares, and how
+many there are. Between processes, where each exchange costs a millisecond or more, they travel
 together here, with the number once instead of for each feature. Devices of one process have Keras's way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.step.batch_share import current, unweigh, weigh
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach
 
-__all__ = ["adapt_moments"]
-
-
-def adapt_moments() -> None:
-    """Has synchronised normalisations exchange once each way; called again, it does nothing."""
-    wrap(nn, "_compute_moments_sync", _moments)
-    wrap(tf.distribute.ReplicaContext, "all_reduce", _all_reduce)
+__all__ = ["attach_to"]
 
 
-def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
+def attach_to(model: Any, context: tf.distribute.ReplicaContext) -> None:
+    """Has what layers add over replicas in a step of `fit` have its gradient weighted, and travel together."""
+    attach(context, "all_reduce", _all_reduce)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            attach(layer, "_moments", _moments)
+
+
+def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
     context = tf.distribute.get_replica_context()
-    if not context or not collectives.begins_by_itself(context.strategy):
-        return original(x, axes, keepdims)
+    if mask is not None or not context or not collectives.begins_by_itself(context.strategy):
+        return original(layer, x, mask)
+    given, axes = x.dtype, layer._reduction_axes
+    if given.size == 2:  # As Keras does: squares overflow it.
+        x = tf.cast(x, tf.float32)
     sums = tf.reduce_sum(x, axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
     count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(sums), x.dtype)
@@ -37,7 +42,10 @@ def _moments(original: Callable, x: tf.Tensor, axes: Sequence[int], keepdims: bo
     # As Keras computes them: the variance is E(x^2) - E(x)^2.
     mean, square = (tf.math.divide_no_nan(total, count) for total in totals)
     variance = tf.maximum(square - tf.square(mean), 0.0)
-    return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+    if given.size == 2:
+        half = tf.float16
+        mean, variance = (tf.cast(tf.clip_by_value(each, half.min, half.max), given) for each in (mean, variance))
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:

@@ -16,89 +16,113 @@ shards need beside it in `sharded_optimizer`; `tests/strategies/test_optimizer_s
 """
 
 import contextlib
+import enum
 import functools
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import collectives, mesh
-from toolkit.strategies.exchange.gradients import mapped, of_first
+from toolkit.strategies.context import here, known
+from toolkit.strategies.exchange import collectives, mesh, overlap
+from toolkit.strategies.exchange.gradients import (
+    computed_in_half,
+    mapped,
+    of_first,
+    over_groups,
+    over_replicas,
+    sent_as,
+    with_overflow,
+)
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, batch_share, compression, sharded_optimizer
-from toolkit.strategies.step.routes import Routes, by_replica, reduced, routes_of
+from toolkit.strategies.step import accumulation, batch_share, compression, loss_scale, sharded_optimizer
+from toolkit.strategies.step.loss_scale import counting_alone
+from toolkit.strategies.step.routes import Routes, check_branch, check_rate, routes_of
 from toolkit.strategies.step.sharded_optimizer import finite_alike
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.outside import refuse_outside
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import in_parts_among
-from toolkit.support.graphs import decided_by
+from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_optimizers"]
+__all__ = ["adapt_optimizers", "attach_to", "reduced", "update_alone"]
 
 _LOG = logging.getLogger(__name__)
-_here = threading.local()
 
 
 def adapt_optimizers() -> None:
-    """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing."""
+    """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing.
+
+    `apply` and `build` are wrapped, and no methods of objects as the others are: an optimizer that is on no model, as
+    in a loop of one's own, would else be a replica's own, and silently.
+    """
+    wrap(keras.optimizers.Optimizer, "build", _build)
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         wrap(kind, "apply", _apply)
-    wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
-    wrap(tf.__internal__.distribute.interim, "maybe_merge_call", _each_for_itself)
 
 
-def _attach(optimizer: Any, variables: Sequence) -> None:
-    """Gives an optimizer of several replicas what `apply` calls of its own methods."""
+def update_alone(strategy: tf.distribute.Strategy) -> None:
+    """Has each replica of a strategy update its own copies where gradients are summed; called again, does nothing."""
+    attach(strategy.extended, "_use_merge_call", _meets)
+
+
+def _meets(original: Callable, extended: Any) -> bool:
+    """Says whether TensorFlow is to bring all replicas together for what changes a variable."""
+    return not here.summed and bool(original(extended))
+
+
+def attach_to(optimizer: Any) -> None:
+    """Gives an optimizer of several replicas what is called of its own methods; others are left alone.
+
+    It comes before the optimizer is built, so that what it keeps is kept as replicas need it.
+    """
+    if mesh.replicas(optimizer._distribution_strategy) == 1:
+        return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        attach(optimizer, "_tf_apply", _apply_where_finite)
-        attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
-        return  # What follows is the inner optimizer's.
+        loss_scale.attach_to(optimizer)
+        attach_to(optimizer.inner_optimizer)
+        return
     attach(optimizer, "_all_reduce_sum_gradients", _sum)
     attach(optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
+    options = options_of(optimizer._distribution_strategy)
+    if options.gradients.compression != "none":
+        compression.attach_to(optimizer)
     if optimizer.gradient_accumulation_steps:
         accumulation.attach_to(optimizer)
-    in_shards = any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
-    if in_shards or options_of(optimizer._distribution_strategy).optimizer_state == "sharded":
+    if options.optimizer_state == "sharded":
         sharded_optimizer.attach_to(optimizer)
 
 
+def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
+    """Has what an optimizer keeps be kept as replicas need it, such as slots of sharded variables in shards."""
+    before = vars(optimizer).get("build")
+    attach_to(optimizer)
+    if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
+        sharded_optimizer.attach_to(optimizer)
+    if vars(optimizer).get("build") is before:
+        original(optimizer, variables)
+    else:  # It has another one now, which ends here.
+        optimizer.build(variables)
+
+
 def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
-    return pairs if _summed() else original(optimizer, pairs)
-
-
-def _summed() -> bool:
-    """Whether the gradients that an optimizer has in hand are those of all replicas."""
-    return getattr(_here, "summed", False)
-
-
-@contextlib.contextmanager
-def _with_sums() -> Iterator[None]:
-    before, _here.summed = _summed(), True
-    try:
-        yield
-    finally:
-        _here.summed = before
+    return pairs if here.summed else original(optimizer, pairs)
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
-    if mesh.replicas(optimizer._distribution_strategy) > 1:
-        _attach(optimizer, trained_by(optimizer) if trainable_variables is None else trainable_variables)
+    attach_to(optimizer)
     if _between_replicas(optimizer):
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
     if collectives.alone():
-        with _with_sums():
+        with known(summed=True):
             original(optimizer, grads, trainable_variables)
         return
-    if _summed() or collectives.replica_id_and_count()[1] == 1:
+    if here.summed or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
     share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
@@ -109,7 +133,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     with contextlib.ExitStack() as stack:
         if len(grads) == len(variables):  # Else Keras says what is wrong.
             grads = _of_all(optimizer, grads, variables, stack)
-        stack.enter_context(_with_sums())
+        stack.enter_context(known(summed=True))
         original(optimizer, grads, trainable_variables)
 
 
@@ -119,10 +143,13 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
     if share is not None and share.at_tape and not tf.executing_eagerly():
-        _check_rate(optimizer)
-    routes = routes_of(share, grads, variables, scaled=share is not None and id(optimizer) in share.scaled_by)
+        check_rate(optimizer)
+    every = frozenset(number for number, each in enumerate(grads) if each is not None)
+    sums = every if share is None or id(optimizer) in share.scaled_by else frozenset()
+    found = share.known if share is not None else batch_share.known_here()
+    routes = routes_of(found, grads, variables, weighted=sums) if found.exchanged else Routes(weighted=sums)
     if share is not None and share.in_branch:
-        _check_branch(optimizer, grads, variables, routes, in_parts)
+        check_branch(optimizer, grads, variables, routes, in_parts)
         stack.enter_context(counting_alone(optimizer))
         return grads
     later: frozenset[int] = frozenset()
@@ -136,41 +163,105 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         memories = compression.memories_of(optimizer, variables)
     scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
     grads = [of_first(each) if n in routes.drawn else each for n, each in enumerate(grads)]
-    known = routes.known | routes.drawn
+    alike = routes.known | routes.drawn
     grads = reduced(
-        grads, variables, in_parts, later, weighted=routes.weighted, known=known, memories=memories, scale=scale
+        grads, variables, in_parts, later, weighted=routes.weighted, alike=alike, memories=memories, scale=scale
     )
     return finite_alike(grads, variables, in_parts) if scales else grads
 
 
-def _check_rate(optimizer: Any) -> None:
-    """Refuses a learning rate that the step has set from what this replica alone knows: others would set another."""
-    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
-    if by_replica(rates):
-        raise StrategyError(
-            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
-            found="it computes it from what a replica alone knows, such as the loss of its share",
-            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
-        )
+class _Route(enum.Enum):
+    """How a gradient comes to be that of all replicas."""
+
+    GROUPS = "a shard's, over the groups that have that shard"
+    LATER = "with those of other steps"
+    PARTS = "each replica gets the part that it updates"
+    WHOLE = "each replica gets all of it"
 
 
-def _check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes, in_parts: frozenset) -> None:
-    """Refuses in a branch or a loop what replicas would have to meet for: they may not all come there."""
-    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
-    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
-    if by_replica(decided_by()):
-        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
-    if in_parts:
-        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
-    elif getattr(optimizer, "gradient_accumulation_steps", None):
-        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
-    if found:
-        raise StrategyError(
-            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
-            found=found,
-            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
-            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
-        )
+def _sorted(
+    grads: Sequence, variables: Sequence, *, alike: frozenset, later: frozenset, in_parts: frozenset
+) -> dict[_Route, list[int]]:
+    """Returns the numbers of gradients by route: the last layers' first, which are sent while others are computed."""
+    routes: dict[_Route, list[int]] = {route: [] for route in _Route}
+    for number in reversed(range(len(grads))):
+        gradient, variable = grads[number], variables[number]
+        no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # As a scale of float8.
+        if number in alike or no_gradient:
+            continue
+        if isinstance(variable, ReplicaShardedVariable):
+            routes[_Route.GROUPS].append(number)
+        elif number in later:
+            routes[_Route.LATER].append(number)
+        elif number in in_parts and not isinstance(gradient, tf.IndexedSlices):
+            routes[_Route.PARTS].append(number)
+        else:
+            routes[_Route.WHOLE].append(number)
+    return routes
+
+
+def reduced(
+    grads: Sequence,
+    variables: Sequence,
+    in_parts: frozenset = frozenset(),
+    later: frozenset = frozenset(),
+    *,
+    weighted: frozenset = frozenset(),
+    alike: frozenset = frozenset(),
+    memories: Sequence = (),
+    scale: tf.Tensor | float = 1.0,
+) -> list:
+    """Returns gradients of all replicas together: one route for each, and one exchange for each route.
+
+    Args:
+        grads: A tensor, `tf.IndexedSlices` or None for each variable.
+        variables: A `keras.Variable` for each gradient.
+        in_parts: The numbers of those variables of which each replica updates its part: that part of the gradient is
+            returned, flat.
+        later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
+        weighted: The numbers of those that are weighted by this replica's share already, as of a scaled loss.
+        alike: The numbers of those that all replicas have alike already.
+        memories: What is kept of each gradient that is compressed, None for others; () where none is.
+        scale: By what gradients are multiplied in this step.
+    """
+    strategy, share = tf.distribute.get_strategy(), batch_share.current()
+    exchange, out = options_of(strategy).gradients, list(grads)
+    dtype = sent_as(exchange)
+    for number in alike & in_parts:
+        out[number] = own_part(out[number], variables[number])
+    whole_only = {number for number, memory in enumerate(memories) if memory is not None}
+    routes = _sorted(out, variables, alike=alike, later=later, in_parts=in_parts - whole_only)
+    if collectives.begins_by_itself(strategy):
+        now = sorted(number for route in set(_Route) - {_Route.LATER} for number in routes[route])
+        overlap.weights_first([out[number] for number in now if isinstance(out[number], tf.Tensor)])
+
+    def by_share(number: int) -> Any:
+        gradient = out[number]
+        if share is None:
+            count = collectives.replica_id_and_count()[1]
+            return gradient if number in weighted else mapped(gradient, lambda values: values / count)
+        weight = tf.cast(share.weight, gradient.dtype)
+        factor = 1 if number in weighted else weight
+        # A replica without examples has no mean: 0 / 0.
+        return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
+
+    def overflowing(number: int, total: Any) -> Any:
+        return with_overflow(total) if share and number in weighted and computed_in_half(grads[number]) else total
+
+    for number in routes[_Route.GROUPS]:
+        out[number] = over_groups(out[number], dtype)
+    for number in routes[_Route.LATER]:
+        out[number] = by_share(number)
+    if split := routes[_Route.PARTS]:
+        for number, part in zip(split, scattered([by_share(each) for each in split], dtype=dtype), strict=True):
+            out[number] = overflowing(number, part)
+    if whole := routes[_Route.WHOLE]:
+        compressed = [memories[number] for number in whole] if memories else ()
+        totals = over_replicas([by_share(number) for number in whole], exchange, compressed, scale)
+        for number, each in zip(whole, totals, strict=True):
+            total = overflowing(number, each)
+            out[number] = own_part(total, variables[number]) if number in in_parts else total
+    return out
 
 
 def _between_replicas(optimizer: Any) -> bool:
@@ -200,78 +291,8 @@ def _say_exchanged(strategy: Any) -> None:  # noqa: ARG001 - Once for each.
     )
 
 
-def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Weights a loss before its gradients are computed in 16 bits: an example's are as large as on one device."""
-    share = batch_share.current()
-    if share is None:
-        return original(optimizer, loss)
-    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
-    share.scaled.append(scaled)
-    share.scaled_by.add(id(optimizer))
-    return scaled
-
-
-def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
-    """Keras has all replicas do what the first one's gradients allow: those that train by themselves look at theirs."""
-    if not collectives.alone():
-        original(optimizer, grads, trainable_variables)
-        return
-    with counting_alone(optimizer):
-        optimizer._common_apply(grads, trainable_variables)
-
-
-@contextlib.contextmanager
-def counting_alone(optimizer: Any) -> Iterator[None]:
-    """While entered, this replica's copies of an optimizer's counts are set, where TensorFlow has all replicas meet."""
-    counts = [variable for variable in optimizer.variables if not len(variable.shape)]
-
-    def assign(count: Any, value: Any) -> Any:
-        return _ThisReplica().update(count.value, lambda own: own.assign(tf.cast(value, own.dtype)))
-
-    for count in counts:
-        vars(count)["assign"] = functools.partial(assign, count)
-    try:
-        yield
-    finally:
-        for count in counts:
-            del vars(count)["assign"]
-
-
-def _apply_finite(original: Callable, *args: Any) -> None:
-    """What a LossScaleOptimizer does where gradients are finite, in a thread of its own for each replica."""
-    if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
-        original(*args)
-        return
-    with _with_sums():
-        original(*args)
-
-
-# What Keras does for all replicas together, done by each for itself: they have the same gradients.
-
-
-class _ThisReplica:
-    """Takes the place of a strategy: what Keras would have it do on every replica is done on this one."""
-
-    def __init__(self) -> None:
-        self.extended = self
-
-    def update(self, var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:  # noqa: ARG002
-        """Calls `fn` with this replica's copy of a variable."""
-        if isinstance(var, tf.distribute.DistributedValues):
-            strategy = tf.distribute.get_strategy()
-            copies = strategy.experimental_local_results(var)
-            var = copies[collectives.own_id() % len(copies)]
-        return fn(var, *args, **(kwargs or {}))
-
-
-def _each_for_itself(original: Callable, function: Callable, strategy: Any, *args: Any, **kwargs: Any) -> Any:
-    if _summed():
-        return function(_ThisReplica(), *args, **kwargs)
-    return original(function, strategy, *args, **kwargs)
-
-
 def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    if not _summed():
+    if not here.summed:
         original(optimizer, variables)
         return
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):

@@ -1,4 +1,4 @@
-"""Which gradients an optimizer is given that are still to be exchanged, and how: one route for each variable.
+"""Which gradients an optimizer is given that are still to be exchanged, where a tape has exchanged some.
 
 In a step of the user's own a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
 what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
@@ -16,23 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import collectives, overlap
-from toolkit.strategies.exchange.gradients import (
-    computed_in_half,
-    mapped,
-    over_groups,
-    over_replicas,
-    sent_as,
-    with_overflow,
-)
-from toolkit.strategies.options import options_of
+from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
-from toolkit.strategies.step.batch_share import Share, known_here
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import own_part, scattered
-from toolkit.support.graphs import Differs, derives_from, differs
+from toolkit.strategies.step.batch_share import Known, known_here
+from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 
-__all__ = ["Routes", "batch_gradients", "by_replica", "reduced", "routes_of"]
+__all__ = ["Routes", "check_branch", "check_rate", "routes_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +39,19 @@ class Routes:
     weighted: frozenset[int] = frozenset()
 
 
-def routes_of(share: Share | None, grads: Sequence, variables: Sequence, *, scaled: bool) -> Routes:
+def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
     """Returns what is to be done with gradients that an optimizer is given.
 
     Args:
-        share: The replica's, None outside of `fit`.
+        found: What tapes have exchanged.
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
         variables: A `keras.Variable` for each gradient.
-        scaled: Whether the loss was scaled, and so weighted by the share before it was differentiated.
+        weighted: Those that are parts of a sum already, where no tape has exchanged what they are computed from.
 
     Raises:
         StrategyError: The gradient of one variable was computed from those of another, of which replicas have shards.
     """
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
-    parts_of_sums = every if scaled or share is None else frozenset()
-    found = share.known if share is not None else known_here()
-    if not found.exchanged:
-        return Routes(weighted=parts_of_sums)
     parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
     if tf.executing_eagerly():
         exchanged = {id(each) for each in found.exchanged}
@@ -80,37 +65,17 @@ def routes_of(share: Share | None, grads: Sequence, variables: Sequence, *, scal
     return Routes(
         known=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
         drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
-        weighted=parts_of_sums - derived,
+        weighted=weighted - derived,
     )
 
 
-def by_replica(tensors: Sequence) -> bool:
+def _by_replica(tensors: Sequence) -> bool:
     """Whether some tensors of a step of `fit` aren't seen to be the same on every replica."""
     share = batch_share.current()
     known = share.known if share is not None else known_here()
     return (
         differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
     )
-
-
-def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
-    """Returns the sums of all replicas' gradients in a loop of the user's own; see `strategies.batch_gradients`."""
-    grads, count = list(gradients), collectives.replica_id_and_count()[1]
-    if count == 1 or batch_share.current() is not None:  # In `fit` a tape has exchanged them.
-        return grads
-    if tf.executing_eagerly():
-        raise StrategyError(
-            asked="batch_gradients in a loop that isn't traced",
-            found="what is computed from its gradients can't be told from others there",
-            remedy="Call strategy.run in a tf.function",
-        )
-    totals = reduced(grads, variables, weighted=frozenset(range(len(grads))))
-    known_here().add(
-        [each for each in totals if each is not None],
-        [variable for each, variable in zip(totals, variables, strict=True) if each is not None],
-        ReplicaShardedVariable,
-    )
-    return totals
 
 
 def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
@@ -126,85 +91,31 @@ def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> 
             )
 
 
-def reduced(
-    grads: Sequence,
-    variables: Sequence,
-    in_parts: frozenset = frozenset(),
-    later: frozenset = frozenset(),
-    *,
-    weighted: frozenset = frozenset(),
-    known: frozenset = frozenset(),
-    memories: Sequence = (),
-    scale: tf.Tensor | float = 1.0,
-) -> list:
-    """Returns gradients of all replicas together; those of shards are added up over the groups that have them.
+def check_rate(optimizer: Any) -> None:
+    """Refuses a learning rate that the step has set from what this replica alone knows: others would set another."""
+    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
+    if _by_replica(rates):
+        raise StrategyError(
+            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
+            found="it computes it from what a replica alone knows, such as the loss of its share",
+            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
+        )
 
-    Args:
-        grads: A tensor, `tf.IndexedSlices` or None for each variable.
-        variables: A `keras.Variable` for each gradient.
-        in_parts: The numbers of those variables of which each replica updates its part: that part of the gradient is
-            returned, flat.
-        later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
-        weighted: The numbers of those that are weighted by this replica's share already, as of a scaled loss.
-        known: The numbers of those that all replicas have alike already.
-        memories: What is kept of each gradient that is compressed, None for others; () where none is.
-        scale: By what gradients are multiplied in this step.
-    """
-    strategy = tf.distribute.get_strategy()
-    exchange, share = options_of(strategy).gradients, batch_share.current()
-    dtype = sent_as(exchange)
-    out = list(grads)
-    for number in known & in_parts:
-        out[number] = own_part(out[number], variables[number])
-    unsent = {number for number, each in enumerate(out) if each is not None} - known
-    if unsent and collectives.begins_by_itself(strategy):
-        overlap.weights_first([out[n] for n in sorted(unsent - later) if isinstance(out[n], tf.Tensor)])
-    for number, variable in enumerate(variables):
-        if number in unsent and isinstance(variable, ReplicaShardedVariable):
-            out[number] = over_groups(out[number], dtype)
-    summed = [
-        number
-        for number, variable in enumerate(variables)
-        if number in unsent
-        and not isinstance(variable, ReplicaShardedVariable)
-        and not getattr(variable, "overwrite_with_gradient", False)  # No gradient, but such as a scale of float8.
-    ]
-    if not summed:
-        return out
-    summed.reverse()  # The last layers' gradients are known first: they are sent while others are computed.
 
-    def by_share(number: int) -> Any:
-        gradient = out[number]
-        if share is None:
-            count = collectives.replica_id_and_count()[1]
-            return gradient if number in weighted else mapped(gradient, lambda values: values / count)
-        weight = tf.cast(share.weight, gradient.dtype)
-        factor = 1 if number in weighted else weight
-        # A replica without examples has no mean: 0 / 0.
-        return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
-
-    def overflowing(number: int, total: Any) -> Any:
-        return with_overflow(total) if share and number in weighted and computed_in_half(grads[number]) else total
-
-    for number in later:
-        out[number] = by_share(number)
-    summed = [number for number in summed if number not in later]
-    kept = dict(enumerate(memories))
-    dense = [
-        number
-        for number in summed
-        if number in in_parts and not isinstance(out[number], tf.IndexedSlices) and kept.get(number) is None
-    ]
-    if dense:
-        parts = scattered([by_share(number) for number in dense], dtype=dtype)
-        for number, part in zip(dense, parts, strict=True):
-            out[number] = overflowing(number, part)
-    summed = [number for number in summed if number not in dense]
-    if not summed:
-        return out
-    compressed = [kept[number] for number in summed] if memories else ()
-    totals = over_replicas([by_share(number) for number in summed], exchange, compressed, scale)
-    for number, each in zip(summed, totals, strict=True):
-        total = overflowing(number, each)
-        out[number] = own_part(total, variables[number]) if number in in_parts else total
-    return out
+def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes, in_parts: frozenset) -> None:
+    """Refuses in a branch or a loop what replicas would have to meet for: they may not all come there."""
+    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
+    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
+    if _by_replica(decided_by()):
+        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
+    if in_parts:
+        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
+    elif getattr(optimizer, "gradient_accumulation_steps", None):
+        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
+    if found:
+        raise StrategyError(
+            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
+            found=found,
+            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
+            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
+        )

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     """How what is computed of a batch follows from its parts'."""
 
     EXAMPLES = "a mean over examples, or a value for each; a metric's state that is a sum over them"
+    MEAN = "a metric's state that is a mean of batches' means over their examples"
     SUM = "a sum over examples; a metric's state that is a sum over batches"
     WHOLE = "neither"
 
@@ -55,8 +56,6 @@ def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
 
 def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
     """Says of what kind a metric's state is.
-
-    EXAMPLES: a sum over examples, or a mean of batches' means over them.
 
     Args:
         metric: Any; its state stays as it is.
@@ -122,7 +121,9 @@ def _metric_kind(metric: Any, args: Sequence, kwargs: dict) -> Kind:
         divides = divides and _all_close(whole, sums)
     if not tried or not adds:
         return Kind.WHOLE
-    return Kind.EXAMPLES if divides or _is_mean_of_means(metric, args, kwargs) else Kind.SUM
+    if divides:
+        return Kind.EXAMPLES
+    return Kind.MEAN if _is_mean_of_means(metric, args, kwargs) else Kind.SUM
 
 
 def _is_mean_of_means(metric: Any, args: Sequence, kwargs: dict) -> bool:

@@ -1,37 +1,30 @@
 """What an optimizer needs for variables of which each replica holds a shard: norms, wholes, and slots that are shards.
 
 Gradients have been exchanged when it comes to this (see `optimizer`). Keras has no public hook for it: the methods of
-`keras.optimizers.Optimizer` that are wrapped here stand in `adapt_to_shards`.
+`keras.optimizers.Optimizer` that an optimizer has of its own here stand in `attach_to`.
 """
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, values_of
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
 from toolkit.strategies.variables.zero1 import WHOLE, Parts, is_in_parts, make_part_of_slot, make_slot, shards_slots
-from toolkit.support.wrapping import attach, wrap
+from toolkit.support.wrapping import attach
 
-__all__ = ["adapt_to_shards", "attach_to", "finite_alike"]
-
-_here = threading.local()
-
-
-def adapt_to_shards() -> None:
-    """Makes Keras's optimizers keep slots for sharded variables; called again, it does nothing."""
-    wrap(keras.optimizers.Optimizer, "add_variable_from_reference", _slot)
+__all__ = ["attach_to", "finite_alike"]
 
 
 def attach_to(optimizer: Any) -> None:
-    """Has an optimizer of several replicas train sharded variables."""
+    """Has an optimizer of several replicas keep slots for sharded variables, and train these."""
+    attach(optimizer, "add_variable_from_reference", _slot)
     attach(optimizer, "_backend_apply_gradients", _apply_shards)
     attach(optimizer, "_clip_gradients", _clip)
     attach(optimizer, "_update_model_variables_moving_average", _average)
@@ -56,22 +49,20 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
         variables = [_Whole(v) if is_shard else v for v, is_shard in zip(variables, sharded, strict=True)]
         original(optimizer, grads, variables)
         return
-    if optimizer.clipnorm or optimizer.global_clipnorm:
-        _here.squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, in_parts)
+    clips = optimizer.clipnorm or optimizer.global_clipnorm
+    squares = _squares(_to_be_clipped(optimizer, grads, variables), sharded, in_parts) if clips else None
     in_branch = bool(optimizer.gradient_accumulation_steps)
-    _here.parts = parts = Parts(optimizer, list(itertools.compress(variables, in_parts)), in_branch=in_branch)
+    parts = Parts(optimizer, list(itertools.compress(variables, in_parts)), in_branch=in_branch)
     part = iter(parts.each)
-    try:
+    with known(squares=squares, parts=parts):
         original(optimizer, grads, [next(part) if flag else v for v, flag in zip(variables, in_parts, strict=True)])
         parts.bring_together()
-    finally:
-        _here.squares = _here.parts = None
 
 
 def _average(original: Callable, optimizer: Any, *args: Any) -> None:
     """Has averages be of whole weights."""
-    if (parts := getattr(_here, "parts", None)) is not None:
-        parts.bring_together()
+    if here.parts is not None:
+        here.parts.bring_together()
     original(optimizer, *args)
 
 
@@ -106,7 +97,7 @@ def _square(gradient: Any) -> tf.Tensor:
 
 def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
     """Clips by the norms of whole variables where some are sharded, in the ways that Keras does."""
-    squares = getattr(_here, "squares", None)
+    squares = here.squares
     if squares is None:
         return original(optimizer, grads)
     most, norms = optimizer.clipnorm, [tf.sqrt(square) for square in squares]

@@ -26,14 +26,16 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
-from toolkit.strategies.step.routes import reduced
+from toolkit.strategies.step.batch_share import known_here
+from toolkit.strategies.step.optimizer import reduced
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_tapes"]
+__all__ = ["adapt_tapes", "batch_gradients"]
 
 _TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 
@@ -128,3 +130,23 @@ def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
 
 def _is_variable(each: Any) -> bool:
     return isinstance(each, (tf.Variable, keras.Variable)) or hasattr(each, "handle")
+
+
+def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
+    """Returns the sums of all replicas' gradients in a loop of the user's own; see `strategies.batch_gradients`."""
+    grads, count = list(gradients), collectives.replica_id_and_count()[1]
+    if count == 1 or batch_share.current() is not None:  # In `fit` a tape has exchanged them.
+        return grads
+    if tf.executing_eagerly():
+        raise StrategyError(
+            asked="batch_gradients in a loop that isn't traced",
+            found="what is computed from its gradients can't be told from others there",
+            remedy="Call strategy.run in a tf.function",
+        )
+    totals = reduced(grads, variables, weighted=frozenset(range(len(grads))))
+    known_here().add(
+        [each for each in totals if each is not None],
+        [variable for each, variable in zip(totals, variables, strict=True) if each is not None],
+        ReplicaShardedVariable,
+    )
+    return totals

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import logging
 import random
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
@@ -26,26 +26,25 @@ from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, current, entered
-from toolkit.strategies.step.inlining import adapt_functions, inlining
+from toolkit.strategies.step.inlining import inlining
+from toolkit.strategies.step.moments import attach_to
 from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
 
-__all__ = ["ReducesForKeras", "adapt_steps", "make_function", "results_noted"]
+__all__ = ["ReducesForKeras", "adapt_seeds", "make_function", "results_noted"]
 
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics; above, as those of a confusion matrix, bytes count.
 _VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
-_here = threading.local()  # tf.distribute traces each replica in a thread of its own.
 
 
-def adapt_steps() -> None:
-    """Has steps draw by replica, and functions be parts of them; called again, it does nothing."""
+def adapt_seeds() -> None:
+    """Has steps draw by replica, also by a generator that is on no model; called again, it does nothing."""
     wrap(keras.random.SeedGenerator, "next", _next_seed)
-    adapt_functions()
 
 
 def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +67,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         global_state.set_global_attribute("global_seed_generator", seeds)
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
+        attach_to(model, tf.distribute.get_replica_context())
         if name == "train_step" and trains_by_itself(model):
             rows = row_count(data)
             count_rows(model, rows)
@@ -169,11 +169,10 @@ def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
         kept = vars(metric)  # Passes by what Keras does when an attribute is set.
         kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
         kept.setdefault("result", functools.partial(_noting, metric))
-    before, _here.noted = getattr(_here, "noted", None), noted
     try:
-        yield noted
+        with known(noted=noted):
+            yield noted
     finally:
-        _here.noted = before
         for metric in metrics:
             kept = vars(metric)
             kept["_toolkit_steps"] -= 1
@@ -185,9 +184,8 @@ def _noting(metric: keras.Metric) -> Any:
     value = keras.tree.map_structure(
         lambda x: tf.convert_to_tensor(x) if isinstance(x, _VARIABLES) else x, type(metric).result(metric)
     )
-    noted = getattr(_here, "noted", None)
-    if noted is not None:
-        noted |= {id(leaf): _Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
+    if here.noted is not None:
+        here.noted |= {id(leaf): _Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
     return value
 
 
@@ -242,6 +240,11 @@ class ReducesForKeras:
 
     made_by_toolkit = True
     experimental_local_results: Any
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are; in a step of `fit` one, whose numbers are one device's."""
+        return super().num_replicas_in_sync if current() is None else 1  # type: ignore[misc]
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what TensorFlow does, and scalars along an axis.

@@ -10,7 +10,7 @@ What is put in their places stands in `watch`: entries of the model's compiled l
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,8 +18,9 @@ import tensorflow as tf
 from keras.src import backend
 
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step.batch_share import Share, current, entered
+from toolkit.strategies.step.batch_share import Share, counted, current, entered, update_mean
 from toolkit.strategies.step.separable import Kind, loss_kind, metric_kind
+from toolkit.support.wrapping import attach
 
 __all__ = ["WholeShare", "is_whole", "watch"]
 
@@ -31,35 +32,44 @@ def watch(model: Any) -> None:
     """Has a model's compiled losses and metrics be those of the whole batch; called again, it looks for new ones."""
     compiled = getattr(model, "_compile_loss", None)
     if compiled is not None:
-        kept = vars(compiled)  # Passes by what Keras does when an attribute is set.
-        kept.setdefault("build", functools.partial(_build, compiled))
+        attach(compiled, "build", _build)
         if compiled.built:
             _replace(compiled)
-    vars(model).setdefault("get_metrics_result", functools.partial(_results, model))
+    attach(model, "get_metrics_result", _results)
     for metric in model.metrics:
         # What a model was compiled with is one metric, which has them all.
         for each in metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]:
             if isinstance(each, keras.Metric):
-                vars(each).setdefault("update_state", functools.partial(_update, each))
+                attach(each, "update_state", _update)
+                for part in _with_parts(each):
+                    if type(part).update_state is keras.metrics.Mean.update_state:
+                        attach(part, "update_state", update_mean)
+
+
+def _with_parts(metric: keras.Metric) -> Iterator[keras.Metric]:
+    """Yields a metric and those that it has as attributes, and theirs."""
+    yield metric
+    for part in metric._metrics:
+        yield from _with_parts(part)
 
 
 def is_whole(metric: Any) -> bool:
     """Says whether each replica has the whole state of a metric."""
-    return any(kind is not Kind.EXAMPLES for kind in vars(metric).get(_KINDS, {}).values())
+    return any(kind in (Kind.SUM, Kind.WHOLE) for kind in vars(metric).get(_KINDS, {}).values())
 
 
-def _results(model: Any) -> Any:
-    """Takes the place of a model's `get_metrics_result`: a metric may return what holds its variable.
+def _results(original: Callable, model: Any) -> Any:
+    """Has no metric's result be what holds its variable.
 
     Of replicas that is nothing which Python can take for a number. Keras's variable is, and changes as it does on one
     device.
     """
     held = {id(v._value): v for v in model.metrics_variables}
-    return keras.tree.map_structure(lambda leaf: held.get(id(leaf), leaf), type(model).get_metrics_result(model))
+    return keras.tree.map_structure(lambda leaf: held.get(id(leaf), leaf), original(model))
 
 
-def _build(compiled: Any, *args: Any) -> None:
-    type(compiled).build(compiled, *args)
+def _build(original: Callable, compiled: Any, *args: Any) -> None:
+    original(compiled, *args)
     _replace(compiled)
 
 
@@ -140,9 +150,9 @@ def _say(name: str) -> None:
     )
 
 
-def _update(metric: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of a metric's `update_state`."""
-    share, update = current(), functools.partial(type(metric).update_state, metric)
+def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Updates a metric by the whole batch where its state isn't a sum over examples."""
+    share, update = current(), functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
     if share is None or collectives.alone() or not any(ranks):
         return update(*args, **kwargs)
@@ -150,6 +160,8 @@ def _update(metric: Any, *args: Any, **kwargs: Any) -> Any:
     kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))
     if kind is Kind.EXAMPLES:
         return update(*args, **kwargs)
+    if kind is Kind.MEAN:
+        return update(*args, **{**kwargs, "sample_weight": counted(share)})
     share.keeps_whole(metric, over_batches=kind is Kind.SUM)
     args, kwargs = _of_all(share, (args, kwargs))
     with entered(WholeShare()):

@@ -18,8 +18,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
             kept += value.values() if isinstance(value, dict) else value
         else:
             kept += [value, *(vars(value).values() if _is_helper(value) else ())]
-    found = {id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}
-    return list(found.values())
+    return list({id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}.values())
 
 
 def _is_helper(value: Any) -> bool:

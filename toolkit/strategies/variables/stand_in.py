@@ -13,8 +13,10 @@ class StandIn:
     Attributes:
         shape: As of a `tf.Variable`.
         dtype: The same.
+        device: Where it is updated: "" for where the replica computes.
     """
 
+    device = ""
     shape: tf.TensorShape
     dtype: tf.DType
 

@@ -1,0 +1,60 @@
+"""What is known of the step, the build or the read that a thread is at: tf.distribute traces each replica in its own.
+
+One object for all of it, `here`, so that whoever reads a step can see what any of its parts may ask. Whoever sets
+something does it by `known`, for a block.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["here", "known"]
+
+
+class _Here(threading.local):
+    """Attributes of this thread.
+
+    Attributes:
+        alone: Whether the replica exchanges with none.
+        share: The replica's `Share` of the batch, in a step of `fit` or `evaluate`.
+        summed: Whether the gradients that an optimizer has in hand are those of all replicas.
+        inlines: Whether a `tf.function` that is called is a part of the step.
+        noted: Which tensors metrics have returned, by their ids.
+        accumulates: How an optimizer adds up gradients by replica, while it updates or is built.
+        later: Keys of the variables whose gradients are those of this replica still.
+        parts: The parts of variables that an optimizer updates.
+        squares: The sums of squares of whole gradients, by which an optimizer clips.
+        recorded: Optimizers and their variables, in a step on tensors without values.
+        recomputes: Whether what is called is a part of what runs again in the backward pass.
+        iterator: The object by which Keras's loop is to read, while it asks for its data.
+        predicts: Whether that is for `predict`.
+        ps_step: The step of parameter servers that is traced.
+        ps_scopes: The scopes in which their variables have other values.
+    """
+
+    alone = summed = inlines = recomputes = predicts = False
+    share: Any = None
+    noted: Any = None
+    accumulates: Any = None
+    later: frozenset = frozenset()
+    parts: Any = None
+    squares: Any = None
+    recorded: Any = None
+    iterator: Any = None
+    ps_step: Any = None
+    ps_scopes: tuple = ()
+
+
+here = _Here()
+
+
+@contextlib.contextmanager
+def known(**values: Any) -> Iterator[None]:
+    """While entered, `here` has these."""
+    before = {name: getattr(here, name) for name in values}
+    vars(here).update(values)
+    try:
+        yield
+    finally:
+        vars(here).update(before)

@@ -1,0 +1,76 @@
+"""A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all decide alike.
+
+Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients aren't
+finite. `optimizer` has exchanged them when it looks.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from toolkit.strategies.context import known
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.step import batch_share
+from toolkit.support.wrapping import attach
+
+__all__ = ["attach_to", "counting_alone"]
+
+
+def attach_to(optimizer: Any) -> None:
+    """Gives a LossScaleOptimizer of several replicas what is called of its own methods."""
+    attach(optimizer, "scale_loss", _scale_loss)
+    attach(optimizer, "_tf_apply", _apply_where_finite)
+    attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
+
+
+def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Weights a loss before its gradients are computed in 16 bits: an example's are as large as on one device."""
+    share = batch_share.current()
+    if share is None:
+        return original(optimizer, loss)
+    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+    share.scaled.append(scaled)
+    share.scaled_by.add(id(optimizer))
+    return scaled
+
+
+def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
+    """Keras has all replicas do what the first one's gradients allow: those that train by themselves look at theirs."""
+    if not collectives.alone():
+        with known(summed=False):  # They meet here, so that they can meet again in the branch.
+            original(optimizer, grads, trainable_variables)
+        return
+    with counting_alone(optimizer):
+        optimizer._common_apply(grads, trainable_variables)
+
+
+def _apply_finite(original: Callable, *args: Any) -> None:
+    """What a LossScaleOptimizer does where gradients are finite, in a thread of its own for each replica."""
+    if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
+        original(*args)
+        return
+    with known(summed=True):
+        original(*args)
+
+
+@contextlib.contextmanager
+def counting_alone(optimizer: Any) -> Iterator[None]:
+    """While entered, this replica's copies of an optimizer's counts are set, where TensorFlow has all replicas meet."""
+    counts = [variable for variable in optimizer.variables if not len(variable.shape)]
+
+    def assign(count: Any, value: Any) -> Any:
+        with known(summed=True):
+            return optimizer._distribution_strategy.extended.update(
+                count.value, lambda own: own.assign(tf.cast(value, own.dtype))
+            )
+
+    for count in counts:
+        vars(count)["assign"] = functools.partial(assign, count)
+    try:
+        yield
+    finally:
+        for count in counts:
+            del vars(count)["assign"]
