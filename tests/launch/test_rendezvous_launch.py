@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 
 import processes
 import pytest
@@ -28,6 +29,9 @@ import json, os, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["TOOLKIT_ATTEMPT"], flush=True)
 if sys.argv[1:] == ["raise"] and os.environ["RANK"] == "1":
     raise ValueError("no such column")
+if sys.argv[1:] == ["one after the other"]:
+    time.sleep(0 if os.environ["RANK"] == "1" else 5)
+    sys.exit(0 if os.environ["RANK"] == "1" else 3)
 if sys.argv[1:] == ["wait"]:
     while not os.path.exists("finish"):
         time.sleep(0.05)
@@ -103,6 +107,33 @@ def test_a_failure_on_one_is_said_on_both(start, address):
     for text in texts:
         assert "worker:1 failed first: it ended with exit code 1" in text
         assert "ValueError: no such column" in text
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_at_once_where_another_hosts_tasks_had_ended_before(start, address):
+    flags = ("--heartbeat_timeout=60", "--grace=1")
+    began = time.monotonic()
+    texts, codes = ends(*(start(address, *flags, command=("train.py", "one after the other")) for _ in range(2)))
+    assert "worker:0 failed first: it ended with exit code 3" in texts[0]
+    assert codes == [3, 3] or sorted(codes) == [0, 3], texts
+    assert time.monotonic() - began < 40, "it isn't waited for a host that has left"
+
+
+@pytest.mark.slow
+def test_a_launcher_that_stood_still_says_so_and_blames_no_task(start, address):
+    flags = ("--heartbeat_timeout=5", "--grace=1")
+    first, other = pair = [start(address, *flags, command=("train.py", "wait")) for _ in range(2)]
+    for process in pair:
+        while "rank" not in (line := process.stdout.readline()):
+            if "2 tasks on 2 hosts" in line:
+                first, other = process, next(each for each in pair if each is not process)
+    first.send_signal(signal.SIGSTOP)
+    other.communicate(timeout=60)  # It has ended its tasks, and itself.
+    first.send_signal(signal.SIGCONT)
+    text = first.communicate(timeout=60)[0]
+    assert "This launcher stood still" in text
+    assert "failed first" not in text
+    assert first.returncode == 1
 
 
 @pytest.mark.slow

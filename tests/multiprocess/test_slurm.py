@@ -159,7 +159,9 @@ import os, pathlib, sys, time
 pathlib.Path(sys.argv[1], f"started-{os.environ['RANK']}-{time.time()}").touch()
 if os.environ["RANK"] == "1":
     time.sleep(1)
-    raise SystemExit(2) if sys.argv[2] == "2" else ValueError("no such column")
+    if sys.argv[2] == "2":
+        raise SystemExit(2)
+    raise ValueError("no such column")
 time.sleep(100)
 """
 
@@ -176,6 +178,17 @@ def test_a_script_that_raises_runs_as_often_as_it_may(cluster, tmp_path, restart
     assert starts(tmp_path) == times
     assert "worker:1 failed first: it ended with exit code 1" in launched.text
     assert "ValueError: no such column" in launched.text
+
+
+@pytest.mark.long
+def test_an_agent_that_dies_while_its_node_answers_is_a_failure_like_any_other(cluster, tmp_path):
+    """Queued again it would die as often as Slurm lets it."""
+    (tmp_path / "it.py").write_text(RAISES.replace("raise SystemExit(2)", "os.kill(os.getppid(), 9), time.sleep(60)"))
+    job = Launched(cluster, tmp_path, "--max_restarts=0", "it.py", str(tmp_path), "2")
+    assert job.end() == 1, job.text
+    assert starts(tmp_path) == 1
+    assert "is gone" in job.text
+    assert "queueing the job again" not in job.text
 
 
 @pytest.mark.long

@@ -76,6 +76,7 @@ def serve(
         select.select(waits, [], [], _TICK)
         asked = channel.read()
         if ends == float("inf") and (channel.ended or channel.silence > prepare["silence"]):
+            channel.send(event("unheard", seconds=round(channel.silence)))  # If it only stood still, it reads this.
             agent.send("signal", number=int(signal.SIGTERM))
             ends = now + prepare["grace"]
 

@@ -97,11 +97,17 @@ def _main() -> int:
     # Who is told to end has the whole notice for a checkpoint.
     spec = dataclasses.replace(spec, grace=math.ceil(max(spec.grace, spec.notice)))
     notice: list[int] = []
+    gone: list[HostLost] = []  # A node that Slurm can't run a program on either.
     with signals.recorded((signal.SIGTERM, signal.SIGINT)) as received:
 
         def nearly_up(*_: object) -> None:
             notice.append(1)
             received.append(signal.SIGTERM)
+
+        def may_try(error: TaskFailed) -> bool:
+            if isinstance(error, HostLost) and not _nodes_answer():
+                gone.append(error)
+            return error not in gone
 
         with signals.handle((signal.SIGUSR1,), nearly_up):
             why = ""
@@ -111,19 +117,22 @@ def _main() -> int:
                     lambda: SlurmPlace(spec),
                     received=received,
                     record=record,
-                    retries=lambda error: not isinstance(error, HostLost) or _nodes_answer(),
-                    goes_on=lambda error: isinstance(error, HostLost) or bool(notice),
+                    retries=may_try,
+                    goes_on=lambda error: error in gone or (bool(notice) and not isinstance(error, LaunchError)),
                 )
                 return 0
-            except JobStopped as error:
-                code, why = error.exit_code, "its time was nearly up" if notice else ""
-                if not why:
-                    controller.cancelled(number)
-            except HostLost as error:
-                code, why = error.exit_code, "a node doesn't answer"
-            except (TaskFailed, LaunchError) as error:
+            except (JobStopped, TaskFailed, LaunchError) as error:
                 code = error.exit_code
-                sys.stderr.write(f"error: {error}\n")
+                if error in gone:
+                    why = "a node doesn't answer"
+                elif notice and not isinstance(error, LaunchError):
+                    why = "its time was nearly up" + (
+                        f", and a task failed: {error}" if isinstance(error, TaskFailed) else ""
+                    )
+                elif isinstance(error, JobStopped):
+                    controller.cancelled(number)
+                else:
+                    sys.stderr.write(f"error: {error}\n")
         if why:
             _requeue(number, record, why)
         return code

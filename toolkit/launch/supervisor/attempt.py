@@ -94,6 +94,8 @@ class Attempt:
             raise TaskFailed(
                 f"{host} received {signal.Signals(number).name}, so the job was stopped.", code=128 + number
             )
+        if self.crew.unheard is not None:
+            self._end_after_silence(*self.crew.unheard)
         self._look_for_lost_hosts()
         for task in self.tasks:
             if state.stopped_for(task, self.spec.heartbeat_timeout):
@@ -162,10 +164,22 @@ class Attempt:
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
             raise HostLost(f"{host.name} is gone: {why}. Its tasks were {names}.", code=1)
 
+    def _end_after_silence(self, host: str, seconds: int) -> None:
+        """This launcher was stopped, or waited for a disk, and is no more than one that goes on."""
+        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        raise TaskFailed(
+            f"This launcher stood still: {host} heard nothing of it for {seconds} s (--heartbeat_timeout), and ended "
+            "its tasks as for a launcher that is gone. It was stopped, as by SIGSTOP or a sleeping laptop, or the disk "
+            f"of {self.crew.record.logs} took nothing.",
+            code=1,
+        )
+
     def _fail(self) -> None:
         self.crew.read_for(1.0)  # What the others report in the meantime may have come first.
-        # A task fails because a host is gone, and says so before that host has been silent for long enough.
+        # A task fails because a host is gone, and says so before that host has been silent for long enough. One whose
+        # tasks have ended may have left.
         quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
+        quiet = [agent for agent in quiet if any(task.alive for task in self.crew.tasks_of(agent))]
         if quiet:
             settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
             self.crew.read_for(self.spec.silence, until=settled)

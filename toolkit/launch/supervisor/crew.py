@@ -45,6 +45,7 @@ class Crew:
         whole: Whether all tasks of the cluster are started here.
         refused: What an agent said that couldn't do what it was asked for.
         told_to_stop: A host whose agent was told to stop, and the signal.
+        unheard: A host whose agent ended its tasks because it heard nothing of this launcher, and for how many seconds.
         lost_result: Why what a function has returned is lost; "" where nothing is.
     """
 
@@ -82,6 +83,7 @@ class Crew:
         self.refused: Event | None = None
         self._said_what_is_open = number > 1
         self.told_to_stop: tuple[str, int] | None = None
+        self.unheard: tuple[str, int] | None = None
         self.lost_result = ""
         self._selector = selectors.DefaultSelector()
         self._watched = list(agents.values())
@@ -138,6 +140,8 @@ class Crew:
             self.refused = event
         elif kind == "signal":
             self.told_to_stop = host.name, event["number"]
+        elif kind == "unheard":
+            self.unheard = host.name, event["seconds"]
         elif kind == "open":
             self._say_what_is_open(host, event)
         task = self._by_name.get(event.get("task", ""))
