@@ -221,6 +221,18 @@ def test_signals_to_the_launcher_end_all_tasks(launcher, number):
 
 
 @pytest.mark.slow
+def test_the_notice_of_a_cluster_has_tasks_end_as_sigterm_does(launcher):
+    body = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))\nprint('up', flush=True)\ntime.sleep(1000)"
+    process = launcher.start("--workers=2", body=body)
+    wait_for(process, b"up")
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert b"Stopped by SIGTERM" in err
+    assert b"saved" in out + err
+
+
+@pytest.mark.slow
 def test_a_launcher_under_nohup_goes_on_after_a_hangup(launcher):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What a program is started with is inherited.
     try:

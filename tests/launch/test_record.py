@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from toolkit.launch.records.record import Record
+
 
 @pytest.mark.slow
 def test_starts_and_ends_are_recorded_and_tasks_know_where(launcher):
@@ -65,3 +67,13 @@ def test_a_job_says_what_it_was_asked_for(launcher):
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}, stdout=subprocess.DEVNULL, timeout=60,
     )  # fmt: skip
     assert len(list((launcher.folder / "runs").iterdir())) == 2
+
+
+def test_a_result_of_a_start_that_was_cut_off_is_no_part_of_the_next(tmp_path):
+    record = Record(tmp_path)
+    record.keep_result("worker:0", b"half of")
+    record.forget_result("worker:0")
+    record.forget_result("worker:1")
+    record.keep_result("worker:0", b"whole")
+    record.keep_result("worker:0", b"")
+    assert record.results() == {"worker:0": b"whole"}

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -80,3 +81,24 @@ def test_the_umask_is_put_back_after_an_error():
     with masked(0o001), contextlib.suppress(ValueError), umask.guarded():
         assert os.umask(0o003) == 0o003
         raise ValueError
+
+
+def test_threads_that_overlap_leave_the_umask_as_it_was():
+    before = os.umask(0o022)
+    try:
+        first_in, second_out = threading.Event(), threading.Event()
+
+        def outer():
+            with umask.guarded():
+                first_in.set()
+                second_out.wait(10)
+
+        thread = threading.Thread(target=outer)
+        thread.start()
+        first_in.wait(10)
+        with umask.guarded():
+            second_out.set()
+            thread.join()
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)

@@ -1,6 +1,7 @@
 """Supervising a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
 
 import secrets
+import signal
 
 from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.agent import isolation
@@ -44,7 +45,10 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
         if record is not None:
             record.add("note", text=message)
 
-    with signals.recorded() as received:
+    def nearly_up(*_: object) -> None:  # What some clusters send before they kill: Python would die of it.
+        received.append(signal.SIGTERM)
+
+    with signals.recorded() as received, signals.handle((signal.SIGUSR1,), nearly_up):
         listener = rendezvous.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
             _join(spec, received, record)

@@ -19,14 +19,20 @@ def printed(capsys, *arguments):
 
 def test_the_script_is_printed(capsys, tmp_path):
     counts = ("--nodes=2", "--chief", "--workers=2", "--ps=1", "--gpus_per_task=1", "--cpus_per_task=4")
-    more = ("--time=1-12", "--sbatch=qos=long", "--sbatch=exclusive", f"--log_dir={tmp_path / 'a b'}")
+    more = (
+        "--time=1-12",
+        "--sbatch=qos=long",
+        "--sbatch=exclusive",
+        "--sbatch=comment=two words",
+        f"--log_dir={tmp_path / 'a b'}",
+    )
     code, out, _ = printed(capsys, "--dry_run", *counts, *more, "-m", "recipes.x", "--run_dir=it's\n$(x)")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "#!/bin/sh"
     for option in (
         *("nodes=2", "ntasks-per-node=1", "gpus-per-node=2", "cpus-per-task=8", "time=1-12"),
-        *("signal=B:USR1@120", "qos=long", "exclusive", "requeue"),
+        *("signal=B:USR1@120", "qos=long", "exclusive", "comment='two words'", "requeue"),
     ):
         assert f"#SBATCH --{option}" in lines
     assert all(line.startswith("#") for line in lines[:-1])
@@ -56,6 +62,12 @@ def test_gpus_of_nodes_have_a_task_each_unless_it_is_said(capsys, flags, tasks, 
     assert f"#SBATCH --gpus-per-node={gpus}" in out
     assert f"In all {tasks} tasks" in out
     assert said in out
+
+
+def test_an_array_is_refused(capsys):
+    code, _, err = printed(capsys, "--dry_run", "--sbatch=array=0-3", "-m", "x")
+    assert code == 2
+    assert "each element of an array would be this job once more" in err
 
 
 def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ side proves that it has the job's token (see `token`) before anything else is ta
 that it was itself given, and no other; it is sent neither the first host's environment nor its function.
 """
 
+import errno
 import os
 import select
 import socket
@@ -41,7 +42,7 @@ def listen(spec: JobSpec) -> socket.socket | None:
     """Returns a socket that listens at the rendezvous; None where this isn't its host, or another launcher came first.
 
     Raises:
-        LaunchError: The host has no address.
+        LaunchError: The host has no address, or nobody may listen there.
     """
     host, port = split(spec.rendezvous or "")
     try:
@@ -65,9 +66,15 @@ def listen(spec: JobSpec) -> socket.socket | None:
         made.listen(128)
         made.setblocking(False)
         return made
-    except OSError:  # Somebody listens there: this job's first launcher, or whoever says otherwise when it is asked.
+    except OSError as error:
         made.close()
-        return None
+        if error.errno == errno.EADDRINUSE:  # By this job's first launcher, or by whoever says otherwise when asked.
+            return None
+        raise LaunchError(
+            asked=f"--rendezvous={spec.rendezvous} is this machine, whose launcher listens there",
+            found=f"it can't ({(error.strerror or str(error)).lower()})",
+            remedy="Give a port from 1024 to 65535 at an address of this machine",
+        ) from None
 
 
 class _Seat(ConnectedAgent):

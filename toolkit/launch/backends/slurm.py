@@ -59,7 +59,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
-    lines += [f"#SBATCH --{text}" for text in spec.sbatch]
+    lines += [f"#SBATCH --{_quoted(text)}" for text in spec.sbatch]
     shown = pathlib.Path(spec.log_dir or "LOGS", "ID") if directory is None else directory
     command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
     tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
@@ -71,6 +71,12 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         f"# In all {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}",
     ]
     return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
+
+
+def _quoted(option: str) -> str:
+    """Returns an option of sbatch as one word: it takes a line's words apart as a shell does."""
+    name, equals, value = option.partition("=")
+    return f"{name}{equals}{shlex.quote(value) if equals else ''}"
 
 
 def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs.Entry:

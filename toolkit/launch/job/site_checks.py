@@ -47,6 +47,12 @@ def sbatch(given: Sequence[str]) -> None:
             found is not None, f"--sbatch={text[:60]!r}", "that is no long option of sbatch", "Write --sbatch=qos=long"
         )
         require(
+            found is not None and found["name"] != "array",
+            f"--sbatch={text[:60]}",
+            "each element of an array would be this job once more, in the same directory",
+            "Launch once for each element, with its own --log_dir",
+        )
+        require(
             found is not None and found["name"] not in _OWN,
             f"--sbatch={text[:60]}",
             "the launcher sets that one itself",

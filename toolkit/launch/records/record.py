@@ -204,20 +204,27 @@ class Record:
         except OSError:
             return b""
 
+    def _result(self, task: object) -> pathlib.Path:
+        return self.directory / _RESULTS / f"{task}.pkl".replace(":", "-")
+
     def keep_result(self, task: object, data: bytes) -> None:
         """Adds a piece to what a task's call has come to; b"" says that it is whole.
 
         Raises:
             OSError: It can't be written.
         """
-        path = self.directory / _RESULTS / f"{task}.pkl".replace(":", "-")
-        part = path.with_name(f"{path.name}.part")
+        path = self._result(task)
+        part = path.with_suffix(".pkl.part")
         if data:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
                 file.write(data)
         else:
             part.replace(path)
+
+    def forget_result(self, task: object) -> None:
+        """Removes what a start of a task before this one has begun to keep."""
+        self._result(task).with_suffix(".pkl.part").unlink(missing_ok=True)
 
     def results(self) -> dict[str, bytes]:
         """Returns what the tasks' calls have come to, by the tasks' names, in the order in which they ended."""

@@ -156,6 +156,7 @@ class Crew:
             except OSError as error:
                 self.lost_result = f"The result of {task.task} can't be written to {self.record.directory}: {error}"
         elif kind == "started":
+            self.record.forget_result(task.task)
             self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
         elif kind == "ended":
             facts = {"pid": event["pid"], "code": event["code"], "dismissed": task.asked_to_end}
