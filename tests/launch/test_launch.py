@@ -233,6 +233,25 @@ def test_the_notice_of_a_cluster_has_tasks_end_as_sigterm_does(launcher):
 
 
 @pytest.mark.slow
+def test_a_launcher_whose_parent_ignores_ends_of_children_sees_those_of_its_tasks(launcher):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # What a program is started with is inherited.
+    try:
+        process = launcher.start("--workers=2", body="sys.exit(3 * me)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert b"worker:1 failed first: it ended with exit code 3" in err
+
+
+@pytest.mark.slow
+def test_a_directory_of_logs_that_is_removed_between_two_attempts_is_made_again(launcher):
+    body = "import shutil\nif os.environ['TOOLKIT_ATTEMPT'] == '1':\n    shutil.rmtree('runs')\n    sys.exit(3)"
+    code, out, err, _ = launcher.run("--workers=1", "--max_restarts=1", body=body)
+    assert (code, "restart 1 of 1" in out, "launch: done" in out) == (0, True, True), out + err
+
+
+@pytest.mark.slow
 def test_a_launcher_under_nohup_goes_on_after_a_hangup(launcher):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What a program is started with is inherited.
     try:

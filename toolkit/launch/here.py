@@ -48,7 +48,8 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
     def nearly_up(*_: object) -> None:  # What some clusters send before they kill: Python would die of it.
         received.append(signal.SIGTERM)
 
-    with signals.recorded() as received, signals.handle((signal.SIGUSR1,), nearly_up):
+    notice = signals.handle((signal.SIGUSR1,), nearly_up)
+    with signals.waiting_for_children(), signals.recorded() as received, notice:
         listener = rendezvous.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
             _join(spec, received, record)

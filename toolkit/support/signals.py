@@ -13,7 +13,7 @@ from types import FrameType
 
 from toolkit.errors import JobStopped
 
-__all__ = ["SIGNALS", "exiting", "handle", "is_in", "recorded", "sleep"]
+__all__ = ["SIGNALS", "exiting", "handle", "is_in", "recorded", "sleep", "waiting_for_children"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,6 +46,20 @@ def recorded(numbers: Collection[int] = SIGNALS) -> Iterator[list[int]]:
     received: list[int] = []
     with handle(numbers, lambda number, _: received.append(number)):
         yield received
+
+
+@contextlib.contextmanager
+def waiting_for_children() -> Iterator[None]:
+    """Lets ends of child processes be waited for, where whoever started this program had SIGCHLD ignored."""
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    else:
+        yield
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ class Output:
         self.ended = False
         self._last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         with umask.guarded():
+            self.log.parent.mkdir(parents=True, exist_ok=True)  # Somebody has tidied up between two attempts.
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._rest = b""
         self._failed = False
