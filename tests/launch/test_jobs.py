@@ -14,7 +14,7 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import watch
+from toolkit.launch import Job, watch
 from toolkit.launch.backends import slurm
 from toolkit.launch.records import jobs
 from toolkit.launch.records.record import Record
@@ -275,6 +275,7 @@ def test_another_machine_of_the_same_name_has_jobs_of_its_own(tmp_path, monkeypa
     monkeypatch.setattr(jobs, "_MACHINE", tmp_path / "another machine-id")
     (tmp_path / "another machine-id").write_text("0123")
     assert (entry.state(), entry.over) == (f"on {entry.host}", False)
+    assert not Job(entry).done()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ __all__ = ["Job", "Launcher", "run", "submit"]
 
 _LEAVING = 5.0  # Seconds that a launcher may take to leave.
 _SECONDS = 0.2  # Between two looks at a job.
+_ASKED = 5.0  # Seconds between two questions to Slurm's controller.
 
 
 def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
@@ -212,8 +213,8 @@ class Job:
         return self._entry.record.logs
 
     def done(self) -> bool:
-        """Says whether it has ended, in whatever way."""
-        return not self._entry.alive
+        """Says whether it has ended, in whatever way; of one on another machine, whether its logs say so."""
+        return self._entry.over or not (self._entry.alive or self._entry.elsewhere)
 
     def wait(self, timeout: float | None = None) -> str:
         """Waits for its end, and returns its state.
@@ -225,7 +226,13 @@ class Job:
             TimeoutError: It hasn't ended by then. It goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.done():
+        asked = 0.0
+        while not self._entry.over:
+            # Slurm's controller isn't asked in each look.
+            if not self._entry.slurm or time.monotonic() - asked > _ASKED:
+                if self.done():
+                    break
+                asked = time.monotonic()
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
             time.sleep(_SECONDS)

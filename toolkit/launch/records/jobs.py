@@ -76,6 +76,11 @@ class Entry:
         return False
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether only another machine knows how it is."""
+        return not controller.reachable() if self.slurm else not self.here
+
+    @property
     def over(self) -> bool:
         """Whether it has certainly ended: it says so, or this machine ran it and doesn't any more."""
         if any(event["event"] == "end" for event in self.record.new()):
@@ -92,13 +97,11 @@ class Entry:
         end = next((e for e in reversed(self.record.new()) if e["event"] in ("end", "requeue")), None)
         if end is not None and end["event"] == "end":
             return "done" if not end["code"] else "stopped" if end["stopped"] else f"exit code {end['code']}"
+        if self.elsewhere:
+            return "on Slurm" if self.slurm else f"on {self.host}"
         if self.slurm:
-            if not controller.reachable():
-                return "on Slurm"
             word = controller.job_state(self.slurm)[0]
             return word.lower() if word in controller.ALIVE else f"dead ({word.lower()})"
-        if not self.here:
-            return f"on {self.host}"
         return "running" if self.runs else "dead"
 
 

@@ -46,6 +46,20 @@ def supervise(
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: The launcher received a signal to stop.
     """
+    # From the beginning: a job that is queued again is asked where it is while it connects, and would die of it.
+    with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
+        _supervise(spec, place, received, record, retries, goes_on, asked_for_stacks)
+
+
+def _supervise(
+    spec: JobSpec,
+    place: Callable[[], Place],
+    received: list[int],
+    record: Record | None,
+    retries: Callable[[TaskFailed], bool],
+    goes_on: Callable[[ToolkitError], bool],
+    asked_for_stacks: list[int],
+) -> None:
     agents: Agents | None = None
     ended: ToolkitError | None = None
     display: Display | None = None
@@ -63,8 +77,8 @@ def supervise(
         before = record.new()
         budget = Budget(spec.max_restarts, used=sum(event["event"] == "restart" for event in before))
         first = 1 + sum(event["event"] == "attempt" for event in before)
-        with signals.recorded((signal.SIGUSR2,)) as job.asked_for_stacks:
-            job.run(connected, first=first, budget=budget, retries=retries)
+        job.asked_for_stacks = asked_for_stacks
+        job.run(connected, first=first, budget=budget, retries=retries)
     except ToolkitError as error:
         ended = error
         if record is not None and not goes_on(error):
