@@ -15,6 +15,7 @@ import pytest
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import watch
+from toolkit.launch.backends import slurm
 from toolkit.launch.records import jobs
 from toolkit.launch.records.record import Record
 
@@ -255,3 +256,15 @@ def test_a_launcher_in_a_thread_is_not_ended_by_a_question(tmp_path, monkeypatch
         launch.Job(known[0].id).stacks()
     thread.join(30)
     assert results == [None]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGHUP, True), (signal.SIGTERM, False)])
+def test_a_function_stays_for_a_slurm_job_that_runs_on(tmp_path, monkeypatch, number, kept):
+    def submit(spec, *, follow, record):
+        raise JobStopped(number)
+
+    monkeypatch.setattr(slurm, "submit", submit)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        launch.Launcher(on="slurm", nodes=1).run(os.getpid)
+    assert bool(list(tmp_path.rglob("call.pkl"))) == kept

@@ -9,6 +9,7 @@ cloudpickle takes functions along that no module holds, such as a notebook's.
 
 import os
 import pathlib
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,7 @@ class Launcher:
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
+        runs_on = False
         try:
             if spec.place == "slurm":
                 from toolkit.launch.backends import slurm
@@ -99,9 +101,11 @@ class Launcher:
         except TaskFailed as error:
             raise error from functions.cause(record)
         except JobStopped as error:
+            runs_on = spec.place == "slurm" and error.exit_code == 128 + signal.SIGHUP
             raise _stopped(error) from error
         finally:
-            record.forget_call()
+            if not runs_on:  # Its tasks may still be about to read it.
+                record.forget_call()
 
     def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> "Job":
         """Starts a function or a script in the tasks of a job that goes on by itself, and returns the job.
