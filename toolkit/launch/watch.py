@@ -136,7 +136,8 @@ def stacks(job: Entry) -> tuple[str, dict[str, str]]:
         LaunchError: The job doesn't run, runs on another machine, or doesn't answer.
     """
     _check_here(job, f"`toolkit stacks {job.id}`")
-    if not job.alive or not any(event["event"] == "attempt" for event in job.record.new()):
+    begun = [event["event"] for event in job.record.new() if event["event"] in ("attempt", "requeue")]
+    if not job.alive or begun[-1:] != ["attempt"]:  # Queued again, it has no tasks yet.
         raise LaunchError(
             asked=f"`toolkit stacks {job.id}` asks where its tasks are",
             found=f"the job is {job.state()}",
