@@ -112,3 +112,7 @@ def test_a_step_draws_without_a_seed(four_devices):
         model = Unseeded()
         model.compile("sgd")
     assert np.isfinite(model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]).all()
+    with strategies.create("mirrored", devices=four_devices[1:3]).scope():
+        second = Unseeded()
+        second.compile("sgd")
+    assert np.isfinite(second.fit(X, Y, batch_size=8, verbose=0).history["loss"]).all()

@@ -5,7 +5,7 @@ import signal
 
 from toolkit.errors import TaskFailed, ToolkitError
 from toolkit.launch.agent import isolation
-from toolkit.launch.backends import joining, rendezvous
+from toolkit.launch.backends import joining, meeting, rendezvous
 from toolkit.launch.backends.local import LocalPlace
 from toolkit.launch.backends.ssh import SshPlace
 from toolkit.launch.display import output
@@ -50,7 +50,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
 
     notice = signals.handle((signal.SIGUSR1,), nearly_up)
     with signals.waiting_for_children(), signals.recorded() as received, notice:
-        listener = rendezvous.listen(spec) if spec.rendezvous else None
+        listener = meeting.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
             _join(spec, received, record)
             return

@@ -7,9 +7,9 @@
 cloudpickle takes functions along that no module holds, such as a notebook's.
 """
 
+import itertools
 import os
 import pathlib
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ __all__ = ["Job", "Launcher", "run", "submit"]
 
 _LEAVING = 5.0  # Seconds that a launcher may take to leave.
 _SECONDS = 0.2  # Between two looks at a job.
-_ASKED = 5.0  # Seconds between two questions to Slurm's controller.
+_RARELY, _HANGUP = 25, 129  # Looks for each in which Slurm's controller is asked; the code of a lost terminal.
 
 
 def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
@@ -88,7 +88,7 @@ class Launcher:
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
-        runs_on = False
+        runs_on = False  # When this returns.
         try:
             if spec.place == "slurm":
                 from toolkit.launch.backends import slurm
@@ -101,7 +101,7 @@ class Launcher:
         except TaskFailed as error:
             raise error from functions.cause(record)
         except JobStopped as error:
-            runs_on = spec.place == "slurm" and error.exit_code == 128 + signal.SIGHUP
+            runs_on = spec.place == "slurm" and error.exit_code == _HANGUP
             raise _stopped(error) from error
         finally:
             if not runs_on:  # Its tasks may still be about to read it.
@@ -229,15 +229,10 @@ class Job:
         Raises:
             TimeoutError: It hasn't ended by then. It goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        asked = 0.0
-        while not self._entry.over:
-            # Slurm's controller isn't asked in each look.
-            if not self._entry.slurm or time.monotonic() - asked > _ASKED:
-                if self.done():
-                    break
-                asked = time.monotonic()
-            if deadline is not None and time.monotonic() > deadline:
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        looks, every = itertools.count(), _RARELY if self._entry.slurm else 1
+        while not (self._entry.over or (next(looks) % every == 0 and self.done())):
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
             time.sleep(_SECONDS)
         ended = time.monotonic()  # Its launcher says so a moment before it has left.
@@ -256,9 +251,9 @@ class Job:
             JobStopped: It was stopped.
             TimeoutError: It hasn't ended by then.
         """
+        self.wait(timeout)
         from toolkit.launch import functions
 
-        self.wait(timeout)
         record = self._entry.record
         end = next((event for event in record.new() if event["event"] == "end"), None)
         if end is None:

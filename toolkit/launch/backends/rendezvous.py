@@ -5,7 +5,6 @@ side proves that it has the job's token (see `token`) before anything else is ta
 that it was itself given, and no other; it is sent neither the first host's environment nor its function.
 """
 
-import errno
 import os
 import select
 import socket
@@ -16,11 +15,10 @@ from typing import Any
 
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task, split
-from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, ToolkitError
 from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
-from toolkit.launch.agent.tasks import own_addresses, visible_gpus
+from toolkit.launch.agent.tasks import visible_gpus
 from toolkit.launch.backends import token
 from toolkit.launch.backends.remote import ConnectedAgent
 from toolkit.launch.display import output
@@ -30,51 +28,12 @@ from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.supervisor.agents import AgentLike
 from toolkit.launch.supervisor.layout import assign, check_addresses, spread
 
-__all__ = ["RendezvousPlace", "listen"]
+__all__ = ["RendezvousPlace"]
 
 _TICK = 0.05
 _HELLO = 10.0  # Seconds in which who connects must say who it is.
 _SAID = 30.0  # Seconds between two messages that hosts are awaited.
 _OWN = ("command", "environment", "call")  # What each host has by itself.
-
-
-def listen(spec: JobSpec) -> socket.socket | None:
-    """Returns a socket that listens at the rendezvous; None where this isn't its host, or another launcher came first.
-
-    Raises:
-        LaunchError: The host has no address, or nobody may listen there.
-    """
-    host, port = split(spec.rendezvous or "")
-    try:
-        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LaunchError(
-            asked=f"--rendezvous={spec.rendezvous} is where the hosts find one another",
-            found=f"{host} has no address here ({(error.strerror or str(error)).lower()})",
-            remedy="Name a host that every one of them can look up, or its address",
-        ) from None
-    own = own_addresses()
-    here = next((answer for answer in answers if answer[4][0] in own or is_loopback(str(answer[4][0]))), None)
-    if here is None:
-        return None
-    made = socket.socket(here[0], socket.SOCK_STREAM)
-    # Debian has a machine's own name at 127.0.1.1, where nobody else reaches it.
-    named = is_loopback(str(here[4][0])) and host not in ("localhost", here[4][0])
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(("", port) if named else here[4])
-        made.listen(128)
-        made.setblocking(False)
-        return made
-    except OSError as error:
-        made.close()
-        if error.errno == errno.EADDRINUSE:  # By this job's first launcher, or by whoever says otherwise when asked.
-            return None
-        raise LaunchError(
-            asked=f"--rendezvous={spec.rendezvous} is this machine, whose launcher listens there",
-            found=f"it can't ({(error.strerror or str(error)).lower()})",
-            remedy="Give a port from 1024 to 65535 at an address of this machine",
-        ) from None
 
 
 class _Seat(ConnectedAgent):

@@ -115,14 +115,14 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     attach_to(optimizer)
-    if _between_replicas(optimizer):
+    if here.recorded is None and _between_replicas(optimizer):  # Else in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
     if collectives.alone():
         with known(summed=True):
             original(optimizer, grads, trainable_variables)
         return
-    if here.summed or collectives.replica_id_and_count()[1] == 1:
+    if here.recorded is not None or here.summed or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
     share, options = batch_share.current(), options_of(optimizer._distribution_strategy)

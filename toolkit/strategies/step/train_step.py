@@ -37,6 +37,7 @@ __all__ = ["ReducesForKeras", "adapt_seeds", "make_function", "results_noted"]
 
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
+_SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics; above, as those of a confusion matrix, bytes count.
 _VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
@@ -64,7 +65,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
 
     @functools.wraps(step)
     def with_share(data: Any) -> Any:
-        global_state.set_global_attribute("global_seed_generator", seeds)
+        global_state.set_global_attribute(_SEEDS, seeds)
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         attach_to(model, tf.distribute.get_replica_context())
@@ -105,10 +106,17 @@ def _global_seeds(model: keras.Model) -> Any:
 
     One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
     """
-    state = random.getstate()
+    state, strategy = random.getstate(), model.distribute_strategy
     try:
-        with model.distribute_strategy.scope():
-            return seed_generator.global_seed_generator()
+        with strategy.scope():
+            found = seed_generator.global_seed_generator()
+            held = found.state.value
+            if getattr(held, "distribute_strategy", strategy) is not strategy:  # An earlier one's.
+                drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
+                global_state.set_global_attribute(_SEEDS, None)
+                found = seed_generator.global_seed_generator()
+                found.state.assign(drawn)
+            return found
     finally:
         random.setstate(state)
 
