@@ -18,8 +18,7 @@ from toolkit.errors import JobStopped, LaunchError, TaskFailed
 
 __all__ = ["Job", "Launcher", "run", "submit"]
 
-_LEAVING = 5.0  # Seconds that a launcher may take to leave.
-_SECONDS = 0.2  # Between two looks at a job.
+_LEAVING, _SECONDS = 5.0, 0.2  # That a launcher may take to leave, and between two looks at a job.
 _RARELY, _HANGUP = 25, 129  # Looks for each in which Slurm's controller is asked; the code of a lost terminal.
 
 
@@ -251,9 +250,9 @@ class Job:
             JobStopped: It was stopped.
             TimeoutError: It hasn't ended by then.
         """
-        self.wait(timeout)
         from toolkit.launch import functions
 
+        self.wait(timeout)
         record = self._entry.record
         end = next((event for event in record.new() if event["event"] == "end"), None)
         if end is None:
