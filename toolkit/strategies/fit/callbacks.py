@@ -1,10 +1,8 @@
 """What Keras's own training loop needs from several processes, and has no hook for.
 
-Keras 3 knows nothing of other workers. `CallbackList` is the one object through which `fit`,
-`evaluate` and `predict` of every model pass at the right moments; so its public methods are
-wrapped, once for the process, for models that were built under a strategy of several processes.
-Others notice nothing; `tests/strategies/test_fit_callbacks.py` fails when Keras changes there. CONTRIBUTING
-lists all places where Keras's classes are touched.
+Keras 3 knows nothing of other workers. A `CallbackList` is the one object through which each call of `fit`, `evaluate`
+or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it is given
+methods of its own; others are left alone. `tests/strategies/test_fit_callbacks.py` fails when Keras changes there.
 """
 
 import functools

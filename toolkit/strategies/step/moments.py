@@ -1,8 +1,9 @@
 """Means and variances of a synchronised normalisation, in one exchange forward and one backward.
 
 Keras sums three tensors over the replicas one after the other, and their gradients too: sums, sums of squares, and how
-many there are. Between processes, where each exchange costs a millisecond or more, they travel
-together here, with the number once instead of for each feature. Devices of one process have Keras's way.
+many there are. Between processes, where each exchange costs a millisecond or more, they travel together here, with the
+number once instead of for each feature. Devices of one process have Keras's way. In a step of `fit` either's gradient
+is weighted by the replicas' shares.
 """
 
 from collections.abc import Callable

@@ -11,8 +11,8 @@ Gradients of shards stay where they are. The others may be sent in 16 bits and i
 step of `fit` each counts by its replica's share of the examples; in a loop of the user's own they are summed, as
 TensorFlow's guides have it.
 
-Keras and TensorFlow have no public hook for this. What is wrapped here stands in `adapt_optimizers`, and what
-shards need beside it in `sharded_optimizer`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
+There is no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
+`attach_to`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
 """
 
 import contextlib
