@@ -55,7 +55,8 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
 
 def _apply_here(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
     """Applies gradients in no worker's step: in the chief, which is a replica for so long."""
-    if not tf.distribute.in_cross_replica_context():
+    ours = hasattr(tf.distribute.get_strategy(), "replace_functions")  # Of a step without values nothing is asked.
+    if not ours or here.recorded is not None or not tf.distribute.in_cross_replica_context():
         return original(optimizer, grads, trainable_variables)
     if not optimizer.built and trainable_variables is not None:
         optimizer.build(trainable_variables)
