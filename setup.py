@@ -61,6 +61,7 @@ setuptools.setup(
         # Keras's TensorBoard callback needs it, and TensorFlow no longer brings it.
         "tensorboard>=2.19,<3",
         "tensorflow>=2.20,<2.22",
+        "tomli>=2; python_version < '3.11'",
         # What runs when a launched script imports TensorFlow.
         "wrapt>=1.14,<3",
     ],

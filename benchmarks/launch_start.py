@@ -43,7 +43,7 @@ def by_hand(folder: str) -> list[subprocess.Popen]:
 
 def launched(folder: str) -> list[subprocess.Popen]:
     """Starts the launcher."""
-    return [_start([sys.executable, "-m", "toolkit", "launch", "--workers=2", "--only=worker:0", *RECIPE], folder)]
+    return [_start([sys.executable, "-m", "toolkit", "launch", "--workers=2", "--show=worker:0", *RECIPE], folder)]
 
 
 def _start(command: list[str], folder: str, **environment: str) -> subprocess.Popen:

@@ -25,7 +25,7 @@ _STEPS = flags.DEFINE_list("steps", ["800", "100"], "Steps of each measurement, 
 def main() -> None:
     """Prints each pair, and the median ratio for each batch size."""
     if "TF_CONFIG" not in os.environ:
-        command = [sys.executable, "-m", "toolkit", "launch", "--chief", "--workers=2", "--ps=2", "--only=chief:0"]
+        command = [sys.executable, "-m", "toolkit", "launch", "--chief", "--workers=2", "--ps=2", "--show=chief:0"]
         sys.exit(subprocess.run([*command, "-m", "benchmarks.parameter_server", *sys.argv[1:]], check=False).returncode)
     strategy = toolkit.strategies.create("parameter_server")
     for size, steps in zip(_BATCHES.value, _STEPS.value, strict=True):

@@ -135,7 +135,7 @@ class Soak:
         """Returns the workers that run now, by name."""
         found = {}
         with contextlib.suppress(psutil.Error):
-            for process in self.launcher.children():
+            for process in (task for agent in self.launcher.children() for task in agent.children()):
                 with contextlib.suppress(psutil.Error):
                     name = process.environ().get("TOOLKIT_STATUS", "").partition("@")[0]
                     if name and process.status() != psutil.STATUS_ZOMBIE:
@@ -199,7 +199,7 @@ def size(process: psutil.Process) -> dict[str, float]:
 
 def command(*launch: str, recipe: list[str]) -> list[str]:
     """Returns the command line of a job."""
-    start = [sys.executable, "-m", "toolkit", "launch", "--workers=2", *launch]
+    start = [sys.executable, "-m", "toolkit", "launch", "--show=all", "--workers=2", *launch]
     return [*start, "-m", "recipes.cifar_multi_worker", "--data=shapes", f"--global_batch_size={BATCH}", *recipe]
 
 

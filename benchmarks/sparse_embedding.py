@@ -27,7 +27,7 @@ ROWS, WIDTH, BATCH = 100_000, 64, 256
 def main() -> None:
     """Prints each pair, and the medians."""
     if "TF_CONFIG" not in os.environ:
-        command = [sys.executable, "-m", "toolkit", "launch", "--chief", "--workers=2", "--ps=2", "--only=chief:0"]
+        command = [sys.executable, "-m", "toolkit", "launch", "--chief", "--workers=2", "--ps=2", "--show=chief:0"]
         sys.exit(subprocess.run([*command, "-m", "benchmarks.sparse_embedding", *sys.argv[1:]], check=False).returncode)
     options = toolkit.strategies.ParameterServerOptions(variables=_VARIABLES.value)
     strategy = toolkit.strategies.create("parameter_server", parameter_server=options)

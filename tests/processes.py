@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 
 import preloaded
 import psutil
+import pytest
 
 from toolkit import devices
 from toolkit.launch.agent.ports import ENVIRONMENT, HeldPorts
@@ -119,7 +122,10 @@ class Job:
         self.log = folder / "launch.out"
         with self.log.open("wb") as out:
             self.process = preloaded.Popen(
-                [*before, sys.executable, "-m", "toolkit", "launch", f"--log_dir={folder / 'logs'}", *flags, *command],
+                [
+                    *(*before, sys.executable, "-m", "toolkit", "launch", "--show=all"),
+                    *(f"--log_dir={folder / 'logs'}", *flags, *command),
+                ],
                 env=given,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -143,7 +149,8 @@ class Job:
 
     def kill(self, task, number=signal.SIGKILL):
         """Sends a task a signal, the last one unless another is given; returns when."""
-        (found,) = [child for child in psutil.Process(self.process.pid).children() if self._is(child, task)]
+        agents = psutil.Process(self.process.pid).children()
+        (found,) = [child for agent in agents for child in agent.children() if self._is(child, task)]
         found.send_signal(number)
         return time.monotonic()
 
@@ -184,12 +191,6 @@ SERVED = ("--chief", "--workers=2", "--ps=2")
 FEW = ("--chief", "--workers=1", "--ps=1")  # Each task takes seconds of a core to import TensorFlow.
 
 
-def by_worker(text, workers=2):
-    """A launcher's output with what all workers have printed alike written out for each of them."""
-    names = [f"worker:{number}" for number in range(workers)]
-    return re.sub(r"^all +\|(.*\n?)", lambda line: "".join(f"{name} |{line[1]}" for name in names), text, flags=re.M)
-
-
 def python(folder, *arguments, limit=200, **environment):
     """Runs a program to its end, in a folder, its output captured."""
     return preloaded.run(
@@ -202,14 +203,31 @@ def python(folder, *arguments, limit=200, **environment):
 
 def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
     """Runs `toolkit launch` to its end, in a folder."""
-    return python(folder, "-m", "toolkit", "launch", *tasks, *arguments, limit=limit)
+    every = () if any(each.startswith("--show") for each in (*tasks, *arguments)) else ("--show=all",)
+    return python(folder, "-m", "toolkit", "launch", *every, *tasks, *arguments, limit=limit)
+
+
+def launch_apart(folder, *arguments, limit=200):
+    """Runs `toolkit launch` as `launch` does, in a network of its own: by SECURITY.md's own line."""
+    line = re.search(r"^ +(unshare .*) toolkit launch ", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)[1]
+    words = shlex.split(line)
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces can be made here")
+    return subprocess.run(
+        [*words, sys.executable, "-m", "toolkit", "launch", "--show=all", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
 
 
 def seen(done):
     """What each of two workers printed behind SEEN, as JSON, in a job that came to its end."""
     assert done.returncode == 0, done.stdout[-2500:] + done.stderr
     found = {}
-    for line in by_worker(done.stdout).splitlines():
+    for line in done.stdout.splitlines():
         name, _, text = line.partition(" | SEEN ")
         if text:
             found[name] = json.loads(text)

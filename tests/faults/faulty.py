@@ -13,7 +13,7 @@ import uuid
 import processes
 import psutil
 
-from toolkit.launch.records.record import log_name
+from toolkit.launch.records.record import Record
 
 MOMENTS = ("at the start", "in its first checkpoint", "in a step", "between epochs")
 SHORT = ("--data=shapes", "--epochs=3", "--steps_per_epoch=20", "--checkpoint_steps=5", "--global_batch_size=32")
@@ -103,7 +103,7 @@ class Faulty(processes.Job):
         The files are looked at often: a checkpoint is written in some 20 ms.
         """
         starts = len({event["attempt"] for event in self.events("started")}) or 1
-        log = self.folder / "logs" / log_name(task, starts)
+        log = Record(max((self.folder / "logs").glob("launch-*"))).log(task, starts)
         progress = None
         deadline = time.monotonic() + self.LIMIT
         while True:

@@ -30,7 +30,7 @@ class Detached:
         }
         tasks, command = faulty.RECIPES["workers"]
         what = ["--detach", "--log_dir=logs", *tasks, *command, "--epochs=1000", "--run_dir=run"]
-        said = self.toolkit("launch", *what)
+        said = self.toolkit("launch", "--show=all", *what)
         self.id = re.search(r"job (\S+) runs", said)[1]
         entry = json.loads((folder / "state" / "toolkit" / "jobs" / f"{self.id}.json").read_text())
         self.supervisor = psutil.Process(entry["pid"])

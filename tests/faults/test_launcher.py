@@ -58,5 +58,5 @@ def test_a_launcher_that_is_told_to_stop_ends_its_tasks_with_a_checkpoint(tmp_pa
         measured(f"{number.name} to the launcher", seconds_to_group_down=seconds)
         assert job.left() == []
         assert job.newest() >= before
-        assert all("checkpoint written" in log.read_text() for log in (tmp_path / "logs").glob("worker-*.log"))
+        assert all("checkpoint written" in log.read_text() for log in (tmp_path / "logs").glob("launch-*/worker-*.log"))
         assert seconds < faulty.within(15)

@@ -25,6 +25,7 @@ class Pair:
                 folder,
                 "toolkit",
                 "launch",
+                "--show=all",
                 two_hosts.cluster_in(folder),
                 f"--log_dir=logs{number}",
                 *flags,
@@ -53,7 +54,7 @@ class Pair:
 
     def said(self, number):
         """What a host's task has written."""
-        logs = sorted((self.folder / f"logs{number}").glob(f"worker-{number}*.log"))
+        logs = sorted((self.folder / f"logs{number}").glob(f"launch-*/worker-{number}*.log"))
         return "".join(log.read_text(errors="replace") for log in logs)
 
     def end(self):

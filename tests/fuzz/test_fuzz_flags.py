@@ -112,8 +112,8 @@ def test_any_flags_of_a_recipe(recipe, arguments):
 
 
 LAUNCH = (
-    "on", "env", "isolate", "native_logs", "help",
-    "workers", "ps", "chief", "evaluator", "host", "cluster", "task", "log_dir", "tee", "no-tee", "only", "as_is",
+    "on", "env", "native_logs", "help",
+    "workers", "ps", "chief", "evaluator", "host", "cluster", "task", "log_dir", "show", "as_is",
     "start_timeout", "heartbeat_timeout", "stall_timeout", "grace", "max_restarts",
 )  # fmt: skip
 SLURM = (

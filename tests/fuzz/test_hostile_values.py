@@ -138,7 +138,7 @@ def test_a_script_of_any_name_is_launched_or_refused(stub, value):
 
 
 @every
-@pytest.mark.parametrize("flag", ["--task", "--only", "--host", "--cluster", "--on"])
+@pytest.mark.parametrize("flag", ["--task", "--show", "--host", "--cluster", "--on"])
 def test_other_flags_of_launch_take_nothing_of_the_kind(flag, value):
     pathlib.Path("train.py").write_text("")
     if value or flag == "--on":
@@ -169,7 +169,7 @@ def test_a_slurm_job_is_read_back_as_it_was_asked_for(tmp_path, monkeypatch):
 def test_the_script_of_a_slurm_job_names_its_directory_whatever_it_is_called(stub, tmp_path):
     logs = tmp_path / "logs of it's $(x) %t\n#SBATCH --exclusive"
     text = printed("launch", "--on=slurm", "--dry_run", f"--log_dir={logs}", "--workers=2", "-m", "x", *TO_PROGRAMS)
-    assert by_shell(text)[-1] == str(logs / "ID")
+    assert by_shell(text)[-1] == str(logs / "launch-ID")
 
 
 @every
@@ -180,12 +180,13 @@ def test_a_slurm_job_takes_names_or_refuses_them(stub, flag, value):
         text = printed("launch", "--on=slurm", "--dry_run", f"{flag}={value}", "--", "train.py")
         directives = [line for line in text.partition("exec ")[0].splitlines() if line.startswith("#SBATCH")]
         if flag == "--log_dir":
-            assert by_shell(text)[-1] == str(pathlib.Path(value or "LOGS", "ID").absolute())
+            assert by_shell(text)[-1] == str(pathlib.Path(value or "runs", "launch-ID").absolute())
         elif flag != "--sbatch":
             name = flag[2:].replace("_", "-").replace("name", "job-name") if flag == "--name" else flag[2:]
-            assert f"#SBATCH --{name}={value}" in directives
-            assert re.fullmatch(r"[\w.+:-]+", value)
-        assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=[^\n]*)?", line) for line in directives)
+            assert ["#SBATCH", f"--{name}={value}"] in [shlex.split(line) for line in directives]
+            assert value.isprintable()
+        # One option a line, whatever is in it.
+        assert all(len(shlex.split(line)) == 2 for line in directives)
 
 
 def expanded(text):
@@ -234,7 +235,7 @@ def test_a_manifest_holds_what_was_given_or_it_is_refused(flag, value):
         assert container["volumeMounts"][-1]["mountPath"] == given["volume"].partition(":")[2]
         assert documents[0]["metadata"].get("namespace") == given.get("namespace")
         taken = value
-    if flag in ("name", "namespace", "cpus_per_task", "memory", "claim", "variable"):
+    if flag in ("name", "namespace", "memory", "claim", "variable"):
         assert "taken" not in locals() or re.fullmatch(r"[A-Za-z0-9_]*|no|1e3", taken), taken
 
 

@@ -48,7 +48,7 @@ def program(*command, folder, place, limit=300):
 
 def seen(case, strategy, count, place, folder):
     """What a case printed: of two workers, what the first did."""
-    launcher = ["-m", "toolkit", "launch", f"--workers={count}"] if strategy == "multi_worker" else []
+    launcher = ["-m", "toolkit", "launch", "--show=all", f"--workers={count}"] if strategy == "multi_worker" else []
     done = program(*launcher, CASES, case, strategy, count, place, folder=folder, place=place)
     found = re.search(r"SEEN (\{\".*\})", done.stdout)
     assert found, done.stdout[-3000:] + done.stderr[-3000:]

@@ -34,10 +34,13 @@ class Launcher:
         file.write_text(json.dumps({"cluster": {"worker": workers}}))
         return f"--cluster={file}"
 
-    def start(self, *flags, body=None, command=None, **environment):
+    def start(self, *flags, body=None, command=None, show="all", largest_file=None, **environment):
         what = command or [str(self.write(body))]
+        if show is not None and not any(flag.startswith("--show") for flag in flags):
+            flags = (f"--show={show}", *flags)
+        limits = ["prlimit", f"--fsize={largest_file}"] if largest_file else []
         return subprocess.Popen(
-            [sys.executable, "-m", "toolkit", "launch", *flags, *what],
+            [*limits, sys.executable, "-m", "toolkit", "launch", *flags, *what],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TOOLKIT_TEST": str(self.folder), **environment},
             stdout=subprocess.PIPE,
@@ -79,8 +82,7 @@ class Launcher:
 
     def record(self):
         """The job's own directory, among its logs."""
-        (file,) = self.logs().glob("*/job.json")
-        return file.parent
+        return self.logs()
 
 
 @pytest.fixture

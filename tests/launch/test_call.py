@@ -14,7 +14,7 @@ import pytest
 
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import watch
+from toolkit.launch import started
 from toolkit.launch.backends import slurm
 from toolkit.launch.records import jobs
 from toolkit.launch.records.record import Record
@@ -112,8 +112,8 @@ def test_a_notebooks_own_functions_train(tmp_path):
 
 
 def test_what_python_gives_is_taken_or_named(tmp_path):
-    spec = launch.JobSpec(command=("x",), env={"A": 1}, log_dir=tmp_path, only=["worker:0"])
-    assert (spec.env, spec.log_dir, spec.only) == (("A=1",), str(tmp_path), ("worker:0",))
+    spec = launch.JobSpec(command=("x",), env={"A": 1}, log_dir=tmp_path, show=["worker:0"])
+    assert (spec.env, spec.log_dir, spec.show) == (("A=1",), str(tmp_path), ("worker:0",))
     for wrong, said in (
         ({"workers": "2"}, "workers='2', but that is a str. Give a whole number"),
         ({"workers": True}, "workers=True, but that is a bool. Give a whole number"),
@@ -183,7 +183,7 @@ def test_a_submitted_job_that_fails_raises_what_the_function_raised(tmp_path):
     script = launch.Launcher(workers=1, log_dir=tmp_path / "logs").submit(tmp_path / "train.py", "--epochs", 5)
     assert script.results(timeout=60) == [None]
     assert script.logs() == "script ['--epochs', '5']\n"
-    assert script.directory == tmp_path / "logs"
+    assert script.directory.parent == tmp_path / "logs"
 
 
 def test_a_job_that_python_waits_for_is_listed_and_stopped_without_its_python(tmp_path):
@@ -244,12 +244,12 @@ def test_a_module_that_launches_when_it_is_imported_does_so_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_launcher_in_a_thread_is_not_ended_by_a_question(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "_ANSWER", 0.5)
+    monkeypatch.setattr(started, "_ANSWER", 0.5)
     results = []
     thread = threading.Thread(target=lambda: results.extend(launch.run(time.sleep, 3, workers=1)))
     thread.start()
     deadline = time.monotonic() + 20
-    while not (known := jobs.every()) or not known[0].record.log_sizes(["worker:0"], 1):
+    while not (known := jobs.every()) or not known[0].record.log("worker:0", 1).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with pytest.raises(LaunchError, match="its launcher hasn't answered for 0.5 s"):

@@ -14,7 +14,7 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import Job, watch
+from toolkit.launch import Job, started
 from toolkit.launch.backends import slurm
 from toolkit.launch.records import jobs
 from toolkit.launch.records.record import Record
@@ -95,7 +95,7 @@ def test_a_job_goes_on_without_its_terminal_and_is_watched_from_another(user):
     job = user.detach()
     assert re.search(rf"{job} +running .*train.py", user.run("jobs")[0])
     user.until("logs", job, shows="begun 1")
-    watching = user.start("attach")  # The newest.
+    watching = user.start("attach", "--show=all")  # The newest.
     following = user.start("logs", job[:12], "-f", "--task=worker:1")
     time.sleep(1)
     (user.folder / "finish").touch()
@@ -103,6 +103,9 @@ def test_a_job_goes_on_without_its_terminal_and_is_watched_from_another(user):
     assert (watching.returncode, following.wait(30)) == (0, 0)
     assert "begun 0" in said
     assert "worker:1 | finished 1" in said
+    launchers = next(user.folder.glob("runs/*/launcher.log")).read_text()
+    assert "launch: done" in launchers
+    assert "begun" not in launchers, "the tasks' own logs have that"
     assert re.search(r"^launch: done in \d+ s; logs in ", said, re.MULTILINE)
     lines = following.communicate()[0]
     assert "worker:1 | begun 1" in lines
@@ -149,7 +152,7 @@ def test_what_cannot_be_started_is_said_at_once(user):
     said, code = user.run("launch", "--detach", "--workers=2", "nope.py")
     assert code == 2
     assert "error: launch starts the script nope.py, but there is no such file" in said
-    said, code = user.run("launch", "--detach", "--workers=2", "--only=worker:7", "train.py")
+    said, code = user.run("launch", "--detach", "--workers=2", "--show=worker:7", "train.py")
     assert (code, "the tasks started here are worker:0, worker:1" in said) == (2, True)
 
 
@@ -224,7 +227,8 @@ def test_jobs_that_share_a_directory_for_logs_are_told_apart(user):
     assert re.search(rf"{ids[0]} +exit code 1 ", listed), listed
     assert re.search(rf"{ids[1]} +done ", listed), listed
     assert [user.run("attach", job)[1] for job in ids] == [1, 0]
-    assert "begun 0" in user.run("logs", "../logs")[0], "the directory as it was named"
+    assert "begun 0" in user.run("logs", "../logs")[0], "the newest job in the directory as it was named"
+    assert "begun 0" in user.run("logs", f"../logs/launch-{ids[1]}")[0], "its own directory"
 
 
 @pytest.mark.slow
@@ -243,14 +247,24 @@ def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
 
 def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(watch.controller, "reachable", lambda: True)
+    monkeypatch.setattr(started.controller, "reachable", lambda: True)
     monkeypatch.setattr(slurm.controller, "job_state", lambda _: ("CANCELLED", 0))
     record = Record(tmp_path / "20260101-000000-abcd")
     record.directory.mkdir()
     entry = jobs.add(record, slurm="4711")
     record.end(JobStopped(15))
     with pytest.raises(JobStopped, match="Stopped by SIGTERM; all tasks have ended"):
-        watch.watch(entry, lines=10)
+        Job(entry).follow(lines=10)
+
+
+def test_stop_does_not_wait_for_slurm_to_clean_up_a_node_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(started.controller, "reachable", lambda: True)
+    monkeypatch.setattr(started.controller, "stop", lambda _: None)
+    monkeypatch.setattr(jobs.controller, "job_state", lambda _: ("COMPLETING", 0))
+    record = Record(tmp_path / "launch-20260101-000000-abcd")
+    record.directory.mkdir()
+    assert Job(jobs.add(record, slurm="4711")).stop() == "completing"
 
 
 def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch, capsys):
@@ -265,7 +279,7 @@ def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch,
         main(["logs"])
     assert (ended.value.code, capsys.readouterr().out) == (0, "/opt/python: No such file or directory\n")
     with pytest.raises(TaskFailed, match="exit code 127.*\n.*wrote last:\n  /opt/python: No such file"):
-        watch.watch(jobs.find(None), lines=10)
+        Job(jobs.find(None)).follow(lines=10)
 
 
 def test_another_machine_of_the_same_name_has_jobs_of_its_own(tmp_path, monkeypatch):
@@ -290,21 +304,6 @@ def test_where_the_tasks_of_a_running_job_are(user):
     assert user.run("stop", job)[1] == 0
     said, code = user.run("stacks", job)
     assert (code, f"`toolkit stacks {job}` asks where its tasks are, but the job is stopped" in said) == (2, True), said
-
-
-@pytest.mark.slow
-def test_each_job_in_a_directory_shows_its_own_lines(user):
-    (user.folder / "say.py").write_text(
-        "import sys; print(sys.argv[1]); sys.stdout.write('no end'); sys.exit(sys.argv[1] == 'a')"
-    )
-    for word in "ab":
-        user.run("launch", "--log_dir=logs", "--workers=1", "say.py", word)
-    first, second = sorted(user.folder.glob("state/toolkit/jobs/*.json"), key=os.path.getmtime)
-    for job, mine, other in ((first.stem, "a", "b"), (second.stem, "b", "a")):
-        for command in ("logs", "attach"):
-            said = user.run(command, job)[0]
-            assert f"worker:0 | {mine}\n" in said, (command, said)
-            assert f"worker:0 | {other}\n" not in said, (command, said)
 
 
 @pytest.mark.slow

@@ -318,7 +318,7 @@ def test_killing_the_launcher_of_a_launcher_leaves_no_process(launcher):
     (launcher.folder / "inner.py").write_text(inner)
     process = launcher.start(
         "--workers=1",
-        body="subprocess.run([sys.executable, '-m', 'toolkit', 'launch', '--workers=2', 'inner.py'])",
+        body="subprocess.run([sys.executable, '-m', 'toolkit', 'launch', '--workers=2', '--show=all', 'inner.py'])",
     )
     wait_for(process, b"deep", times=2)
     process.kill()
@@ -519,6 +519,7 @@ def wait_for(process, word, *, times=1):
         seen += process.stdout.read() or b""
         time.sleep(0.02)
     os.set_blocking(process.stdout.fileno(), True)
+    return seen
 
 
 @pytest.mark.slow
@@ -619,3 +620,18 @@ def test_a_crash_of_native_code_leaves_its_place(launcher):
     assert code == 128 + signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in err
     assert "train it's.py" in err
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_killed_takes_its_tasks_along_and_is_named(launcher):
+    body = "subprocess.Popen(['sleep', '1000'])\nprint('up', me, os.getppid(), flush=True)\ntime.sleep(1000)"
+    process = launcher.start("--workers=2", "--max_restarts=1", body=body)
+    text = wait_for(process, b"| up", times=2)
+    os.kill(int(text.rpartition(b"up ")[2].split()[1]), signal.SIGKILL)
+    text = wait_for(process, b"| up", times=2)
+    assert b"The agent on this machine is gone: it ended with exit code -9. Its tasks were worker:0, worker:1." in text
+    assert b"launch: starting the job again, restart 1 of 1" in text
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert launcher.nothing_left(within=1) is True

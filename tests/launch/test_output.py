@@ -5,19 +5,18 @@ import time
 import pytest
 
 from toolkit.launch import events
-from toolkit.launch.display.lines import Merger
 
 
 @pytest.mark.slow
 def test_each_task_has_a_log_of_its_own(launcher):
-    code, out, _, _ = launcher.run("--workers=2", "--only=worker:1", body="print('mine', me)")
+    code, out, _, _ = launcher.run("--workers=2", "--show=worker:1", body="print('mine', me)")
     assert code == 0
     assert "worker:1 | mine 1" in out
     assert "worker:0 |" not in out
     assert (launcher.logs() / "worker-0.log").read_text() == "mine 0\n"
-    _, out, _, _ = launcher.run("--workers=2", "--no-tee", "--log_dir=else where", body="print('mine', me)")
+    _, out, _, _ = launcher.run("--workers=2", "--show=none", "--log_dir=else where", body="print('mine', me)")
     assert "mine" not in out
-    assert (launcher.folder / "else where" / "worker-1.log").read_text() == "mine 1\n"
+    assert (next((launcher.folder / "else where").glob("launch-*/worker-1.log"))).read_text() == "mine 1\n"
 
 
 @pytest.mark.slow
@@ -39,7 +38,7 @@ def test_a_progress_bar_is_one_line(launcher):
 @pytest.mark.parametrize("line", ["b'x' * 99 + b'\\n'", "b'x' * 100"], ids=["lines", "one line"])
 def test_100_mb_of_output_end_up_in_the_log(launcher, line):
     body = f"data = ({line}) * 10000\nfor _ in range(100): sys.stdout.buffer.write(data)"
-    code, _, _, seconds = launcher.run("--workers=1", "--no-tee", body=body)
+    code, _, _, seconds = launcher.run("--workers=1", "--show=none", body=body)
     assert code == 0
     assert (launcher.logs() / "worker-0.log").stat().st_size == 100_000_000
     assert seconds < 40
@@ -54,13 +53,10 @@ def test_bytes_that_are_no_text_are_passed_on(launcher):
 
 @pytest.mark.slow
 def test_a_full_disk_costs_the_log_and_not_the_job(launcher):
-    code, out, _, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran on')", command=None)
-    assert code == 0
-    full = launcher.folder / "full"
-    full.mkdir()
-    (full / "worker-0.log").symlink_to("/dev/full")
-    code, out, err, _ = launcher.run("--workers=1", f"--log_dir={full}", body="print('ran on')")
+    body = "print('x' * 100_000); print('ran on')"
+    code, out, err, _ = launcher.run("--workers=1", body=body, largest_file=50_000)
     assert code == 0, err
+    assert (launcher.logs() / "worker-0.log").stat().st_size == 50_000
     assert "worker:0 | ran on" in out
     assert "can't be written any more" in out + err
 
@@ -74,7 +70,7 @@ def test_a_terminal_that_is_paused_stops_neither_tasks_nor_launcher(launcher):
     record = None
     while record is None or record.read_text().count('"event": "ended"') < 2:
         assert time.monotonic() < deadline
-        record = record or next(launcher.folder.glob("runs/*/*/events.jsonl"), None)
+        record = record or next(launcher.folder.glob("runs/*/events.jsonl"), None)
         time.sleep(0.1)
     assert {path.name for path in launcher.folder.glob("done*")} == {"done0", "done1"}
     assert process.poll() is None, "it still has lines to show"
@@ -123,45 +119,18 @@ def test_notes_of_tensorflows_are_in_the_log_only_and_its_errors_are_shown(launc
 
 
 @pytest.mark.slow
-def test_what_all_workers_print_alike_is_shown_once(launcher):
-    body = "print('alike')\nprint('mine', me)\nprint('alike again')\nif me: print('only this one')"
-    _, out, _, _ = launcher.run("--workers=3", "--evaluator", body=body)
-    lines = [line for line in out.splitlines() if line.startswith(("all", "worker"))]
-    assert lines[0] == "all         | alike"
-    assert sorted(lines[1:4]) == [f"worker:{n}    | mine {n}" for n in range(3)]
-    assert lines[4] == "all         | alike again"
-    assert sorted(lines[5:]) == [f"worker:{n}    | only this one" for n in (1, 2)]
-    assert "evaluator:0 | alike" in out
-
-
-def test_keras_lines_of_an_epoch_are_alike_whatever_their_seconds():
-    merger = Merger(["worker:0", "worker:1"])
-    assert merger.take("worker:0", [b"10/10 - 0s - 16ms/step - loss: 1.5"]) == []
-    assert merger.take("worker:1", [b"10/10 - 1s - 9ms/step - loss: 1.5"]) == [
-        ("all", b"10/10 - 0s - 16ms/step - loss: 1.5")
-    ]
-    assert merger.take("worker:0", [b"10/10 - 0s - 16ms/step - loss: 1.5"]) == []
-    assert merger.take("worker:1", [b"10/10 - 0s - 16ms/step - loss: 1.6"]) == []
-    assert [task for task, _ in merger.flush()] == ["worker:0", "worker:1"], "other losses"
-    merger.take("worker:0", [b"slept 16ms"])
-    assert merger.take("worker:1", [b"slept 9ms"]) == [], "other seconds of the user's own"
-
-
-def test_lines_that_differ_in_a_rate_alone_are_one():
-    merger = Merger(["worker:0", "worker:1"])
-    for rates in ((b"1,523 images/s", b"980.5 images/s"), (b"12 steps per second", b"9 steps per second")):
-        assert merger.take("worker:0", [b"epoch 1: " + rates[0]]) == []
-        assert merger.take("worker:1", [b"epoch 1: " + rates[1]]) == [("all", b"epoch 1: " + rates[0])]
-    merger.take("worker:0", [b"rank 0 of 2, loss 0.5"])
-    assert merger.take("worker:1", [b"rank 1 of 2, loss 0.5"]) == []
-
-
-@pytest.mark.slow
-def test_all_lines_are_shown_where_that_is_asked_for(launcher):
-    code, out, _, _ = launcher.run("--workers=2", "--show=all", body="print('alike')")
-    assert code == 0
-    assert "all      | alike" not in out
-    assert sorted(line for line in out.splitlines() if "alike" in line) == ["worker:0 | alike", "worker:1 | alike"]
+def test_the_chiefs_lines_are_shown_or_the_first_workers_unless_others_are_asked_for(launcher):
+    body = "print('it is', os.environ['TF_CONFIG'][-30:]); time.sleep(0.5); print('more')"
+    _, out, _, _ = launcher.run("--workers=2", "--evaluator", show=None, body=body)
+    said, *lines = [line for line in out.splitlines()[1:-1] if not line.startswith("note:")]
+    assert said == "launch: these are the lines of worker:0; --show=all shows those of all tasks"
+    assert len(lines) == 2
+    assert all(line.startswith("worker:0 | ") for line in lines)
+    _, out, _, _ = launcher.run("--chief", "--workers=1", "--log_dir=b", show=None, body=body)
+    assert {line.partition(" ")[0] for line in out.splitlines() if " | " in line} == {"chief:0"}
+    _, out, _, _ = launcher.run("--workers=2", "--evaluator", "--log_dir=c", "--show=worker:1,evaluator:0", body=body)
+    assert {line.partition(" ")[0] for line in out.splitlines() if " | " in line} == {"worker:1", "evaluator:0"}
+    assert "these are the lines" not in out
 
 
 def test_a_long_line_is_put_together_from_its_pieces():

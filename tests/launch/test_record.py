@@ -20,7 +20,7 @@ def test_starts_and_ends_are_recorded_and_tasks_know_where(launcher):
     body = """
 import json, os, sys, time
 me = json.loads(os.environ["TF_CONFIG"])["task"]
-assert os.path.samefile(os.path.dirname(os.environ["TOOLKIT_LOGS"]), [f"runs/{d}" for d in os.listdir("runs")][0])
+assert os.path.samefile(os.environ["TOOLKIT_LOGS"], [f"runs/{d}" for d in os.listdir("runs")][0])
 if me["index"] == 1:
     sys.exit(3)
 time.sleep(60)

@@ -30,7 +30,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
         (["--workers=1", "--cluster=x.json"], "both"),
         (["--cluster=no such file.json"], "can't be read"),
         (["--workers=1", "--task=worker:0"], "no --cluster"),
-        (["--workers=1", "--only=worker:3"], "worker:3"),
+        (["--workers=1", "--show=worker:3"], "worker:3"),
         (["--workers=1", "--grace=-1"], "it must be 0 seconds or more"),
         (["--workers=1", "--stall_timeout=nan"], "it must be 0 seconds or more"),
         (["--workers=1", "--log_dir=/proc/nowhere"], "can't be written"),
@@ -69,11 +69,3 @@ def test_a_host_that_is_not_this_machine_is_said(launcher):
     code, _, err, _ = launcher.run("--workers=1", "--host=192.0.2.99", body="print('ran')")
     assert code == 2
     assert "no address of this machine" in err
-
-
-@pytest.mark.slow
-def test_a_log_that_can_not_be_opened_is_said(launcher):
-    (launcher.folder / "logs" / "worker-0.log").mkdir(parents=True)
-    code, _, err, _ = launcher.run("--workers=1", "--log_dir=logs", body="print('ran')")
-    assert code == 2
-    assert "can't be written (is a directory)" in err

@@ -52,8 +52,8 @@ def start(tmp_path):
 
     def launcher(address, *flags, nodes=2, command=("train.py",), cwd=tmp_path):
         process = subprocess.Popen(
-            [*(sys.executable, "-m", "toolkit", "launch", f"--nodes={nodes}", f"--rendezvous={address}"), *flags,
-             *command],
+            [*(sys.executable, "-m", "toolkit", "launch", "--show=all", f"--nodes={nodes}"),
+             *(f"--rendezvous={address}", *flags, *command)],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
             stdin=subprocess.DEVNULL,
@@ -196,7 +196,7 @@ def test_an_address_where_nobody_or_somebody_else_listens(start):
 def test_what_cannot_be_is_said(tmp_path, flags, said):
     (tmp_path / "train.py").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "toolkit", "launch", *flags, "train.py"],
+        [sys.executable, "-m", "toolkit", "launch", "--show=all", *flags, "train.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
@@ -249,7 +249,7 @@ def test_two_hosts_without_ssh_train_both_recipes(tmp_path, recipe, monkeypatch)
     with two_hosts.made() as names:
         flags = [*counts, "--nodes=2", f"--rendezvous={two_hosts.ADDRESSES[0]}:29400", "-m", f"recipes.{recipe}"]
         what = ["--data=shapes", "--epochs=1", "--steps_per_epoch=4", "--run_dir=run"]
-        both = [two_hosts.start(name, tmp_path, "toolkit", "launch", *flags, *what) for name in names]
+        both = [two_hosts.start(name, tmp_path, "toolkit", "launch", "--show=all", *flags, *what) for name in names]
         texts = two_hosts.finish(both, 150)
     assert [process.returncode for process in both] == [0, 0], texts
     assert len(set(re.findall(r"Done: .* weights (\w+)", texts[0]))) == 1

@@ -22,7 +22,7 @@ def cards(count):
 
 
 def made(cluster, environ):
-    given = {"command": ("-m", "train"), "settings": {}, "as_is": False, "partial": False, "tag": "t"}
+    given = {"command": ("-m", "train"), "settings": {}, "as_is": False, "partial": False}
     return tasks.task_specs(cluster, cluster.tasks, environ=environ, socket_path="/s", **given)
 
 
@@ -113,7 +113,7 @@ def test_what_torchrun_sets_is_there_too(monkeypatch):
 def test_under_slurm_each_task_has_the_numbers_of_one_srun(monkeypatch):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(cores=8))
     cluster = Cluster({"worker": ["a:1", "a:2", "b:1", "b:2"]})
-    given = {"command": ("x",), "settings": {}, "as_is": False, "partial": False, "tag": "t", "socket_path": "/s"}
+    given = {"command": ("x",), "settings": {}, "as_is": False, "partial": False, "socket_path": "/s"}
     made, _ = tasks.task_specs(cluster, cluster.tasks[2:], environ={"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, **given)
     names = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "NNODES")
     assert [[one.environment[f"SLURM_{name}"] for name in names] for one in made] == [

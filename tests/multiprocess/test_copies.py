@@ -99,7 +99,7 @@ print("SEEN", float(np.abs(other.get_weights()[0] - model.get_weights()[0]).max(
 @pytest.mark.slow
 def test_checkpoints_of_tensorflows_that_every_worker_saves_under_one_name_are_whole(tmp_path):
     done = launched(tmp_path, CHECKPOINTS)
-    assert processes.by_worker(done.stdout).count("SEEN 0.0") == 2
+    assert done.stdout.count("SEEN 0.0") == 2
     left = sorted(path.name for path in (tmp_path / "managed").iterdir())
     assert len([name for name in left if name.endswith(".index")]) == 2
     assert all(name.startswith(("checkpoint", "ckpt-")) for name in left)
@@ -140,4 +140,4 @@ print("SEEN", seen[0] == seen[1], len(seen[0][2][1]), flush=True)
 @pytest.mark.long
 def test_batches_that_tensorflow_brings_to_a_device_are_those_that_stay_on_the_host(tmp_path):
     done = launched(tmp_path, READS)
-    assert processes.by_worker(done.stdout).count("SEEN True 203") == 2
+    assert done.stdout.count("SEEN True 203") == 2

@@ -98,7 +98,7 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     run.until(r"batch 60\n")
     run.kill("worker:1")
     run.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
-    log = tmp_path / "logs" / "worker-1.log"
+    (log,) = (tmp_path / "logs").glob("launch-*/worker-1.log")
     run.until(lambda: log.read_text(errors="replace").count("worker:1 serves at") == 2, limit=100)
     # A new connection is tried after waits that grow; the last epoch begins when there is one, and is
     # long enough for what the worker has to make anew.

@@ -25,7 +25,7 @@ from toolkit.cli.main import main
 main()
 """
     (tmp_path / "launch.py").write_text(events)
-    done = processes.python(tmp_path, "launch.py", "launch", "--workers=2", str(SCRIPT), "run")
+    done = processes.python(tmp_path, "launch.py", "launch", "--show=all", "--workers=2", str(SCRIPT), "run")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     steps = [int(step) for step in re.findall(r'"task": "worker:1".*"state": "training".*"step": (\d+)', done.stderr)]
     assert steps == sorted(steps)

@@ -114,7 +114,7 @@ def test_a_detached_job_is_listed_watched_and_stopped(cluster, tmp_path):
         return done.stdout + done.stderr
 
     what = ("--on=slurm", "--nodes=2", "--detach", f"--log_dir={tmp_path / 'logs'}", str(tmp_path / "it.py"))
-    said = toolkit("launch", *what)
+    said = toolkit("launch", "--show=all", *what)
     number = re.search(r"launch: Slurm job (\d+), 2 tasks on 2 nodes", said)[1]
     deadline = time.monotonic() + 60
     while "worker:1 | up 1" not in toolkit("logs", number, check=False):

@@ -133,7 +133,7 @@ def test_tasks_that_make_no_progress_are_named_and_their_stacks_are_in_the_logs_
         assert job.wait(limit=60) == 1
     assert re.search(r"No task made progress for 4 s.*wait.py, line 3", job.text), job.text
     assert f"at the end of its log in {tmp_path / 'logs'}" in job.text
-    assert any("wait.py" in log.read_text() for log in (tmp_path / "logs").glob("worker-*.log"))
+    assert any("wait.py" in log.read_text() for log in (tmp_path / "logs").glob("launch-*/worker-*.log"))
 
 
 @pytest.mark.fault

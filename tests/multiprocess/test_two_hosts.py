@@ -27,7 +27,7 @@ def test_the_recipe_runs_on_two_hosts(hosts, tmp_path, launcher):
         recipe = ["recipes.cifar_multi_worker", *FLAGS, f"--run_dir=run{number}"]
         if launcher:
             # Each finds out by itself which of the addresses are its own.
-            command = ["toolkit", "launch", cluster, f"--log_dir=logs{number}", "-m", *recipe]
+            command = ["toolkit", "launch", "--show=all", cluster, f"--log_dir=logs{number}", "-m", *recipe]
         else:
             command = [*recipe, cluster, f"--task=worker:{number}"]
         running.append(start(name, tmp_path, *command))

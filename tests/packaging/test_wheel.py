@@ -123,7 +123,7 @@ def test_an_empty_environment_of_another_python_has_all_it_needs(empty, tmp_path
     out = run(nowhere, tmp_path, "-m", "toolkit", "recipe", "cifar_mirrored", *MAIN, python=empty)
     assert "epoch 1/1" in out
     run(nowhere, tmp_path, "-m", "toolkit", "init", python=empty)
-    train = ["-m", "toolkit", "launch", "--workers=2", "train.py"]
+    train = ["-m", "toolkit", "launch", "--show=all", "--workers=2", "train.py"]
     with (tmp_path / "out").open("wb") as out, subprocess.Popen([empty, *train], cwd=tmp_path, stdout=out) as job:
         processes.wait_for(lambda: list(tmp_path.glob("runs/train/**/manifest.json")), job, limit=200)
         for process in (*psutil.Process(job.pid).children(recursive=True), job):
@@ -136,5 +136,5 @@ def test_two_workers_are_launched_from_the_wheel(installed, tmp_path):
     script.write_text(
         "import toolkit\nstrategy = toolkit.strategies.create()\nprint('replicas', strategy.num_replicas_in_sync)\n"
     )
-    out = run(installed, tmp_path, "-m", "toolkit", "launch", "--workers=2", str(script))
+    out = run(installed, tmp_path, "-m", "toolkit", "launch", "--show=all", "--workers=2", str(script))
     assert "replicas 2" in out

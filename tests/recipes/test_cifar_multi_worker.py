@@ -23,7 +23,18 @@ FLAGS = ["--data=shapes", "--steps_per_epoch=12", "--epochs=2", "--checkpoint_st
 
 def launched(folder, *flags, start=()):
     return preloaded.Popen(
-        [sys.executable, "-m", "toolkit", "launch", "--workers=2", *start, "-m", "recipes.cifar_multi_worker", *flags],
+        [
+            sys.executable,
+            "-m",
+            "toolkit",
+            "launch",
+            "--show=all",
+            "--workers=2",
+            *start,
+            "-m",
+            "recipes.cifar_multi_worker",
+            *flags,
+        ],
         env={**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -55,7 +66,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_both_workers_end_with_the_same_weights_and_metrics(undisturbed):
-    out, run = processes.by_worker(undisturbed[0]), undisturbed[1]
+    out, run = undisturbed[0], undisturbed[1]
     hashes = re.findall(r"worker:(\d) \| Done: .*weights (\w+)", out)
     assert sorted(number for number, _ in hashes) == ["0", "1"]
     assert hashes[0][1] == hashes[1][1]
@@ -87,7 +98,7 @@ def test_ending_all_and_resuming_ends_with_the_same_weights(undisturbed, tmp_pat
     assert process.returncode == 143
     code, out, err = finish(launched(tmp_path, *FLAGS, "--run_dir=run", "--resume"))
     assert code == 0, out[-3000:] + err
-    assert len(re.findall(r"worker:\d \| Resumed after step", processes.by_worker(out))) == 2
+    assert len(re.findall(r"worker:\d \| Resumed after step", out)) == 2
     assert summary(tmp_path / "run")["weights_sha256"] == summary(undisturbed[1])["weights_sha256"]
     assert summary(tmp_path / "run")["resumed_from_step"] > 0
 

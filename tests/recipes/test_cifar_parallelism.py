@@ -5,8 +5,6 @@ import json
 import processes
 import pytest
 
-from toolkit.launch.agent import isolation
-
 ROWS = [("replicated", "replicated"), ("replicated", "sharded"), ("sharded", "replicated"), ("sharded", "sharded")]
 SMALL = ("--data=shapes", "--model=small_cnn", "--steps_per_epoch=8", "--global_batch_size=32", "--learning_rate=0.01")
 
@@ -36,14 +34,13 @@ def test_mirrored(recipe, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.skipif(bool(isolation._impossible()), reason=f"no network namespaces here: {isolation._impossible()}")
 def test_in_two_processes_the_bytes_are_those_predicted(tmp_path):
     # On a loopback that no other test sends over; and many steps, since one task may be ahead of the other by a part
     # of one where the first or the last bytes are read.
-    done = processes.launch(
+    done = processes.launch_apart(
         tmp_path,
-        *("-m", "recipes.cifar_parallelism", *SMALL, "--steps_per_epoch=40", f"--run_dir={tmp_path / 'run'}"),
-        tasks=["--workers=2", "--isolate=fully"],
+        *("--workers=2", "-m", "recipes.cifar_parallelism", *SMALL),
+        *("--steps_per_epoch=40", f"--run_dir={tmp_path / 'run'}"),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     rows = json.loads((tmp_path / "run/summary.json").read_text())["parallelism"]

@@ -42,7 +42,7 @@ def start(folder, place, workers):
         if not (folder / place / name).exists():
             (folder / place / name).symlink_to(folder / name)
     output = (folder / place / "output").open("ab")
-    launch = ["-m", "toolkit", "launch", f"--workers={workers}"] if workers > 1 else []
+    launch = ["-m", "toolkit", "launch", "--show=all", f"--workers={workers}"] if workers > 1 else []
     with output:
         return preloaded.Popen(
             [sys.executable, *launch, "train.py"],

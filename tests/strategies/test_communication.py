@@ -80,7 +80,7 @@ print("SEEN", json.dumps(seen))
 @pytest.mark.parametrize("kind", ["auto", "nccl"])
 def test_what_tensorflow_is_told_and_a_second_strategy_is_the_first(tmp_path, kind):
     (tmp_path / "it.py").write_text(SEEN)
-    done = processes.launch(tmp_path, "it.py", kind, tasks=("--workers=2", "--only=worker:0"), limit=90)
+    done = processes.launch(tmp_path, "it.py", kind, tasks=("--workers=2", "--show=worker:0"), limit=90)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads(done.stdout.partition("SEEN ")[2].splitlines()[0])
     assert seen["same"]

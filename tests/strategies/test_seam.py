@@ -76,7 +76,7 @@ def compiled(strategy=None):
 )
 def test_few_functions_of_the_process_are_replaced_and_all_are_in_the_table(tmp_path, kind, tasks, most):
     (tmp_path / "look.py").write_text(LOOK)
-    launcher = ["-m", "toolkit", "launch", *tasks] if tasks else []
+    launcher = ["-m", "toolkit", "launch", "--show=all", *tasks] if tasks else []
     ended = processes.python(tmp_path, *launcher, "look.py", kind, limit=120)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     _, count, *names = re.search(r"CHANGED .*", ended.stdout)[0].split()

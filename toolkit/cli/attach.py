@@ -15,6 +15,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     add_job(parser)
+    parser.add_argument(
+        "--show", action="append", default=[], metavar="TASK", help="as of `toolkit launch`; may be repeated"
+    )
 
 
 def run(given: argparse.Namespace) -> None:
@@ -25,7 +28,7 @@ def run(given: argparse.Namespace) -> None:
         TaskFailed: It failed.
         JobStopped: It was stopped, or this program was told to.
     """
+    from toolkit.launch import Job
     from toolkit.launch.records import jobs
-    from toolkit.launch.watch import watch
 
-    watch(jobs.find(given.job), lines=10)
+    Job(jobs.find(given.job)).follow(show=given.show, lines=10)

@@ -5,13 +5,15 @@ launcher is gone.
 """
 
 import argparse
+import json
 import time
 
 __all__ = ["add_arguments", "add_job", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Takes nothing."""
+    """Defines the command line."""
+    parser.add_argument("--json", action="store_true", help="print a list of objects for other programs")
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +21,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
 
 
-def run(_: argparse.Namespace) -> None:
-    """Prints a table."""
+def run(given: argparse.Namespace) -> None:
+    """Prints a table, or JSON."""
     import rich
     from rich import box
     from rich.table import Table
@@ -28,6 +30,17 @@ def run(_: argparse.Namespace) -> None:
     from toolkit.launch.records import jobs
 
     known = jobs.every()
+    if given.json:
+        found = [
+            {
+                **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at")},
+                "state": job.state(),
+                "command": jobs.command(job),
+            }
+            for job in known
+        ]
+        print(json.dumps(found, indent=2))
+        return
     if not known:
         print("No job has been launched here.")
         return

@@ -6,14 +6,13 @@
     toolkit launch --on=slurm --nodes=2 --time=60 train.py
     toolkit launch --on=kubernetes --workers=2 --image=IMAGE train.py
 
-Every task gets its TF_CONFIG, its share of GPUs and threads, and a log file; all
-their lines are shown here, and the first task that fails is named. The flags of
+Every task gets its TF_CONFIG, its share of GPUs and threads, and a log file; the
+chief's lines are shown here, and the first task that fails is named. The flags of
 launch come before the script.
 """
 
 import argparse
 import array
-import dataclasses
 import fcntl
 import os
 import re
@@ -25,11 +24,12 @@ from typing import Any
 
 from toolkit.cli import log
 from toolkit.launch import JobSpec, dry_run, options, start
+from toolkit.launch.job import site
 
 __all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
 
 # Flags that may be given without their value, and what that means.
-OPTIONAL_VALUES = {"--isolate": "yes", "--help": "first", "-h": "first"}
+OPTIONAL_VALUES = {"--help": "first", "-h": "first"}
 _PAGES = {
     "first": ("how many tasks", "where", "what is shown", "how they run"),
     "more": ("more",),
@@ -84,7 +84,7 @@ def run(given: argparse.Namespace) -> None:
     if _input_waits():
         print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
     behind = [word for word in spec.command[1:] if _HOW_MANY.match(word)]
-    if behind and spec == dataclasses.replace(JobSpec(command=spec.command), env=spec.env):
+    if behind and not (spec.counts or spec.cluster or spec.on != "local" or spec.nodes > 1):
         print(f"note: {behind[0]} stands behind the script, which gets it; one task is started", file=sys.stderr)
     if message := start(spec, detach=given.detach):
         print(message)
@@ -102,9 +102,9 @@ def _input_waits() -> bool:
 def _spec(given: argparse.Namespace) -> JobSpec:
     values = {option.name: getattr(given, option.name) for option in options()}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    values["only"] = tuple(name for names in given.only for name in names.split(","))
+    values["show"] = tuple(name for names in given.show for name in names.split(","))
     values["env"] = tuple(_variable(text) for text in given.env)
-    return JobSpec(command=_command(given), **values)
+    return JobSpec(command=_command(given), **site.with_defaults(values, options(), values["on"].partition(":")[0]))
 
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:

@@ -30,17 +30,14 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, task or attempt.
     """
-    from toolkit.launch.display.display import Display
+    from toolkit.launch import Job
     from toolkit.launch.records import jobs
-    from toolkit.launch.watch import attempts, chosen, show, watch
 
-    job = jobs.find(given.job)
-    if not attempts(job) and not job.alive and (written := job.record.beginnings()):
+    found = jobs.find(given.job)
+    job = Job(found)
+    if not job.attempts() and not found.alive and (written := found.record.beginnings()):
         print(written)
-        return
-    number, tasks = chosen(job, given.attempt, given.task)
-    if given.follow:
-        watch(job, only=given.task, native_logs=given.native_logs, lines=None)
-        return
-    with Display(only=given.task, native_logs=given.native_logs) as display:
-        show(job.record, display, tasks, number)
+    elif given.follow:
+        job.follow(show=given.task or ["all"], native_logs=given.native_logs)
+    else:
+        job.show(given.task, attempt=given.attempt, native_logs=given.native_logs)

@@ -25,10 +25,10 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, it doesn't run, or it doesn't answer.
     """
+    from toolkit.launch import Job
     from toolkit.launch.records import jobs
-    from toolkit.launch.watch import stacks
 
-    words, found = stacks(jobs.find(given.job, runs=True))
+    words, found = Job(jobs.find(given.job, runs=True)).where()
     for task, text in found.items():
         print(f"--- {task} ---\n{text.strip() or '(it did not answer)'}\n")
     print(words)

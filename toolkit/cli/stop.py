@@ -23,11 +23,11 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, or it can't be ended from here.
     """
+    from toolkit.launch import Job
     from toolkit.launch.records import jobs
-    from toolkit.launch.watch import stop
 
     job = jobs.find(given.job, runs=True)
     if not job.state().startswith("on ") and not job.alive:
         print(f"Job {job.id} had ended already: {job.state()}")
         return
-    print(f"Job {job.id}: {stop(job)}")
+    print(f"Job {job.id}: {Job(job).stop()}")

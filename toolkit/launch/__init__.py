@@ -12,16 +12,37 @@ display     what a person sees of a job
 supervisor  who decides: attempts, restarts, failures, hangs, signals
 backends    where a job can run: this machine, hosts by ssh or at a rendezvous, Slurm, Kubernetes
 here        supervising a job in this process
-watch       watching a job that something else supervises, and stopping it
-detached    a job in a session of its own
-start       from a spec to a job at its place, or to what would be done there
 functions   a function on its way to the tasks, and its results
-launcher    jobs from Python: functions in the place of scripts, and a job as an object
+started     a job that was started: found again, watched, asked and ended
+detached    a job in a session of its own
+starting    from a spec to a job at its place, or to what would be done there
+launcher    jobs from Python: functions in the place of scripts
 """
 
-from toolkit.launch.job.options import PLACES
-from toolkit.launch.job.spec import JobSpec, options
-from toolkit.launch.launcher import Job, Launcher, run, submit
-from toolkit.launch.start import dry_run, start
+import lazy_loader
 
-__all__ = ["PLACES", "Job", "JobSpec", "Launcher", "dry_run", "options", "run", "start", "submit"]
+__all__ = [
+    "PLACES",
+    "Failure",
+    "Job",
+    "JobSpec",
+    "Launcher",
+    "dry_run",
+    "options",
+    "run",
+    "start",
+    "submit",
+]
+
+# Every agent and every task imports this package when it starts, and needs none of these.
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "job.options": ["PLACES"],
+        "job.spec": ["JobSpec", "options"],
+        "launcher": ["Launcher", "run", "submit"],
+        "records.record": ["Failure"],
+        "started": ["Job"],
+        "starting": ["dry_run", "start"],
+    },
+)

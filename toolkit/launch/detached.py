@@ -5,6 +5,7 @@
 is what supervises it: job.json in the job's own directory says what was asked.
 """
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -87,7 +88,9 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
 def _main() -> int:
     record = Record(pathlib.Path(sys.argv[1]))
     try:
-        run_here(record.job()["spec"], record)
+        spec: JobSpec = record.job()["spec"]
+        # What the tasks write is in their logs; this one has what the launcher itself has to say.
+        run_here(dataclasses.replace(spec, show=spec.show or ("none",)), record)
     except ToolkitError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -15,8 +15,7 @@ Event = dict[str, Any]
 # "rendezvous": before the job begins there), what it holds, and what it says.
 KINDS: dict[str, tuple[str, str, str]] = {
     "job": ("record", "id", "a job begins"),
-    "attempt": ("record", "number, tasks, begins", "its tasks are started; how long their logs were before"),
-    "logs": ("record", "number, ends", "they have ended; how long their logs were then"),
+    "attempt": ("record", "number, tasks", "its tasks are started"),
     "started": ("record, agent", "task, pid; host, attempt", "a task's process has been started"),
     "ended": ("record, agent", "task, pid, code; host, dismissed", "a task's process has ended; code as Popen has it"),
     "note": ("record, agent", "text", "something that a person should know"),

@@ -3,8 +3,7 @@
 import secrets
 import signal
 
-from toolkit.errors import TaskFailed, ToolkitError
-from toolkit.launch.agent import isolation
+from toolkit.errors import ToolkitError
 from toolkit.launch.backends import joining, meeting, rendezvous
 from toolkit.launch.backends.local import LocalPlace
 from toolkit.launch.backends.ssh import SshPlace
@@ -49,20 +48,12 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
         received.append(signal.SIGTERM)
 
     notice = signals.handle((signal.SIGUSR1,), nearly_up)
-    with signals.waiting_for_children(), signals.recorded() as received, notice:
+    with signals.recorded() as received, notice:
         listener = meeting.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
             _join(spec, received, record)
             return
-        try:
-            supervise(spec, place, received=received, record=record)
-        except TaskFailed as error:
-            if spec.isolate != "fully" or not isolation.wanted_out(str(error)):
-                raise
-            hint = (
-                "--isolate=fully blocks the tasks' connections to other machines: launch without it if they need them."
-            )
-            raise TaskFailed(f"{error}\n{hint}", code=error.exit_code) from error
+        supervise(spec, place, received=received, record=record)
 
 
 def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:

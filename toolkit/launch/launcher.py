@@ -7,19 +7,16 @@
 cloudpickle takes functions along that no module holds, such as a notebook's.
 """
 
-import itertools
 import os
-import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch.started import Job
 
-__all__ = ["Job", "Launcher", "run", "submit"]
+__all__ = ["Launcher", "run", "submit"]
 
-_LEAVING, _SECONDS = 5.0, 0.2  # That a launcher may take to leave, and between two looks at a job.
-_RARELY, _HANGUP = 25, 129  # Looks for each in which Slurm's controller is asked; the code of a lost terminal.
+_HANGUP = 129  # The code of a lost terminal.
 
 
 def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
@@ -33,7 +30,7 @@ def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
     return Launcher(**spec).run(function, *args)
 
 
-def submit(what: Callable[..., Any] | str | os.PathLike, *args: Any, **spec: Any) -> "Job":
+def submit(what: Callable[..., Any] | str | os.PathLike, *args: Any, **spec: Any) -> Job:
     """Starts a function or a script in the tasks of a job, and returns the job at once: `Launcher(**spec).submit(...)`.
 
     Args:
@@ -55,7 +52,10 @@ class Launcher:
     """
 
     def __init__(self, **spec: Any) -> None:
-        self._spec = spec
+        from toolkit.launch.job import site
+        from toolkit.launch.job.spec import options
+
+        self._spec = site.with_defaults(spec, options(), str(spec.get("on", "local")).partition(":")[0])
         self._make_spec(("-m", "toolkit.launch.task.called"))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -106,7 +106,7 @@ class Launcher:
             if not runs_on:  # Its tasks may still be about to read it.
                 record.forget_call()
 
-    def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> "Job":
+    def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> Job:
         """Starts a function or a script in the tasks of a job that goes on by itself, and returns the job.
 
         Args:
@@ -175,126 +175,3 @@ class Launcher:
 def _stopped(error: JobStopped) -> BaseException:
     """Returns what a loop over several jobs doesn't take for the failure of one."""
     return KeyboardInterrupt(str(error)) if error.exit_code == 130 else SystemExit(str(error))
-
-
-class Job:
-    """A job that goes on by itself, on this machine, by ssh or under Slurm.
-
-    Args:
-        found: Its id, the beginning of it, or the directory of its logs, as `toolkit attach` takes them.
-
-    Attributes:
-        id: Its id.
-
-    Raises:
-        LaunchError: No such job is known on this machine.
-    """
-
-    def __init__(self, found: Any) -> None:
-        from toolkit.launch.records import jobs
-
-        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(str(found))
-        self.id: str = self._entry.id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"<Job {self.id}: {self.state}>"
-
-    @property
-    def state(self) -> str:
-        """How it is: "running", "done", "exit code 1", "stopped", "dead"; under Slurm also "pending" and the like."""
-        return self._entry.state()
-
-    @property
-    def directory(self) -> pathlib.Path:
-        """The directory of its logs."""
-        return self._entry.record.logs
-
-    def done(self) -> bool:
-        """Says whether it has ended, in whatever way; of one on another machine, whether its logs say so."""
-        return self._entry.over or not (self._entry.alive or self._entry.elsewhere)
-
-    def wait(self, timeout: float | None = None) -> str:
-        """Waits for its end, and returns its state.
-
-        Args:
-            timeout: Seconds; None for as long as it takes.
-
-        Raises:
-            TimeoutError: It hasn't ended by then. It goes on.
-        """
-        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        looks, every = itertools.count(), _RARELY if self._entry.slurm else 1
-        while not (self._entry.over or (next(looks) % every == 0 and self.done())):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
-            time.sleep(_SECONDS)
-        ended = time.monotonic()  # Its launcher says so a moment before it has left.
-        while self._entry.runs and self._entry.pid != os.getpid() and time.monotonic() - ended < _LEAVING:
-            time.sleep(_SECONDS / 10)
-        return self.state
-
-    def results(self, timeout: float | None = None) -> list[Any]:
-        """Waits for its end, and returns what the function has returned in each task; of a script, None for each.
-
-        Args:
-            timeout: As for `wait`.
-
-        Raises:
-            TaskFailed: It failed; the cause is what the function raised.
-            JobStopped: It was stopped.
-            TimeoutError: It hasn't ended by then.
-        """
-        from toolkit.launch import functions
-
-        self.wait(timeout)
-        record = self._entry.record
-        end = next((event for event in record.new() if event["event"] == "end"), None)
-        if end is None:
-            last_lines = record.beginnings().splitlines()[-1:]
-            words = "; its launcher wrote: " + last_lines[0] if last_lines else ""
-            raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.logs}{words}", code=1)
-        if end["stopped"]:
-            raise JobStopped(end["code"] - 128)
-        if end["code"]:
-            raise TaskFailed(end["text"], code=end["code"]) from functions.cause(record)
-        return functions.results(record)
-
-    def logs(self, task: str = "", attempt: int | None = None) -> str:
-        """Returns what a task has written.
-
-        Args:
-            task: Such as "worker:1"; "" for the first.
-            attempt: Its number, from 1; None for the last.
-
-        Raises:
-            LaunchError: There is no such task or attempt.
-        """
-        from toolkit.launch.watch import log_of
-
-        return log_of(self._entry, task, attempt).decode(errors="replace")
-
-    def stacks(self) -> dict[str, str]:
-        """Returns each task's Python stacks, as they are now.
-
-        Raises:
-            LaunchError: It doesn't run, or its launcher doesn't answer.
-        """
-        from toolkit.launch.watch import stacks
-
-        return stacks(self._entry)[1]
-
-    def stop(self) -> str:
-        """Asks its tasks to end, waits for their end, and returns its state.
-
-        Raises:
-            LaunchError: It runs on another machine.
-        """
-        from toolkit.launch.watch import stop
-
-        return stop(self._entry)

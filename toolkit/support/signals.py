@@ -13,8 +13,19 @@ from types import FrameType
 
 from toolkit.errors import JobStopped
 
-__all__ = ["SIGNALS", "exiting", "handle", "is_in", "recorded", "sleep", "waiting_for_children"]
+__all__ = [
+    "SIGNALS",
+    "adopt_orphans",
+    "end_with_parent",
+    "exiting",
+    "handle",
+    "is_in",
+    "recorded",
+    "sleep",
+    "waiting_for_children",
+]
 
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -107,3 +118,21 @@ def sleep(seconds: float, received: Sequence[int]) -> None:
         time.sleep(0.05)
     if received:
         raise JobStopped(received[0])
+
+
+def adopt_orphans() -> None:
+    """Has this process be the parent of all processes below it whose own parents end; Linux only."""
+    _prctl(_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Has the system kill this process when its parent ends, in whatever way; Linux only."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Sets what prctl(2) calls an attribute of the calling process."""
+    import ctypes
+
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

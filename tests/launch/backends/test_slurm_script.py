@@ -1,13 +1,18 @@
 """What `toolkit launch --on=slurm --dry_run` prints, without a Slurm."""
 
+import os
 import pathlib
 import shlex
+import signal
+import subprocess
 
 import pytest
 
 from toolkit.cli.main import main
 from toolkit.launch import JobSpec
-from toolkit.launch.backends import slurm
+from toolkit.launch.backends import allocation, slurm
+from toolkit.launch.records.record import Record
+from toolkit.support import signals
 
 
 def printed(capsys, *arguments):
@@ -38,7 +43,7 @@ def test_the_script_is_printed(capsys, tmp_path):
     assert all(line.startswith("#") for line in lines[:-1])
     command = shlex.split(lines[-1])
     assert command[0] == "exec"
-    assert command[-1] == str(tmp_path / "a b" / "ID")
+    assert command[-1] == str(tmp_path / "a b" / "launch-ID")
 
 
 @pytest.mark.parametrize(("nodes", "tasks", "rooms"), [(1, 3, [3]), (2, 3, [2, 1]), (3, 7, [3, 2, 2])])
@@ -95,3 +100,18 @@ def test_a_log_directory_that_slurm_would_read_otherwise_is_refused(capsys, monk
     assert code == 2
     assert "Slurm reads a backslash" in err
     assert not pathlib.Path("a\\b").exists()
+
+
+def test_the_signal_that_ends_a_job_queued_again_may_come_at_once(tmp_path, monkeypatch):
+    """Slurm sends it while `scontrol requeue` is still about to return."""
+
+    def requeue(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setattr(allocation.subprocess, "run", requeue)
+    record = Record(tmp_path / "launch-20260101-000000-abcd")
+    record.directory.mkdir()
+    with signals.recorded() as received:
+        allocation._requeue("4711", record, "its time was nearly up", received)
+    assert received == [signal.SIGTERM]

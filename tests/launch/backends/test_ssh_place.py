@@ -15,7 +15,7 @@ from toolkit.cli.main import main
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped
 from toolkit.launch import JobSpec, events
-from toolkit.launch.backends.remote import RemoteAgent
+from toolkit.launch.agent.connection import StartedAgent
 from toolkit.launch.backends.ssh import SshPlace
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.supervisor import agents, layout
@@ -33,7 +33,7 @@ def printed(capsys, *flags):
         (["--on=ssh:a,b", "--workers=3"], "the job has 3 tasks, but the hosts of --on=ssh have room for 2"),
         (["--on=ssh:a", "--cluster=x"], "--cluster, but it applies only with --on=local"),
         (["--on=ssh:a", "--nodes=3"], "--nodes, but it applies only with --on=local or slurm"),
-        (["--on=ssh:a,b", "--only=worker:9"], "--only=worker:9 shows that task's lines, but the tasks started here"),
+        (["--on=ssh:a,b", "--show=worker:9"], "--show=worker:9 shows that task's lines, but the tasks started here"),
         (["--min_workers=1", "--workers=2"], "--min_workers, but it applies only with --on=ssh"),
         (["--on=ssh:8.8.8.8,8.8.4.4"], "that is a public address"),
         (["--on=ssh:localhost,10.0.0.1"], "localhost means another machine there"),
@@ -137,7 +137,7 @@ def test_rsync_is_given_an_ipv6_address_in_brackets(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_ssh_that_closes_its_output_and_lives_is_named(monkeypatch):
-    agent = RemoteAgent([sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)"])
+    agent = StartedAgent([sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)"])
     monkeypatch.setattr(
         subprocess.Popen, "wait", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("ssh", 5))
     )

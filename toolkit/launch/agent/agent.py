@@ -1,6 +1,6 @@
 """Starts, signals and watches the tasks of this machine, as its supervisor asks; tells what happens.
 
-In the supervisor's own process it is an object; on other machines it is a program, see `program`.
+It is the one object of a process, see `program`, to which whatever the tasks leave behind falls when they end.
 """
 
 import base64
@@ -8,7 +8,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import secrets
 import selectors
 import signal
 import socket
@@ -20,14 +19,13 @@ from toolkit import __version__
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import RequestError
 from toolkit.launch import events
-from toolkit.launch.agent import sharing, tasks
-from toolkit.launch.agent.guard import Guard
+from toolkit.launch.agent import descendants, sharing, tasks
 from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess
 from toolkit.launch.agent.reports import Reports
 from toolkit.launch.events import Event, event
 from toolkit.launch.job import checks
-from toolkit.support import status
+from toolkit.support import signals, status
 
 __all__ = ["Agent"]
 
@@ -46,12 +44,10 @@ class Agent:
         environ: What the tasks' environment is added to.
 
     Attributes:
-        gone: False: this end of a connection, or none, is always there.
-        silence: 0.0, in the same way.
+        gone: False: this end of a connection is always there.
     """
 
     gone = False
-    silence = 0.0
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -59,8 +55,7 @@ class Agent:
         self._held = HeldPorts()
         self._selector = selectors.DefaultSelector()
         self._reports = Reports(self._selector, self._take_report)
-        self._tag = secrets.token_hex(8)
-        self._guard: Guard | None = None
+        signals.adopt_orphans()
         self._processes: dict[str, TaskProcess] = {}
         self._replaced: list[TaskProcess] = []
         self._specs: dict[str, tasks.TaskSpec] = {}
@@ -85,10 +80,15 @@ class Agent:
         except RequestError as error:
             self._tell("refused", asked=error.asked, found=error.found, remedy=error.remedy)
 
-    def read(self) -> list[Event]:
-        """Returns what has happened."""
+    def read(self, *, silent: bool = False) -> list[Event]:
+        """Returns what has happened.
+
+        Args:
+            silent: Leave what the tasks have written where it is: they wait when they write more than a pipe holds.
+        """
         for key, _ in self._selector.select(0):
-            key.data()
+            if not (silent and isinstance(key.data, functools.partial) and key.data.func == self._output):
+                key.data()
         now = time.monotonic()
         for name, process in self._processes.items():
             if process.poll():
@@ -104,15 +104,9 @@ class Agent:
         happened, self._events = self._events, []
         return happened
 
-    def last_line(self) -> str:
-        """Nothing is written at the end of no connection."""
-        return ""
-
     def close(self) -> None:
         """Ends whatever still runs."""
         self._finish()
-        if self._guard is not None:
-            self._guard.close()
         self._reports.close()
         self._held.close()
         self._selector.close()
@@ -160,13 +154,12 @@ class Agent:
         attempt: int,
         logs: str,
         call: str = "",
+        prefix: Sequence[str] = (),
         **_: Any,
     ) -> None:
         """Starts tasks; those of an earlier attempt have ended."""
         sharing.forget(self._mark)
         self._clear()
-        if self._guard is None:
-            self._guard = Guard(self._tag, pathlib.Path(self._reports.scratch))
         own = {status.ATTEMPT: str(attempt), status.LOGS: logs}
         self._call = pathlib.Path(self._reports.scratch, "call.pkl") if call else None
         if self._call is not None:
@@ -177,6 +170,7 @@ class Agent:
             Cluster(cluster),
             [Task.parse(name) for name in here],
             command=command,
+            prefix=prefix,
             environ=self._environment,
             settings={
                 status.JOB_ID: job_id,
@@ -185,7 +179,6 @@ class Agent:
             },
             as_is=options["as_is"],
             partial=options["partial"],
-            tag=self._tag,
             socket_path=self._reports.path,
         )
         if note:
@@ -201,8 +194,6 @@ class Agent:
             self._replaced.append(self._processes.pop(task))
         stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
         process = TaskProcess(spec, environ=self._environment, stacks=stacks)
-        assert self._guard is not None
-        self._guard.add(process.pid)
         self._processes[task] = process
         self._states.pop(task, None)
         self._selector.register(process.descriptor, selectors.EVENT_READ, functools.partial(self._output, process))
@@ -238,9 +229,8 @@ class Agent:
         """Ends whatever still runs of the tasks, and whatever they have left behind."""
         for process in self._processes.values():
             process.kill()
-        if self._guard is not None:
-            left = self._guard.sweep()
-            self._tell_left(left if all(process.code == 0 for process in self._processes.values()) else [])
+        left = descendants.end(but={process.pid for process in (*self._processes.values(), *self._replaced)})
+        self._tell_left(left if all(process.code == 0 for process in self._processes.values()) else [])
 
     def _tell_left(self, programs: Sequence[str]) -> None:
         if programs:
@@ -275,7 +265,7 @@ class Agent:
 
     def _take_report(self, facts: Mapping[str, Any]) -> None:
         name = facts["task"]
-        if name not in self._processes or facts.get("pid") != self._processes[name].pid:
+        if name not in self._processes or not self._processes[name].is_main(facts.get("pid")):
             return  # Of a child of the task's own.
         news = facts.get("state", "") != self._states.get(name, "")
         self._states[name] = facts.get("state", self._states.get(name, ""))

@@ -1,6 +1,7 @@
 """Events to and fro over a pair of pipes or a socket, without ever waiting."""
 
 import os
+import threading
 import time
 
 from toolkit.launch.events import Event, Reader, line
@@ -8,7 +9,7 @@ from toolkit.launch.events import Event, Reader, line
 __all__ = ["Channel"]
 
 _AT_ONCE = 1 << 18  # Bytes that are read or written in one call.
-_BACKLOG = 64 << 20  # Bytes that wait for a connection which takes none; output beyond is lost.
+_BACKLOG = 16 << 20  # Bytes that wait for a connection which takes none, before nothing more is read for it.
 
 
 class Channel:
@@ -30,12 +31,18 @@ class Channel:
         self._reader = Reader()
         self._rest = bytearray()
         self._heard = time.monotonic()
+        self._lock, self._closed = threading.Lock(), False
         self.ended = False
 
     @property
     def silence(self) -> float:
         """Seconds since its last event."""
         return time.monotonic() - self._heard
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that whoever sends should wait, too."""
+        return len(self._rest) > _BACKLOG
 
     @property
     def strange(self) -> list[str]:
@@ -47,17 +54,25 @@ class Channel:
         return self._reading
 
     def send(self, *events: Event) -> None:
-        """Sends as much as the other end takes, and keeps the rest; to one that is gone, nothing."""
-        for event in events:
-            if len(self._rest) < _BACKLOG or event["event"] != "output":
+        """Sends as much as the other end takes, and keeps the rest; to one that is gone, nothing. Any thread may."""
+        with self._lock:
+            if self._closed:
+                return
+            for event in events:
                 self._rest += line(event)
-        try:
-            while self._rest:
-                del self._rest[: os.write(self._writing, self._rest[:_AT_ONCE])]  # A bytearray's beginning is cheap.
-        except BlockingIOError:
-            pass
-        except OSError:  # Noticed as the end of what comes.
-            self._rest.clear()
+            try:
+                while self._rest:
+                    # A bytearray's beginning is cheap.
+                    del self._rest[: os.write(self._writing, self._rest[:_AT_ONCE])]
+            except BlockingIOError:
+                pass
+            except OSError:  # Noticed as the end of what comes.
+                self._rest.clear()
+
+    def close(self) -> None:
+        """Sends nothing more: its owner is about to close the descriptors, whose numbers are used again."""
+        with self._lock:
+            self._closed = True
 
     def read(self) -> list[Event]:
         """Returns the events that have come."""

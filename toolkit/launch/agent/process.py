@@ -59,6 +59,12 @@ class TaskProcess:
         finally:
             os.close(writing)
         self.pid = self._process.pid
+        self._main = 0 if spec.prefix else self.pid
+
+    def is_main(self, pid: int | None) -> bool:
+        """Says whether a process is the task itself; behind a prefix that is the first one that is asked about."""
+        self._main = self._main or pid or 0
+        return pid == self._main
 
     def poll(self) -> bool:
         """Looks whether it has ended; returns True the first time that it has."""
@@ -93,7 +99,7 @@ class TaskProcess:
 
         try:
             # Made once: the share of the CPU is that since the last time.
-            self._watched = self._watched or psutil.Process(self.pid)
+            self._watched = self._watched or psutil.Process(self._main or self.pid)
             with self._watched.oneshot():
                 stopped = self._watched.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
                 used = sum(self._watched.cpu_times()[:2])
@@ -112,7 +118,7 @@ class TaskProcess:
         if self.code is None:
             # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self._main or self.pid, number)
 
     def kill(self) -> None:
         """Ends the whole process group; of a task that has ended, nothing is left."""

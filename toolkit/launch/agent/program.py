@@ -1,23 +1,29 @@
-"""An agent as a program, at the end of ssh or srun; and what any agent does at the end of a connection.
+"""An agent's process, and what any agent does at the end of a connection.
 
     python -m toolkit.launch.agent.program
 
 What it is asked for comes as lines of JSON on standard input, so no shell ever sees a name, a path or a value, and what
 happens goes to standard output. The end of its input, or silence there, means that the supervisor or the connection is
-gone: the tasks get time for a checkpoint, and are ended.
+gone: the tasks get time for a checkpoint, and are ended. When the process itself ends, in whatever way, so do they.
 """
+
+import sys
+
+if __name__ == "__main__" and __package__ is None and not getattr(sys.flags, "safe_path", False):
+    # Started by its path, so that nothing beside the user's script is imported in the place of what this needs.
+    sys.path[0] = __file__.rpartition("/toolkit/")[0]
 
 import os
 import pathlib
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from toolkit.errors import RequestError
 from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
+from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.events import Event, event
 from toolkit.support import signals
 
@@ -28,28 +34,31 @@ _FIRST = 60.0  # Seconds in which the first thing that is asked for must come.
 
 
 def serve(
-    agent: Agent,
+    agent: Agent | ConnectedAgent,
     channel: Channel,
     received: Sequence[int],
     *,
-    prepare: Event,
+    silence: float,
+    grace: float,
     seen: Callable[[Event], object] = lambda _: None,
     own: dict | None = None,
 ) -> Event | None:
     """Does what is asked for until nobody asks any more; the tasks then get time to end.
 
     Args:
-        agent: Does it.
+        agent: Does it; it has been asked to prepare.
         channel: The connection to the supervisor.
         received: Signals to this process are appended to it.
-        prepare: What was asked for first; it says how long silence and grace may be.
+        silence: Seconds after which the supervisor counts as gone.
+        grace: Seconds that the tasks then get to end.
         seen: Is given each event, too.
-        own: What takes the place of such facts in all that is asked for.
+        own: What takes the place of such facts where tasks are to be started.
 
     Returns:
         The supervisor's last word; None where it, or the connection, is gone without one.
     """
-    ends, sent, asked = float("inf"), 0, [prepare]
+    ends, sent = float("inf"), 0
+    asked: list[Event] = []
     alive: set[str] = set()
     over: Event | None = None
     while True:
@@ -57,9 +66,11 @@ def serve(
             if message["event"] == "over":
                 over = message
             else:
-                facts = {key: value for key, value in {**message, **(own or {})}.items() if key != "event"}
-                agent.send(message["event"], **facts)
-        found = agent.read()
+                facts = {**message, **((own or {}) if message["event"] == "start" else {})}
+                agent.send(facts.pop("event"), **facts)
+        found = agent.read(silent=channel.full)
+        if agent.gone:
+            return over
         for each in found:
             if each["event"] == "started":
                 alive.add(each["task"])
@@ -73,12 +84,15 @@ def serve(
         if now > ends or ((over or ends < float("inf")) and not alive):
             return over
         waits = [agent.fileno(), *([channel.fileno()] if ends == float("inf") else [])]
-        select.select(waits, [], [], _TICK)
+        if channel.full:
+            time.sleep(_TICK / 10)
+        else:
+            select.select(waits, [], [], _TICK)
         asked = channel.read()
-        if ends == float("inf") and (channel.ended or channel.silence > prepare["silence"]):
+        if ends == float("inf") and (channel.ended or channel.silence > silence):
             channel.send(event("unheard", seconds=round(channel.silence)))  # If it only stood still, it reads this.
             agent.send("signal", number=int(signal.SIGTERM))
-            ends = now + prepare["grace"]
+            ends = now + grace
 
 
 def _main() -> int:
@@ -92,7 +106,7 @@ def _main() -> int:
     if not asked or asked[0]["event"] != "prepare":
         sys.stderr.write("error: toolkit.launch.agent.program is started by toolkit launch, not by hand\n")
         return RequestError.exit_code
-    prepare = asked[0]
+    prepare = dict(asked[0])
     try:
         directory = pathlib.Path(prepare["directory"]).expanduser()
         os.chdir(directory if directory.is_absolute() else pathlib.Path.home() / directory)
@@ -100,10 +114,12 @@ def _main() -> int:
         why = f"can't enter the directory {prepare['directory']}: {(error.strerror or '').lower()}"
         channel.send(event("refused", asked="", found=why, remedy=""))
         return RequestError.exit_code
-    with signals.recorded() as received:
+    with signals.recorded() as received, signals.waiting_for_children():
         agent = Agent()
         try:
-            serve(agent, channel, received, prepare=prepare)
+            for message in asked:
+                agent.send(message.pop("event"), **message)
+            serve(agent, channel, received, silence=prepare["silence"], grace=prepare["grace"])
         finally:
             agent.close()
     return 0

@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 import shlex
+import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +12,7 @@ from toolkit import cluster as _cluster
 from toolkit import devices
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import LaunchError
-from toolkit.launch.agent import guard, ports
+from toolkit.launch.agent import ports
 from toolkit.support import redaction, status
 
 __all__ = ["CHILD", "TaskSpec", "own_addresses", "shell_line", "task_specs", "visible_gpus"]
@@ -27,11 +29,13 @@ class TaskSpec:
         task: The task.
         environment: What is added to the launcher's own.
         command: Arguments after the Python interpreter; "{stacks}" is replaced by a file for its stacks.
+        prefix: What starts the interpreter, and its arguments; () for nothing.
     """
 
     task: Task
     environment: Mapping[str, str]
     command: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -40,7 +44,11 @@ class TaskSpec:
 
     def arguments(self, stacks: str) -> list[str]:
         """Returns the whole command line."""
-        return [sys.executable, *(stacks if argument == _STACKS else argument for argument in self.command)]
+        return [
+            *self.prefix,
+            sys.executable,
+            *(stacks if argument == _STACKS else argument for argument in self.command),
+        ]
 
 
 def task_specs(
@@ -48,11 +56,11 @@ def task_specs(
     here: Sequence[Task],
     *,
     command: Sequence[str],
+    prefix: Sequence[str] = (),
     environ: Mapping[str, str],
     settings: Mapping[str, str],
     as_is: bool,
     partial: bool,
-    tag: str,
     socket_path: str,
 ) -> tuple[tuple[TaskSpec, ...], str]:
     """Returns how to start each task, and what the user should know of how GPUs are dealt, "" for nothing.
@@ -61,16 +69,22 @@ def task_specs(
         cluster: All tasks.
         here: The tasks to start on this machine.
         command: A script or -m MODULE, with its arguments.
+        prefix: A command before it.
         environ: The environment that theirs is added to: what the user has set there stays.
         settings: Variables that all of them get.
         as_is: Whether TensorFlow's own strategies are left to scripts that make one.
         partial: Whether other launchers start the other tasks of the cluster.
-        tag: The process tag, in the environment of all processes of the job.
         socket_path: The socket that tasks report to.
 
     Raises:
-        LaunchError: There are fewer GPUs than tasks that train.
+        LaunchError: There are fewer GPUs than tasks that train, or the command before theirs isn't there.
     """
+    if prefix and shutil.which(prefix[0]) is None:
+        raise LaunchError(
+            asked=f"--prefix={shlex.join(prefix)[:60]!r} starts each task",
+            found=f"there is no program {prefix[0]} on {socket.gethostname()}",
+            remedy="Install it there, or give its path",
+        )
     inventory = devices.inventory.take()
     # Beside parameter servers a chief schedules work, and does none.
     served = any(task.job == "ps" for task in cluster.tasks)
@@ -92,9 +106,9 @@ def task_specs(
             status.SOCKET: f"{task}@{socket_path}",
             **settings,
             **({status.PARTIAL: "1"} if partial else {}),
-            guard.TAG: ",".join(filter(None, (environ.get(guard.TAG), tag))),
         }
-        specs.append(TaskSpec(task=task, environment=environment, command=(CHILD, _STACKS, str(int(as_is)), *command)))
+        own = (CHILD, _STACKS, str(int(as_is)), *command)
+        specs.append(TaskSpec(task=task, environment=environment, command=own, prefix=tuple(prefix)))
     return tuple(specs), note
 
 

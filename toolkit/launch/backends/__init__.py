@@ -2,7 +2,6 @@
 
 Come here to change what happens at one of them only; what all share is in `toolkit.launch`.
 
-remote      an agent at the end of a program that reaches its host: ssh, or srun
 local       this machine
 ssh         hosts that ssh reaches
 slurm       a batch script, submitted and followed

@@ -13,18 +13,19 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.sources.hostlist import expand
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch.backends.remote import RemoteAgent
+from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
 from toolkit.launch.backends.slurm import rooms
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.attempt import HostLost
 from toolkit.launch.supervisor.layout import assign
 from toolkit.launch.supervisor.supervise import supervise
@@ -32,33 +33,34 @@ from toolkit.support import signals
 
 __all__: list[str] = []
 
+_TICK = 0.2
 _ANSWER = 20  # Seconds that a node gets to run a program.
 
 
-class SlurmPlace:
+class SlurmPlace(Place):
     """The nodes of the allocation that this process is in.
 
     Args:
         spec: What was asked.
+        notice: Not empty once Slurm has told that the job's time is nearly up.
 
     Attributes:
-        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
     """
 
-    where = ""
-
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, notice: Sequence[int]) -> None:
         self._spec = spec
+        self._notice = notice
         nodes = expand(os.environ["SLURM_JOB_NODELIST"])
         self.hosts = tuple(Host(node, room) for node, room in zip(nodes, rooms(spec), strict=True))
         self.addresses = {host: host.name for host in self.hosts}
         self.remedy = f"Install this interpreter, with this toolkit, on {{host}} as well: {sys.executable}"
 
-    def call(self, host: Host) -> AgentLike:
+    def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent on this node."""
         # A step has all of the job on its node, whatever else runs there, but for what --exact would leave out.
         where = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none", "--mpi=none"]
-        return RemoteAgent(
+        return StartedAgent(
             ["srun", *where, "--unbuffered", sys.executable, "-m", "toolkit.launch.agent.program"],
             directory=os.getcwd(),
             command=list(self._spec.command),
@@ -73,8 +75,11 @@ class SlurmPlace:
         """Returns the cluster of the nodes, and each task's node."""
         return assign(self._spec.counts, self.hosts, self.addresses, ports)
 
-    def close(self, ended: ToolkitError | None) -> None:
-        """Holds nothing."""
+    def out(self, error: ToolkitError) -> str:
+        """Returns why Slurm is to queue the job again after this error, "" where it isn't."""
+        if self._notice and not isinstance(error, LaunchError):
+            return "its time was nearly up" + (f", and a task failed: {error}" if isinstance(error, TaskFailed) else "")
+        return "a node doesn't answer" if isinstance(error, HostLost) and not _nodes_answer() else ""
 
 
 def _nodes_answer() -> bool:
@@ -97,56 +102,38 @@ def _main() -> int:
     # Who is told to end has the whole notice for a checkpoint.
     spec = dataclasses.replace(spec, grace=math.ceil(max(spec.grace, spec.notice)))
     notice: list[int] = []
-    gone: list[HostLost] = []  # A node that Slurm can't run a program on either.
     with signals.recorded((signal.SIGTERM, signal.SIGINT)) as received:
 
         def nearly_up(*_: object) -> None:
             notice.append(1)
             received.append(signal.SIGTERM)
 
-        def may_try(error: TaskFailed) -> bool:
-            if isinstance(error, HostLost) and not _nodes_answer():
-                gone.append(error)
-            return error not in gone
-
         with signals.handle((signal.SIGUSR1,), nearly_up):
-            why = ""
             try:
-                supervise(
-                    spec,
-                    lambda: SlurmPlace(spec),
-                    received=received,
-                    record=record,
-                    retries=may_try,
-                    goes_on=lambda error: error in gone or (bool(notice) and not isinstance(error, LaunchError)),
-                )
-                return 0
-            except (JobStopped, TaskFailed, LaunchError) as error:
-                code = error.exit_code
-                if error in gone:
-                    why = "a node doesn't answer"
-                elif notice and not isinstance(error, LaunchError):
-                    why = "its time was nearly up" + (
-                        f", and a task failed: {error}" if isinstance(error, TaskFailed) else ""
-                    )
-                elif isinstance(error, JobStopped):
-                    controller.cancelled(number)
-                else:
-                    sys.stderr.write(f"error: {error}\n")
+                why = supervise(spec, lambda: SlurmPlace(spec, notice), received=received, record=record)
+            except JobStopped as error:
+                controller.cancelled(number)
+                return error.exit_code
+            except (TaskFailed, LaunchError) as error:
+                sys.stderr.write(f"error: {error}\n")
+                return error.exit_code
         if why:
-            _requeue(number, record, why)
-        return code
+            _requeue(number, record, why, received)
+        return int(bool(why))
 
 
-def _requeue(job: str, record: Record, why: str) -> None:
+def _requeue(job: str, record: Record, why: str, received: Sequence[int]) -> None:
+    """Has Slurm queue the job again, and waits for the signal by which it ends this process."""
     record.add("note", text=f"launch: queueing the job again: {why}")
     record.add("requeue")
+    known = len(received)
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
     if done.returncode:
         record.add("note", text=f"launch: Slurm can't queue the job again: {done.stderr.strip()}")
         record.end(TaskFailed(f"Slurm job {job} ended and couldn't be queued again: {why}.", code=1))
     else:
-        signal.pause()  # Slurm ends this process.
+        while len(received) == known:
+            time.sleep(_TICK)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import base64
 import math
 import os
 import select
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from typing import Any
 from toolkit import __version__
 from toolkit.cluster import Task, split
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
+from toolkit.launch.agent.connection import started_here
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import visible_gpus
 from toolkit.launch.backends import token
@@ -45,7 +46,7 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
         TaskFailed: The job has failed, or that launcher is gone.
         JobStopped: The job was stopped.
     """
-    with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all") as display:
+    with Display(show=spec.show, native_logs=spec.native_logs) as display:
         for attempt in range(spec.max_restarts + 1):
             over = _serve_once(spec, display, received, work)
             if over is not None:
@@ -89,10 +90,11 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             "that launcher has the logs"
         )
         outputs: dict[str, Output] = {}
-        agent = Agent()
+        agent = started_here(number=asked["number"], command=spec.command)
         try:
             # Whoever asks, what runs here is what the user of this host has said.
             own: dict[str, Any] = {"command": list(spec.command), "environment": spec.environment}
+            own["prefix"] = shlex.split(spec.prefix)
             own["call"] = base64.b64encode(work).decode()
 
             def show(found: Event) -> None:
@@ -105,7 +107,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                 elif found["event"] == "note":
                     display.say(found["text"])
 
-            return serve(agent, channel, received, prepare=asked, seen=show, own=own)
+            return serve(agent, channel, received, silence=asked["silence"], grace=asked["grace"], seen=show, own=own)
         finally:
             agent.close()
             for output in outputs.values():

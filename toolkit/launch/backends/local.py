@@ -7,27 +7,26 @@ from collections.abc import Mapping, Sequence
 from toolkit import cluster as _cluster
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
-from toolkit.errors import LaunchError, ToolkitError
-from toolkit.launch.agent import isolation
-from toolkit.launch.agent.agent import Agent
+from toolkit.errors import LaunchError
+from toolkit.launch.agent.connection import ConnectedAgent, started_here
 from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.layout import assign
 
 __all__ = ["LocalPlace"]
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """This machine, as one host.
 
     Args:
         spec: What was asked.
 
     Attributes:
-        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
 
     Raises:
         ClusterError: The cluster's file can't be used.
@@ -35,7 +34,6 @@ class LocalPlace:
     """
 
     remedy = ""
-    where = ""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -58,13 +56,10 @@ class LocalPlace:
         self.hosts: tuple[Host, ...] = (Host("this machine", number),)
         self.addresses = {self.hosts[0]: spec.host}
 
-    def call(self, host: Host) -> AgentLike:
-        """Returns an agent in this process."""
-        self.where = isolation.enter(self._spec)  # Before the agent opens a socket.
-        agent = Agent()
+    def call(self, host: Host) -> ConnectedAgent:
+        """Returns a new agent."""
         given = {str(task): _cluster.split(self._described.address(task))[1] for task in self._here if self._described}
-        agent.send("prepare", number=host.tasks, command=self._spec.command, given=given)
-        return agent
+        return started_here(number=host.tasks, command=self._spec.command, given=given)
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster, and the tasks of it to start here."""
@@ -76,9 +71,6 @@ class LocalPlace:
         """Returns the cluster and the tasks to start here, with ports that are free now."""
         with HeldPorts() as held:
             return self.cluster({host: [held.free() for _ in range(host.tasks)] for host in self.hosts})
-
-    def close(self, ended: ToolkitError | None) -> None:
-        """Holds nothing."""
 
 
 def _of_this_machine(found: Cluster, spec: JobSpec) -> tuple[Task, ...]:

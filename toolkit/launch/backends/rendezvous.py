@@ -16,16 +16,15 @@ from typing import Any
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task, split
 from toolkit.errors import JobStopped, LaunchError, ToolkitError
-from toolkit.launch.agent.agent import Agent
 from toolkit.launch.agent.channel import Channel
+from toolkit.launch.agent.connection import ConnectedAgent, started_here
 from toolkit.launch.agent.tasks import visible_gpus
 from toolkit.launch.backends import token
-from toolkit.launch.backends.remote import ConnectedAgent
 from toolkit.launch.display import output
 from toolkit.launch.events import Event, event
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.layout import assign, check_addresses, spread
 
 __all__ = ["RendezvousPlace"]
@@ -33,7 +32,7 @@ __all__ = ["RendezvousPlace"]
 _TICK = 0.05
 _HELLO = 10.0  # Seconds in which who connects must say who it is.
 _SAID = 30.0  # Seconds between two messages that hosts are awaited.
-_OWN = ("command", "environment", "call")  # What each host has by itself.
+_OWN = ("command", "prefix", "environment", "call")  # What each host has by itself.
 
 
 class _Seat(ConnectedAgent):
@@ -47,7 +46,7 @@ class _Seat(ConnectedAgent):
     def __init__(self, place: "RendezvousPlace", prepare: Event) -> None:
         self._place = place
         self._prepare = prepare
-        self._made = self._beaten = time.monotonic()
+        self._made = time.monotonic()
         self._socket: socket.socket | None = None
 
     def take(self, connection: socket.socket, channel: Channel) -> None:
@@ -75,19 +74,20 @@ class _Seat(ConnectedAgent):
         if not self.free:
             super().send(kind, **{name: fact for name, fact in facts.items() if name not in _OWN})
 
-    def read(self) -> list[Event]:
+    def read(self, *, silent: bool = False) -> list[Event]:
         """Returns what has happened there; while nobody is, looks whether somebody comes."""
         self._place.receive()  # Also where all are there: who comes too late is answered.
-        return [] if self.free else self._channel.read()
+        return [] if self.free else super().read(silent=silent)
 
     def close(self) -> None:
         """Ends the connection."""
         if self._socket is not None:
+            super().close()
             self._socket.close()
         self._place.seats = [(host, each) for host, each in self._place.seats if each is not self]
 
 
-class RendezvousPlace:
+class RendezvousPlace(Place):
     """The hosts that have come.
 
     Args:
@@ -97,7 +97,7 @@ class RendezvousPlace:
         say: Shows a message.
 
     Attributes:
-        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
         seats: The places of the other hosts.
 
     Raises:
@@ -106,7 +106,6 @@ class RendezvousPlace:
     """
 
     remedy = "See what the launcher on {host} says"
-    where = ""
 
     def __init__(
         self, spec: JobSpec, listener: socket.socket, received: Sequence[int], say: Callable[[str], None]
@@ -133,12 +132,10 @@ class RendezvousPlace:
             self.addresses[host] = connection.getpeername()[0]
         check_addresses(self.addresses, open_network=spec.open_network)
 
-    def call(self, host: Host) -> AgentLike:
+    def call(self, host: Host) -> ConnectedAgent:
         """Returns an agent of this machine; of another, that of the launcher that has come or will come from there."""
         if host == self.hosts[0]:
-            agent = Agent()
-            agent.send("prepare", number=host.tasks, command=self._spec.command)
-            return agent
+            return started_here(number=host.tasks, command=self._spec.command)
         times = {"silence": self._spec.silence, "grace": self._spec.grace}
         prepare = event("prepare", number=host.tasks, mark="", first=False, **times)
         seat = _Seat(self, prepare)
@@ -167,7 +164,7 @@ class RendezvousPlace:
             else:
                 self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
 
-    def close(self, ended: ToolkitError | None = None) -> None:
+    def close(self, ended: ToolkitError | None) -> None:
         """Tells those that have come how the job has ended, and lets the address go."""
         code, text = (ended.exit_code, str(ended)) if ended else (0, "")
         word = {"code": code, "text": text, "stopped": isinstance(ended, JobStopped)}

@@ -15,7 +15,7 @@ from toolkit.launch.display.display import Display
 from toolkit.launch.display.follow import Follower
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import SCRIPT_LOG, Record
+from toolkit.launch.records.record import PREFIX, SCRIPT_LOG, Record
 from toolkit.launch.supervisor.layout import spread
 from toolkit.support import redaction, signals
 from toolkit.support.words import counted
@@ -58,9 +58,9 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         "signal": f"B:USR1@{spec.notice}",
         "open-mode": "append",
     }
-    lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
+    lines = [f"#SBATCH --{_quoted(f'{name}={value}')}" for name, value in settings.items() if value is not None]
     lines += [f"#SBATCH --{_quoted(text)}" for text in spec.sbatch]
-    shown = pathlib.Path(spec.log_dir or "LOGS", "ID") if directory is None else directory
+    shown = pathlib.Path(spec.log_dir or "runs", f"{PREFIX}ID") if directory is None else directory
     command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
     tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
@@ -70,13 +70,16 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
         f"# In all {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}",
     ]
-    return "\n".join(["#!/bin/sh", *lines, "#SBATCH --requeue", *about, f"exec {shlex.join(command)}", ""])
+    # A login shell knows `module` and the like; a line that fails ends the job, before it runs without what is missing.
+    setup = ["set -e", *spec.setup] if spec.setup else []
+    shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
+    return "\n".join([shell, *lines, "#SBATCH --requeue", *about, *setup, f"exec {shlex.join(command)}", ""])
 
 
 def _quoted(option: str) -> str:
     """Returns an option of sbatch as one word: it takes a line's words apart as a shell does."""
     name, equals, value = option.partition("=")
-    return f"{name}{equals}{shlex.quote(value) if equals else ''}"
+    return f"{shlex.quote(name)}{equals}{shlex.quote(value) if value else ''}"
 
 
 def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs.Entry:
@@ -119,7 +122,7 @@ def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs
         entry = jobs.add(record, slurm=job)
         if not follow:
             return entry
-        with Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all") as display:
+        with Display(show=spec.show, native_logs=spec.native_logs) as display:
             display.say(head(spec, entry))
             follow_job(job, Follower(record, display), display, received)
     return entry
@@ -128,7 +131,7 @@ def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs
 def head(spec: JobSpec, job: jobs.Entry) -> str:
     """Returns what is said of a job that was submitted."""
     tasks, nodes = counted(sum(rooms(spec)), "task"), counted(spec.nodes, "node")
-    return f"launch: Slurm job {job.slurm}, {tasks} on {nodes}; logs in {job.record.logs}"
+    return f"launch: Slurm job {job.slurm}, {tasks} on {nodes}; logs in {job.directory}"
 
 
 def follow_job(
@@ -175,7 +178,8 @@ def follow_job(
     if received:
         raise JobStopped(received[0])
     if follower.end is None:
-        text = f"Slurm job {job} ended in state {state[0]}, exit code {state[1]}. Its logs are in {follower.logs}"
+        logs = f"Its logs are in {follower.record.directory}"
+        text = f"Slurm job {job} ended in state {state[0]}, exit code {state[1]}. {logs}"
         if written := follower.record.beginnings().splitlines()[-_TOLD:]:
             text += "\nIts batch script wrote last:\n" + "\n".join(f"  {line}" for line in written)
         raise TaskFailed(text, code=state[1] or 1)

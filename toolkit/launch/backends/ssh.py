@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from toolkit.cluster import Cluster, Task
-from toolkit.errors import JobStopped, LaunchError, ToolkitError
-from toolkit.launch.backends.remote import RemoteAgent
+from toolkit.errors import JobStopped, LaunchError
+from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.records import snapshot
+from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.layout import assign, check_addresses
 
 __all__ = ["SshPlace"]
@@ -23,10 +24,9 @@ __all__ = ["SshPlace"]
 _CONNECT = 10  # Seconds for a connection to be made.
 _TICK = 0.1
 _ALIVE = 5  # Seconds between ssh's own signs of life.
-_LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")
 
 
-class SshPlace:
+class SshPlace(Place):
     """The hosts of a job by ssh.
 
     Args:
@@ -34,14 +34,12 @@ class SshPlace:
         mark: The job's own; a file of that name in the directory shows which hosts share it.
 
     Attributes:
-        hosts, addresses, remedy, where: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
 
     Raises:
         LaunchError: There is no ssh, it can't read its configuration, or the hosts' addresses don't go together.
         ClusterError: A host has a public address.
     """
-
-    where = ""
 
     def __init__(self, spec: JobSpec, *, mark: str) -> None:
         self._spec = spec
@@ -56,13 +54,13 @@ class SshPlace:
         self.addresses = {host: self._address_of(host) for host in self.hosts}
         check_addresses(self.addresses, open_network=spec.open_network)
 
-    def call(self, host: Host) -> AgentLike:
+    def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent on this host."""
         path = os.environ.get("PYTHONPATH")
         # All of it is quoted for the shell that sshd starts; everything of the user's follows as JSON.
         start = ["env", f"PYTHONPATH={path}"] if path else []
         remote = "exec " + shlex.join([*start, self.python, "-m", "toolkit.launch.agent.program"])
-        return RemoteAgent(
+        return StartedAgent(
             [*self.command(), "--", host.name, remote],
             directory=self.directory,
             command=list(self._spec.command),
@@ -76,9 +74,6 @@ class SshPlace:
     def cluster(self, ports: Mapping[Host, Sequence[int]] | None = None) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster of the hosts that are there; without ports, of all."""
         return assign(self._spec.counts, self.hosts, self.addresses, ports)
-
-    def close(self, ended: ToolkitError | None) -> None:
-        """Holds nothing."""
 
     def copy(self, received: Sequence[int]) -> None:
         """Copies this directory to every host, all at once, if that was asked for; removes nothing there.
@@ -125,7 +120,7 @@ class SshPlace:
         # rsync, too, tells an IPv6 address from a path by brackets.
         name = re.sub(r"^((?:[^@]*@)?)([^@\[]*:[^@]*)$", r"\1[\2]", host.name)
         target = f"{name}:{self.directory.rstrip('/')}/"
-        left_out = [f"--exclude={pattern}" for pattern in _LEFT_OUT]
+        left_out = [f"--exclude={pattern}" for pattern in snapshot.LEFT_OUT]
         # --protect-args: no shell there reads the names.
         command = ["rsync", "--archive", "--protect-args", "--mkpath", *left_out, "-e", shlex.join(self.command())]
         done = _finished(

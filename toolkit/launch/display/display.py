@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Task
-from toolkit.launch.display.lines import Chatter, Merger
+from toolkit.launch.display.lines import Chatter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,23 +33,20 @@ class Display:
     """Writes to standard output; a terminal that is closed, or a reader that is gone, is no reason to stop.
 
     Args:
-        tee: Show the tasks' lines.
-        only: Names of the tasks whose lines are shown; () for all.
+        show: Names of the tasks whose lines are shown, or "all", or "none"; () for the first one that trains.
         native_logs: Show TensorFlow's notes, too.
-        joined: Show a line that all tasks print alike once.
     """
 
-    def __init__(
-        self, *, tee: bool = True, only: Sequence[str] = (), native_logs: bool = False, joined: bool = True
-    ) -> None:
+    def __init__(self, *, show: Sequence[str] = (), native_logs: bool = False) -> None:
         import rich
 
         self._console = rich.get_console()
-        self._tee, self._only, self._native, self._joined = tee, only, native_logs, joined
+        self._show_only, self._native = show, native_logs
+        self._shown: Sequence[str] = ()
+        self._hides = ""  # What is to be said of lines that aren't shown, before the first ones that are.
         self._width = 0
         self._colours: dict[str, str] = {}
         self._chatter: dict[Task, Chatter] = {}
-        self._merger = Merger([])
         self._items: collections.deque[tuple[Task | None, Sequence[Any]]] = collections.deque()
         self._waiting = 0
         self._left_out: list[int] | None = None  # How many lines, where that is to be said.
@@ -78,15 +75,18 @@ class Display:
     def expect(self, tasks: Sequence[Task]) -> None:
         """Names the tasks whose lines may come from now on."""
         with self._news:
-            self._width = max(len("all"), *(len(str(task)) for task in tasks))
+            names = [str(task) for task in tasks]
+            first = next((str(task) for task in tasks if task.job in ("chief", "worker")), names[0])
+            self._shown = names if "all" in self._show_only else self._show_only or [first]
+            if not self._show_only and len(names) > 1 and not self._colours:
+                self._hides = f"launch: these are the lines of {first}; --show=all shows those of all tasks"
+            self._width = max((len(name) for name in names if name in self._shown), default=0)
             self._colours = {str(task): _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
             self._chatter = {task: Chatter() for task in tasks}
-            trains = [task for task in tasks if self._joined and task.job in ("chief", "worker")]
-            self._merger = Merger([str(task) for task in trains if not self._only or str(task) in self._only])
 
     def lines(self, task: Task, lines: Sequence[bytes]) -> None:
         """Shows whole lines that a task has written."""
-        if not self._tee or (self._only and str(task) not in self._only):
+        if str(task) not in self._shown:
             return
         if not self._native:
             lines = self._chatter[task].without(lines)
@@ -98,6 +98,9 @@ class Display:
                     self._items.append((None, self._left_out))
                 self._left_out[0] += len(lines)
             elif lines:
+                if self._hides:
+                    self._items.append((None, [self._hides.encode()]))
+                    self._hides = ""
                 self._waiting += size
                 self._items.append((task, lines))
                 self._news.notify()
@@ -132,7 +135,6 @@ class Display:
 
     def _write_all(self) -> None:
         drawn: Sequence[Sequence[str]] = ()
-        merger = self._merger
         if self._live is not None:
             with contextlib.suppress(OSError):
                 self._live.start()
@@ -142,16 +144,9 @@ class Display:
                     self._news.wait(_TICK)
                 items, self._items = list(self._items), collections.deque()
                 closing, self._left_out = self._closing, None
-                before, merger = merger, self._merger
-            if before is not merger:  # Another attempt's tasks: what the last one's have waited with is shown.
-                self._show(before.flush())
             for task, lines in items:
-                if task is None:
-                    self._show(merger.flush())
-                    self._show([("", line if isinstance(line, bytes) else _LEFT_OUT % line) for line in lines])
-                else:
-                    self._show(merger.take(str(task), lines))
-            self._show(merger.late() if not closing else merger.flush())
+                name = "" if task is None else str(task)
+                self._show([(name, line if isinstance(line, bytes) else _LEFT_OUT % line) for line in lines])
             with self._news:
                 self._waiting -= sum(len(line) for task, lines in items if task is not None for line in lines)
             if closing:
@@ -165,7 +160,7 @@ class Display:
                 self._live.stop()
 
     def _show(self, lines: Sequence[tuple[str, bytes]]) -> None:
-        """Shows lines, each with whose it is: a task's name, "all", or "" for the launcher's own."""
+        """Shows lines, each with whose it is: a task's name, or "" for the launcher's own."""
         if not lines:
             return
         if self._live is None:

@@ -8,7 +8,7 @@ from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch.display.display import Display
 from toolkit.launch.display.output import visible_lines
 from toolkit.launch.events import Event
-from toolkit.launch.records.record import Record, log_name
+from toolkit.launch.records.record import Record
 
 __all__ = ["Follower"]
 
@@ -23,16 +23,14 @@ class Follower:
     Attributes:
         end: The event of the job's end; None before.
         record: The same.
-        logs: The directory of the logs.
         attempt: The number of the attempt that was started last; 0 before.
     """
 
     def __init__(self, record: Record, display: Display) -> None:
         self.record = record
-        self.logs = record.logs
         self._display = display
         self._logs: dict[str, pathlib.Path] = {}
-        self._read: dict[pathlib.Path, int] = {}  # How much of each is shown, or is another job's.
+        self._read: dict[pathlib.Path, int] = {}  # How much of each is shown.
         self.end: Event | None = None
         self.attempt = 0
 
@@ -48,7 +46,7 @@ class Follower:
                 text = path.read_bytes()
             except OSError:
                 continue
-            kept = text[self._read[path] :].splitlines(keepends=True)[-lines if lines else None :]
+            kept = text.splitlines(keepends=True)[-lines if lines else None :]
             self._read[path] = len(text) - sum(map(len, kept))
 
     def look(self) -> list[Event]:
@@ -85,9 +83,7 @@ class Follower:
     def _expect(self, event: Event) -> None:
         self.attempt = event["number"]
         self._display.expect([Task.parse(name) for name in event["tasks"]])
-        names = {name: log_name(name, self.attempt) for name in event["tasks"]}
-        self._logs = {name: self.record.logs / log for name, log in names.items()}
-        self._read |= {path: event.get("begins", {}).get(name, 0) for name, path in self._logs.items()}
+        self._logs = {name: self.record.log(name, self.attempt) for name in event["tasks"]}
 
     def _show_lines(self) -> None:
         for name, path in self._logs.items():

@@ -74,8 +74,10 @@ class Output:
 
     def write(self, data: bytes) -> None:
         """Appends to the log. A full disk costs the log, not the job."""
+        left = memoryview(data)
         try:
-            self._file.write(data)
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             if not self._failed:
                 _LOG.error("%s can't be written any more (%s); the job goes on", self.log, error.strerror or error)

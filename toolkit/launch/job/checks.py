@@ -2,29 +2,32 @@
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from toolkit.cluster import Task, split
-from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import ClusterError, LaunchError
 
 __all__ = [
+    "EVERYBODY",
     "address",
     "choice",
     "command",
     "counts",
-    "only",
     "passable",
+    "prefix",
     "require",
     "room_here",
     "script",
+    "shown",
     "task",
     "tasks",
     "variable",
 ]
 
 _MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
+EVERYBODY = ("all", "none")  # What --show takes in the place of a task's name.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -43,6 +46,16 @@ def command(words: Sequence[str]) -> None:
         "Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
     )
     passable(words)
+
+
+def prefix(text: str) -> None:
+    """Makes sure that a command before the tasks' own can be taken apart as a shell would."""
+    try:
+        shlex.split(text)
+        found = ""
+    except ValueError as error:
+        found = str(error).lower()
+    require(not found, f"--prefix={text[:60]!r}", f"a shell couldn't read it ({found})", "Close its quotes")
 
 
 def passable(texts: Sequence[str]) -> None:
@@ -129,7 +142,7 @@ def task(name: str) -> None:
         raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
 
 
-def only(names: Sequence[str], here: Sequence[str]) -> None:
+def shown(names: Sequence[str], here: Sequence[str]) -> None:
     """Makes sure that the tasks whose lines are to be shown are started.
 
     Args:
@@ -138,8 +151,8 @@ def only(names: Sequence[str], here: Sequence[str]) -> None:
     """
     for name in names:
         require(
-            name in here,
-            f"--only={name} shows that task's lines",
+            name in (*here, *EVERYBODY),
+            f"--show={name} shows that task's lines",
             f"the tasks started here are {', '.join(here[:12])}",
             "Name one of them",
         )
@@ -176,10 +189,10 @@ def tasks(spec: Any) -> None:
             "Leave one of the two out",
         ),
         (
-            spec.isolate == "no" or not (spec.rendezvous or spec.cluster or not is_loopback(spec.host)),
-            f"--isolate={spec.isolate} gives the tasks a network of their own",
-            "tasks on other machines must reach them",
-            "Leave it out, and let a firewall admit only the hosts of the job",
+            not (spec.snapshot and spec.rendezvous),
+            "--snapshot",
+            "at a rendezvous each host runs what it has itself",
+            "Leave it out, or copy the folder to every host",
         ),
         (few <= room, f"--min_workers={few}", f"the hosts have room for {room} tasks", f"Give from 1 to {room}"),
         (

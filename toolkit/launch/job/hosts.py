@@ -6,7 +6,7 @@ import re
 from toolkit.errors import LaunchError
 from toolkit.launch.job.checks import require
 
-__all__ = ["Host", "parse_hosts"]
+__all__ = ["Host", "parse_hosts", "read_hosts"]
 
 _HOST = re.compile(
     r"(?:[\w.+-]+@)?(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(?::(?P<tasks>\d{1,4}))?", re.ASCII
@@ -24,6 +24,27 @@ class Host:
 
     name: str
     tasks: int = 1
+
+
+def read_hosts(path: str) -> list[str]:
+    """Reads a file with a host on each line, as Open MPI has it: "b slots=2"; or "b:2", for two tasks on b.
+
+    Raises:
+        LaunchError: It can't be read, or names none.
+    """
+    asked = f"--on=ssh:@{path[:200]}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+    except (OSError, ValueError) as error:
+        found = f"that file can't be read ({getattr(error, 'strerror', None) or error})"
+        raise LaunchError(asked=asked, found=found, remedy="Check its path") from None
+    names = []
+    for name, *more in filter(None, lines):
+        slots = [word.partition("=")[2] for word in more if word.startswith("slots=")]
+        names.append(f"{name}:{slots[0]}" if slots else name)
+    require(bool(names), asked, "no host stands in that file", "Write one on each line")
+    return names
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

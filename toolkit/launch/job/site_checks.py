@@ -1,59 +1,42 @@
-"""The rules of Slurm and Kubernetes for what a JobSpec asks them for; as in `checks`, each raises a LaunchError."""
+"""What sbatch and kubectl can't know of a job; what they check themselves, they say themselves."""
 
 import re
 from collections.abc import Sequence
 
 from toolkit.launch.job.checks import require
 
-__all__ = ["cores", "sbatch", "slurm_names", "slurm_time"]
+__all__ = ["lines", "sbatch", "slurm_time"]
 
-_SLURM_NAME = re.compile(r"[\w.+-]+")
 # As sbatch --time has it: minutes, h:m:s, days-hours ...
 _TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
-_CORES = re.compile(r"[0-9]+(\.[0-9]+)?m?")
-_SBATCH = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(=.*)?")
 # Options of sbatch that the launcher sets itself.
 _OWN = {"nodes", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode", "requeue", "no-requeue", "wrap"}
 
 
-def cores(text: str, *, whole: bool) -> None:
-    """Makes sure that a text is a number of cores.
-
-    Args:
-        text: As it was given.
-        whole: Whether it must be a whole number, as Slurm's are; Kubernetes takes 1.5 and 500m.
-    """
-    fits = text.isdecimal() and int(text) > 0 if whole else bool(_CORES.fullmatch(text))
-    remedy = "Give a whole number from 1" if whole else "Write it like 4 or 500m"
-    require(fits, f"--cpus_per_task={text[:60]}", "that isn't a number of cores", remedy)
-
-
-def slurm_names(**names: str | None) -> None:
-    """Makes sure that these are names as Slurm has them."""
-    for flag, name in names.items():
+def lines(**texts: str | None) -> None:
+    """Makes sure that what stands in a line of a batch script's directives is one."""
+    for flag, text in texts.items():
         require(
-            name is None or bool(_SLURM_NAME.fullmatch(name)),
-            f"--{flag}={name!r}",
-            "names have letters, digits, _ . + and -",
-            "Write it so",
+            text is None or text.isprintable(),
+            f"--{flag}={text!r:.60}",
+            "that is no line of a batch script",
+            "Leave line ends and the like out",
         )
 
 
 def sbatch(given: Sequence[str]) -> None:
-    """Makes sure that these are options of sbatch without their dashes, and not those that the launcher sets."""
+    """Makes sure that options of sbatch aren't those that the launcher sets."""
     for text in given:
-        found = _SBATCH.fullmatch(text)
+        lines(sbatch=text)
+        name = text.partition("=")[0]
         require(
-            found is not None, f"--sbatch={text[:60]!r}", "that is no long option of sbatch", "Write --sbatch=qos=long"
-        )
-        require(
-            found is not None and found["name"] != "array",
+            name != "array",
             f"--sbatch={text[:60]}",
             "each element of an array would be this job once more, in the same directory",
-            "Launch once for each element, with its own --log_dir",
+            "Launch once for each element",
         )
         require(
-            found is not None and found["name"] not in _OWN,
+            name not in _OWN,
             f"--sbatch={text[:60]}",
             "the launcher sets that one itself",
             "Use the flag of `toolkit launch --help=slurm` for it",
@@ -61,15 +44,9 @@ def sbatch(given: Sequence[str]) -> None:
 
 
 def slurm_time(text: str, *, notice: int) -> None:
-    """Makes sure that a limit is one of Slurm's, and longer than the notice before it."""
+    """Makes sure that a limit is longer than the notice before it; what isn't a time is sbatch's to refuse."""
     require(
-        bool(_TIME.fullmatch(text)),
-        f"--time={text!r}",
-        "Slurm doesn't accept that as a time",
-        "Write minutes, hours:minutes:seconds, or days-hours",
-    )
-    require(
-        notice < _seconds(text),
+        not _TIME.fullmatch(text) or notice < _seconds(text),
         f"--time={text} with {notice} s of notice",
         "tasks would get the notice to end as soon as they begin",
         "Give more time or less notice",

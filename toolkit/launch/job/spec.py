@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.errors import LaunchError
 from toolkit.launch.job import checks, site_checks
 from toolkit.launch.job.checks import require
-from toolkit.launch.job.hosts import Host, parse_hosts
+from toolkit.launch.job.hosts import Host, parse_hosts, read_hosts
 from toolkit.launch.job.options import PLACES, SUPERVISED, Option, option
 from toolkit.support import status
 
@@ -37,32 +37,38 @@ class JobSpec:
     ps: int = option(0, "parameter servers", "N", group="how many tasks")
     evaluator: bool = option(False, "an evaluator", group="how many tasks")
     on: str = option(
-        "local", "local (this machine), ssh:a,b:2 (two tasks on b), slurm or kubernetes [local]", "PLACE", group="where"
+        "local",
+        "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]",
+        "PLACE",
+        group="where",
     )
     env: tuple[str, ...] = option((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]", group="where")
-    isolate: str = option(
-        "no",
-        "block others' connections to the tasks; =fully: the tasks' to others too",
-        "fully",
-        group="where",
-        places=("local",),
-    )
     log_dir: str | None = option(
-        None, "a log file per task [runs/launch-TIME]", "DIR", group="what is shown", places=SUPERVISED, kind=str
+        None,
+        "in it, the job makes a directory for its logs [runs]",
+        "DIR",
+        group="what is shown",
+        places=SUPERVISED,
+        kind=str,
     )
-    only: tuple[str, ...] = option(
-        (), "show this task's lines only; may be repeated", "TASK", group="what is shown", places=SUPERVISED
-    )
-    show: str = option(
-        "joined",
-        "=all: show each task's lines, also where all print alike",
-        "all",
+    show: tuple[str, ...] = option(
+        (),
+        "show this task's lines here, all or none [the chief's, or the first worker's]; may be repeated",
+        "TASK",
         group="what is shown",
         places=SUPERVISED,
     )
-    tee: bool = option(True, "show the tasks' lines here too", group="what is shown", places=SUPERVISED)
     native_logs: bool = option(
         False, "show TensorFlow's own start-up notes too, which the logs have", group="what is shown", places=SUPERVISED
+    )
+    prefix: str = option(
+        "", "a command before each task's, such as 'numactl --cpunodebind=0'", "CMD", group="more", places=SUPERVISED
+    )
+    snapshot: bool = option(
+        False,
+        "run a copy of the script's folder, as it is now: for jobs that wait in a queue or start again",
+        group="more",
+        places=("local", "slurm"),
     )
     max_restarts: int = option(
         0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
@@ -159,6 +165,9 @@ class JobSpec:
     notice: int = _slurm(120, "seconds before the limit in which tasks write a checkpoint [120]", "S", least=1)
     partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME", kind=str)
     account: str | None = _slurm(None, "account to charge [your default]", "NAME", kind=str)
+    setup: tuple[str, ...] = _slurm(
+        (), "a line of the batch script before the job, such as 'module load cuda'; may be repeated", "LINE"
+    )
     sbatch: tuple[str, ...] = _slurm((), "another option for sbatch, such as qos=long; may be repeated", "NAME[=VALUE]")
     name: str = option("toolkit", "the job's name [toolkit]", "NAME", group="slurm", places=("slurm", "kubernetes"))
     image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE", kind=str)
@@ -172,6 +181,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         for each in options():
             object.__setattr__(self, each.name, each.typed(getattr(self, each.name)))
+        if self.on.startswith("ssh:@"):  # Read once, here: a launcher in a session of its own may see another file.
+            object.__setattr__(self, "on", f"ssh:{','.join(read_hosts(self.on.removeprefix('ssh:@')))}")
         require(self.place in PLACES, f"--on={self.on[:80]}", "there is no such place", f"Choose {', '.join(PLACES)}")
         colon = self.place != self.on
         require(
@@ -188,19 +199,23 @@ class JobSpec:
             "there is no chief either, so no task would train",
             "Leave it out for a worker on each GPU, or add --chief",
         )
-        if self.cpus_per_task is not None:
-            site_checks.cores(self.cpus_per_task, whole=self.place == "slurm")
-        checks.choice("isolate", self.isolate, ("no", "yes", "fully"))
-        checks.choice("show", self.show, ("joined", "all"))
         if self.rendezvous is not None:
             checks.address("rendezvous", self.rendezvous)
         for pair in self.env:
             checks.variable(pair)
+        checks.prefix(self.prefix)
         require(self.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
-        for name in (*self.only, *self.task):
+        for name in (*self.task, *(each for each in self.show if each not in checks.EVERYBODY)):
             checks.task(name)
         checks.passable([text for _, text in self._texts()])
-        site_checks.slurm_names(name=self.name, partition=self.partition, account=self.account)
+        require(
+            self.place != "slurm" or (self.cpus_per_task or "1").isdecimal(),
+            f"--cpus_per_task={self.cpus_per_task}",
+            "that isn't a number of cores",
+            "Give a whole number from 1",
+        )
+        for name in ("name", "partition", "account", "time", "cpus_per_task"):
+            site_checks.lines(**{name: getattr(self, name)})
         site_checks.sbatch(self.sbatch)
         if self.time is not None:
             site_checks.slurm_time(self.time, notice=self.notice)

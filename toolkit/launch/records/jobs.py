@@ -1,7 +1,7 @@
 """Jobs that this user has started, on whatever terminal: found again, looked at, stopped.
 
-Each leaves a small file under ~/.local/state/toolkit/jobs ($XDG_STATE_HOME, where that is set) that names the directory
-of its logs and the process that supervises it. A process's number is used again after its end, and after a reboot: so
+Each leaves a small file under ~/.local/state/toolkit/jobs ($XDG_STATE_HOME, where that is set) that names its directory
+and the process that supervises it. A process's number is used again after its end, and after a reboot: so
 the file has its start and the boot's id, too.
 """
 
@@ -19,7 +19,7 @@ import psutil
 
 from toolkit.errors import LaunchError
 from toolkit.launch.records import controller
-from toolkit.launch.records.record import Record
+from toolkit.launch.records.record import PREFIX, Record
 from toolkit.support import files
 
 __all__ = ["Entry", "add", "command", "every", "find"]
@@ -35,7 +35,7 @@ class Entry:
 
     Attributes:
         id: Its id.
-        logs: The directory of its logs.
+        directory: Its own.
         host: The machine that its supervisor was started on.
         pid: The supervisor's process id; 0 where Slurm has it.
         started: When that process began, in seconds since 1970.
@@ -46,7 +46,7 @@ class Entry:
     """
 
     id: str
-    logs: str
+    directory: str
     host: str
     pid: int
     started: float
@@ -58,7 +58,7 @@ class Entry:
     @property
     def record(self) -> Record:
         """What it leaves."""
-        return Record(pathlib.Path(self.logs, self.id))
+        return Record(pathlib.Path(self.directory))
 
     @property
     def here(self) -> bool:
@@ -120,7 +120,7 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
         started = psutil.Process(pid).create_time() if pid else 0.0
     made = Entry(
         id=record.id,
-        logs=os.path.abspath(record.logs),
+        directory=os.path.abspath(record.directory),
         host=socket.gethostname(),
         pid=pid,
         started=started,
@@ -137,7 +137,7 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
     except OSError as error:
         _LOG.warning(
             "`toolkit jobs` won't list job %s: %s can't be written (%s). Name it by %s",
-            *(record.id, _directory(), error.strerror, made.logs),
+            *(record.id, _directory(), error.strerror, made.directory),
         )
     return made
 
@@ -155,7 +155,7 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
     """Returns the job of this name.
 
     Args:
-        name: Its id or the beginning of it, the directory of its logs, or its number in Slurm; None for the newest.
+        name: Its id or the beginning of it, its directory or the one above, or Slurm's number; None for the newest.
         runs: Of several in question, the newest that runs goes before.
 
     Raises:
@@ -165,7 +165,9 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
     if name is None:
         same = known
     else:
-        same = [job for job in known if name and (name in (job.id, job.slurm) or os.path.abspath(name) == job.logs)]
+        same = [
+            job for job in known if name and (name in (job.id, job.slurm) or os.path.abspath(name) == job.directory)
+        ]
         same = same or _in_directory(name)
     matching = [next((job for job in reversed(same) if runs and job.alive), same[-1])] if same else []
     if name and not matching:
@@ -184,12 +186,13 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
 
 
 def _in_directory(name: str) -> list[Entry]:
-    """Returns the jobs whose logs are in a directory, the newest last, also those that aren't listed any more."""
+    """Returns the jobs of a directory, or of those in it, the newest last, also those that aren't listed any more."""
     found = []
-    for path in sorted(pathlib.Path(name).glob("*/job.json")) if name else ():
+    folder = pathlib.Path(name)
+    for path in [*folder.glob("job.json"), *folder.glob(f"{PREFIX}*/job.json")] if name else ():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             held = json.loads(path.read_text(encoding="utf-8"))
-            where = {"logs": str(path.parent.parent.absolute()), "host": held["host"], "at": held["at"]}
+            where = {"directory": str(path.parent.absolute()), "host": held["host"], "at": held["at"]}
             found.append(Entry(id=held["id"], pid=0, started=0.0, boot="", slurm="", **where))
     return sorted(found, key=lambda job: job.at)
 

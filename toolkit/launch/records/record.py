@@ -1,6 +1,7 @@
 """What a job leaves: its logs, what it was asked for, an event for each start and end, and the first failure."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,53 +17,17 @@ from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records import snapshot
 from toolkit.support import files, umask
 
-__all__ = ["LAUNCHER_LOG", "SCRIPT_LOG", "Record", "log_name"]
+__all__ = ["LAUNCHER_LOG", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
 
+PREFIX = "launch-"  # Of the directory's name, before the id.
+SNAPSHOT = "snapshot"  # Of a script's files, in the job's directory.
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
 # What Slurm's batch script writes, and a detached supervisor.
 SCRIPT_LOG, LAUNCHER_LOG = "job.log", "launcher.log"
-
-
-def log_name(task: object, attempt: int) -> str:
-    """Returns the name of a task's log file: "worker-0.log", and "worker-0.attempt-2.log" after a restart."""
-    return str(task).replace(":", "-") + (f".attempt-{attempt}" if attempt > 1 else "") + ".log"
-
-
-@umask.guarded()
-def _log_directory(asked: str | None, names: Sequence[str] = ()) -> pathlib.Path:
-    """Makes the directory for logs, and returns it.
-
-    Args:
-        asked: A path; None for a new directory under ./runs.
-        names: The logs' names.
-
-    Raises:
-        LaunchError: It can't be written.
-    """
-    try:
-        if asked is not None:
-            logs = pathlib.Path(asked).expanduser()
-            logs.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                with open(logs / name, "ab"):
-                    pass
-            return logs
-        stem = f"launch-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in range(1000):
-            logs = pathlib.Path("runs", f"{stem}-{number}" if number else stem)
-            try:
-                logs.mkdir(parents=True)
-            except FileExistsError:
-                if logs.parent.is_dir():
-                    continue
-                raise
-            return logs
-        raise FileExistsError(f"{stem} is taken a thousand times")
-    except (OSError, ValueError, RuntimeError) as error:  # A NUL raises ValueError, ~nobody RuntimeError.
-        raise _unwritable(asked or "a new directory under ./runs", error) from error
 
 
 def _unwritable(where: object, error: Exception) -> LaunchError:
@@ -74,39 +39,81 @@ def _unwritable(where: object, error: Exception) -> LaunchError:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Which task failed first, and how.
+
+    Attributes:
+        task: Its name, such as "worker:1".
+        host: Its machine.
+        at: When that was noticed, in seconds since 1970.
+        exit_code: Its exit code; None where a signal ended it, or where it still ran and made no progress.
+        signal: The number of that signal; None for none.
+        words: How it ended, in words.
+        last_lines: The last lines that it wrote.
+    """
+
+    task: str
+    host: str
+    at: float
+    exit_code: int | None
+    signal: int | None
+    words: str
+    last_lines: Sequence[str]
+
+
 class Record:
     """The files of one job. A disk that is full costs them, and not the job.
 
     Args:
-        directory: Its own, LOGS/ID; it needn't be there yet.
+        directory: Its own, launch-ID; it needn't be there yet.
 
     Attributes:
         directory: The same.
         id: The job's id.
-        logs: The directory of its tasks' logs, which other jobs may share.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
-        self.id = directory.name
-        self.logs = directory.parent
+        self.id = directory.name.removeprefix(PREFIX)
         self._read = 0
 
     @classmethod
-    def begin(cls, spec: JobSpec, names: Sequence[str] = (), *, function: str = "") -> "Record":
-        """Gives a job an id and its directories, and writes job.json; returns its record.
+    @umask.guarded()
+    def begin(cls, spec: JobSpec, *, function: str = "") -> "Record":
+        """Gives a job an id and its directory, and writes job.json; returns its record.
+
+        job.json has what was asked, where, when, and how to ask again; with its secrets, for the user only.
 
         Args:
             spec: What was asked.
-            names: The logs that must be writable.
             function: What is called in the place of a script.
 
         Raises:
             LaunchError: They can't be written.
         """
-        record = cls(_log_directory(spec.log_dir, names) / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-        record._start(spec, function)
+        name = f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        try:
+            record = cls(pathlib.Path(spec.log_dir or "runs").expanduser() / name)
+            record.directory.mkdir(parents=True)
+        except (OSError, ValueError, RuntimeError) as error:  # ~nobody raises a RuntimeError.
+            raise _unwritable(spec.log_dir or "a new directory under ./runs", error) from error
+        record.add("job", id=record.id)
+        again = shlex.join(["toolkit", *spec.arguments])
+        if spec.snapshot:
+            spec = dataclasses.replace(spec, command=snapshot.take(spec.command, record.directory / SNAPSHOT))
+        found = {"id": record.id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
+        found |= {"again": again, "function": function}
+        with contextlib.suppress(OSError):
+            own = os.open(record.directory / _JOB, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(own, "w", encoding="utf-8") as file:
+                json.dump({**found, "host": socket.gethostname()}, file)
         return record
+
+    def log(self, task: object, attempt: int) -> pathlib.Path:
+        """Returns a task's log file: worker-0.log, and worker-0.attempt-2.log after a restart."""
+        again = f".attempt-{attempt}" if attempt > 1 else ""
+        return self.directory / f"{str(task).replace(':', '-')}{again}.log"
 
     @umask.guarded()
     def add(self, kind: str, **facts: Any) -> None:
@@ -138,11 +145,6 @@ class Record:
             **{name: getattr(error, name) for name in words},
         )
 
-    def log_sizes(self, tasks: Sequence[str], attempt: int) -> dict[str, int]:
-        """Returns how many bytes the logs of an attempt's tasks have, which other jobs may have written to as well."""
-        paths = {task: self.logs / log_name(task, attempt) for task in tasks}
-        return {task: path.stat().st_size for task, path in paths.items() if path.exists()}
-
     def new(self) -> list[Event]:
         """Returns the events that have been added, by whatever process, since this was last called."""
         try:
@@ -154,22 +156,6 @@ class Record:
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         return events.Reader().events(whole)
-
-    def _start(self, spec: JobSpec, function: str) -> None:
-        """Writes job.json: what was asked, where, when, and how to ask again; with its secrets, for the user only."""
-        try:
-            with umask.guarded():
-                self.directory.mkdir()
-        except OSError as error:
-            raise _unwritable(self.directory, error) from error
-        self.add("job", id=self.id)
-        found = {"id": self.id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
-        found["again"] = shlex.join(["toolkit", *spec.arguments])
-        found["function"] = function
-        with contextlib.suppress(OSError):
-            own = os.open(self.directory / _JOB, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(own, "w", encoding="utf-8") as file:
-                json.dump({**found, "host": socket.gethostname()}, file)
 
     def beginnings(self) -> str:
         """Returns what was written of a job by whatever starts it: Slurm's batch script, or a detached supervisor."""
@@ -232,7 +218,7 @@ class Record:
         return {":".join(path.stem.rsplit("-", 1)): path.read_bytes() for path in paths}
 
     def job(self) -> dict[str, Any]:
-        """Returns what `start_job` has written; its spec is a JobSpec.
+        """Returns what job.json has; its spec is a JobSpec.
 
         Raises:
             LaunchError: There is none, or it is damaged.
@@ -242,7 +228,7 @@ class Record:
             return {**found, "spec": JobSpec.from_json(json.dumps(found["spec"]))}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                asked=f"job {self.id}, whose logs are in {self.logs},",
+                asked=f"job {self.id}, whose logs are in {self.directory},",
                 found=f"its {_JOB} can't be read ({error})",
                 remedy="Name the directory of a job that `toolkit launch` has started",
             ) from error
@@ -252,24 +238,14 @@ class Record:
         with contextlib.suppress(OSError):
             (self.directory / _FAILURE).unlink(missing_ok=True)
 
-    def keep_failure(self, task: object, *, code: int | None, words: str, lines: Sequence[str], host: str) -> None:
-        """Writes failure.json: the task whose failure was the cause, and its last lines.
+    def failure(self) -> Failure | None:
+        """Returns what failure.json has; None where there is none."""
+        try:
+            return Failure(**json.loads((self.directory / _FAILURE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
 
-        Args:
-            task: The task.
-            code: Its exit code; below 0 the number of the signal that ended it; None where it still ran.
-            words: How it ended.
-            lines: The last ones that it wrote.
-            host: Its machine; "" for this one.
-        """
-        found = {
-            "task": str(task),
-            "host": host or socket.gethostname(),
-            "at": round(time.time(), 3),
-            "exit_code": code if code is None or code >= 0 else None,
-            "signal": -code if code is not None and code < 0 else None,
-            "words": words,
-            "last_lines": list(lines),
-        }
+    def keep_failure(self, found: Failure) -> None:
+        """Writes failure.json."""
         with contextlib.suppress(OSError):
-            files.write_json(self.directory / _FAILURE, found)
+            files.write_json(self.directory / _FAILURE, dataclasses.asdict(found))

@@ -1,8 +1,8 @@
 """Who decides: attempts, restarts, failures, hangs, signals.
 
-Come here for what becomes of a job when something happens to its tasks. What decides (`state`) changes nothing.
+Come here for what becomes of a job when something happens to its tasks: `decide` has it in one table.
 
-budget     how often what has failed is started again
+decide     what follows from what has happened: a table
 state      what is known of a job's tasks from their events, and what follows from it
 failure    the message about the task that failed first
 stacks     where tasks are that make no progress, by their Python stacks

@@ -1,67 +1,40 @@
 """The agents that start a job's tasks: called, checked, called again, and the cluster that they make."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch.events import Event
+from toolkit.launch.agent.connection import ConnectedAgent
+from toolkit.launch.events import BEAT, Event
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 
-__all__ = ["AgentLike", "Agents", "Place"]
+__all__ = ["Agents", "Place"]
 
 _AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
 _PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.
 _CALL = 10.0  # Seconds between two calls to a host that was gone when the job went on.
 
 
-class AgentLike(Protocol):
-    """An agent, in this process or at the end of a connection; `toolkit.launch.events` has what it takes and tells."""
-
-    @property
-    def gone(self) -> bool:
-        """Whether the connection has ended."""
-
-    @property
-    def silence(self) -> float:
-        """Seconds since anything was heard."""
-
-    def fileno(self) -> int:
-        """A descriptor that can be read when something has happened."""
-
-    def send(self, kind: str, **facts: Any) -> None:
-        """Asks for something."""
-
-    def read(self) -> list[Event]:
-        """Returns what has happened."""
-
-    def last_line(self) -> str:
-        """What was written last at its end, for a person."""
-
-    def close(self) -> None:
-        """Ends it, and whatever it has started."""
-
-
-class Place(Protocol):
+class Place:
     """Where a job's tasks run.
 
     Attributes:
         hosts: The machines, the first one's first task the chief.
         addresses: At which the tasks of each host reach one another.
         remedy: What must be so for a host's agent to start, a sentence with {host} in it.
-        where: A clause about it for the first message, when its hosts have been called; "" for none.
     """
 
     hosts: tuple[Host, ...]
     addresses: dict[Host, str]
     remedy: str
-    where: str
 
-    def call(self, host: Host) -> AgentLike:
+    def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent of this host, which has been asked to prepare."""
+        raise NotImplementedError
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster of the hosts that are there, and the host of each task to start.
@@ -69,6 +42,11 @@ class Place(Protocol):
         Args:
             ports: The hosts that are there, each with a port for each of its tasks.
         """
+        raise NotImplementedError
+
+    def out(self, error: ToolkitError) -> str:  # noqa: ARG002 - it is Slurm's that looks at it.
+        """Returns why the job can't stay here after this error, and is to be queued again; "" where it can."""
+        return ""
 
     def close(self, ended: ToolkitError | None) -> None:
         """Lets go of what the place holds; the job has ended, with this error or well."""
@@ -77,7 +55,7 @@ class Place(Protocol):
 class _Call:
     """An agent that was called, and what it has answered."""
 
-    def __init__(self, agent: AgentLike) -> None:
+    def __init__(self, agent: ConnectedAgent) -> None:
         self.agent = agent
         self.ready: Event | None = None
         self.refused: Event | None = None
@@ -90,8 +68,6 @@ class _Call:
                 self.refused = event
         if self.agent.gone and self.ready is None and self.refused is None:
             self.refused = {"asked": "", "found": self.agent.last_line(), "remedy": ""}
-        if self.ready:
-            self.agent.send("beat")
 
 
 class Agents:
@@ -114,8 +90,11 @@ class Agents:
         self._shared = False
         self._called = 0.0
         self.missing: list[Host] = []
+        # A thread of its own: a log on a disk that stands still stops nobody's signs of life.
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
 
-    def connect(self, *, again: bool) -> dict[Host, AgentLike]:
+    def connect(self, *, again: bool) -> dict[Host, ConnectedAgent]:
         """Returns a ready agent for each host, the first host's first; after a failure those that answer suffice.
 
         Raises:
@@ -176,9 +155,17 @@ class Agents:
 
     def close(self, ended: ToolkitError | None) -> None:
         """Ends all; the job has ended, with this error or well."""
+        self._over.set()
         self._place.close(ended)
         for call in list(self._calls.values()):
             call.agent.close()
+
+    def _beat(self) -> None:
+        """Shows every agent that somebody is there, until the job is over."""
+        while not self._over.wait(BEAT):
+            for call in list(self._calls.values()):
+                if call.ready:
+                    call.agent.send("beat")
 
     def _connect_all(self, hosts: Sequence[Host]) -> None:
         """Calls them, and returns when all are ready; the first one that isn't to be had is an error."""

@@ -1,15 +1,19 @@
 """One start of a job: its tasks started, watched to their end, and all of them ended with the first that fails."""
 
+import contextlib
+import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
 from toolkit.launch.events import BEAT
 from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.records.record import Failure
 from toolkit.launch.supervisor import failure, stacks, state
-from toolkit.launch.supervisor.budget import Budget
 from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
 
 __all__ = ["Attempt", "HostLost"]
@@ -135,16 +139,17 @@ class Attempt:
         if not (state.serves(task, self.tasks) and (task.code or 0) < 0):
             return False
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
-        if self.budget.take():
+        last = self.crew.whole and not any(other.alive and other.served for other in others)
+        follows = decide(What.LAST if last else What.SERVING, self.budget)
+        if follows is Next.REPLACE:
             self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
             self.crew.restart(task)
-            return True
-        if self.crew.whole and not any(other.alive and other.served for other in others):
+        elif follows is Next.WITHOUT:
+            task.given_up = True
+            self.crew.say(f"{task.task} {task.words()}; the job goes on without it")
+        else:
             self.crew.say("No worker is left")
-            return False
-        task.given_up = True
-        self.crew.say(f"{task.task} {task.words()}; the job goes on without it")
-        return True
+        return follows is not Next.FAIL
 
     def _take_stopped(self, task: TaskState) -> None:
         """Kills a worker that is stopped and can be done without; of another, notes that the job waits for it."""
@@ -162,15 +167,19 @@ class Attempt:
                 continue
             self.crew.end(signal.SIGTERM, within=_STRANDED)
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
-            raise HostLost(f"{host.name} is gone: {why}. Its tasks were {names}.", code=1)
+            for task in (
+                self.crew.tasks_of(agent) if agent.here else ()
+            ):  # They end with it, what they have started not.
+                with contextlib.suppress(OSError):
+                    os.killpg(task.pid, signal.SIGKILL)
+            raise HostLost(f"The agent on {host.name} is gone: {why}. Its tasks were {names}.", code=1)
 
     def _end_after_silence(self, host: str, seconds: int) -> None:
-        """This launcher was stopped, or waited for a disk, and is no more than one that goes on."""
+        """This launcher was stopped, and is no more than one that goes on."""
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
             f"This launcher stood still: {host} heard nothing of it for {seconds} s (--heartbeat_timeout), and ended "
-            "its tasks as for a launcher that is gone. It was stopped, as by SIGSTOP or a sleeping laptop, or the disk "
-            f"of {self.crew.record.logs} took nothing.",
+            "its tasks as for a launcher that is gone. It was stopped, as by SIGSTOP or a sleeping laptop.",
             code=1,
         )
 
@@ -197,14 +206,21 @@ class Attempt:
         raise self._failure(first)
 
     def _failure(self, first: TaskState) -> TaskFailed:
-        self.crew.record.keep_failure(
-            first.task, code=first.code, words=first.words(), lines=self._last(first), host=first.host
-        )
+        self._keep(first, first.words(), first.code)
         return failure.error(first, self.tasks)
 
-    @staticmethod
-    def _last(task: TaskState) -> list[str]:
-        return task.output.last_lines()[-_KEPT:]
+    def _keep(self, first: TaskState, words: str, code: int | None) -> None:
+        self.crew.record.keep_failure(
+            Failure(
+                task=str(first.task),
+                host=first.host or socket.gethostname(),
+                at=round(time.time(), 3),
+                exit_code=code if code is None or code >= 0 else None,
+                signal=-code if code is not None and code < 0 else None,
+                words=words,
+                last_lines=first.output.last_lines()[-_KEPT:],
+            )
+        )
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.tasks if task.alive]
@@ -225,9 +241,9 @@ class Attempt:
         first = next((task for task in alive if not _in_a_collective(task)), alive[0])
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         text = f"No task made progress for {limit:g} s, so the job was stopped. {where}"
-        self.crew.record.keep_failure(first.task, code=None, words=text, lines=self._last(first), host=first.host)
+        self._keep(first, text, None)
         raise TaskFailed(
-            f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.logs}", code=1
+            f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.directory}", code=1
         )
 
     def _where_tasks_are(self) -> str:

@@ -3,18 +3,19 @@
 import base64
 import contextlib
 import selectors
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.cluster import Cluster, Task
+from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.agent.ports import few
 from toolkit.launch.display.display import Display
 from toolkit.launch.events import BEAT, Event, data
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records.record import Record, log_name
-from toolkit.launch.supervisor.agents import AgentLike
+from toolkit.launch.records.record import Record
 from toolkit.launch.supervisor.state import TaskState
 from toolkit.support import files
 
@@ -35,7 +36,7 @@ class Crew:
         tasks: The host of each task to start.
         cluster: All tasks.
         number: The attempt's number, from 1.
-        record: Keeps what happens, and knows the job's id and the directory of its logs.
+        record: Keeps what happens, and knows the job's id and its directory.
         display: Where lines and messages go.
         received: Signals to the launcher are appended to it, by whoever made it.
 
@@ -52,7 +53,7 @@ class Crew:
     def __init__(
         self,
         spec: JobSpec,
-        agents: Mapping[Host, AgentLike],
+        agents: Mapping[Host, ConnectedAgent],
         tasks: Mapping[Task, Host],
         cluster: Cluster,
         *,
@@ -73,7 +74,7 @@ class Crew:
             TaskState(
                 task,
                 host=host.name if several else "",
-                log=record.logs / log_name(task, number),
+                log=record.log(task, number),
             )
             for task, host in tasks.items()
         ]
@@ -106,6 +107,7 @@ class Crew:
                 cluster=self.cluster.as_dict(),
                 here=[str(task.task) for task in self.tasks_of(agent)],
                 command=list(self.spec.command),
+                prefix=shlex.split(self.spec.prefix),
                 environment=self.spec.environment,
                 options=options,
                 job_id=self.record.id,
@@ -124,7 +126,6 @@ class Crew:
         for host, agent in self.agents.items():
             for event in agent.read():
                 self._take(host, event)
-            agent.send("beat")
             if agent.gone and agent in self._watched:
                 self._watched.remove(agent)
                 self._selector.unregister(agent)
@@ -178,17 +179,15 @@ class Crew:
             files.make_directory(marker.parent)
             marker.touch()
         where = "this machine" if len(self.agents) == 1 else host.name
-        close = "Close these ports to other machines"
+        close = "Close these ports to other machines (SECURITY.md says how)"
         if len(self.agents) > 1:
             close = f"Let a firewall admit these hosts only: {few([h.name for h in self.agents])}"
-        elif self.spec.place == "local" and self.whole:
-            close = "--isolate closes these ports"
         self.say(
             f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}. "
             f"TensorFlow's servers there accept commands without a password. {close}. This is said once on a machine."
         )
 
-    def tasks_of(self, agent: AgentLike) -> list[TaskState]:
+    def tasks_of(self, agent: ConnectedAgent) -> list[TaskState]:
         """Returns the tasks that it has started."""
         return [task for task in self.tasks if self.homes[task.task] is agent]
 
@@ -208,7 +207,7 @@ class Crew:
             agent.send("stacks")
         self.read_for(_ANSWER)
 
-    def lost(self, agent: AgentLike) -> str:
+    def lost(self, agent: ConnectedAgent) -> str:
         """Returns why an agent counts as gone, "" while it doesn't."""
         quiet = agent.silence > self.spec.silence
         if not (quiet or agent.gone) or not any(task.alive for task in self.tasks_of(agent)):
@@ -268,6 +267,4 @@ class Crew:
         for task in self.tasks:
             self._show(task, task.output.flush())
             task.output.close()
-        ends = self.record.log_sizes([str(task.task) for task in self.tasks], self.number)
-        self.record.add("logs", number=self.number, ends=ends)
         self._selector.close()

@@ -1,45 +1,41 @@
 """A job from its start to its end: attempts, restarts, and what is said and kept of it."""
 
+import contextlib
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 
-from toolkit.errors import TaskFailed, ToolkitError
+from toolkit.errors import ToolkitError
+from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.display.display import Display
 from toolkit.launch.job import checks
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record, log_name
-from toolkit.launch.supervisor.agents import AgentLike, Agents, Place
+from toolkit.launch.records.record import Record
+from toolkit.launch.supervisor.agents import Agents, Place
 from toolkit.launch.supervisor.attempt import Attempt
-from toolkit.launch.supervisor.budget import Budget, attempts
 from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.supervisor.decide import Budget, Next, What, decide, what_ended
 from toolkit.support import signals
 from toolkit.support.words import counted
 
 __all__ = ["supervise"]
 
 
-def supervise(
-    spec: JobSpec,
-    place: Callable[[], Place],
-    *,
-    received: list[int],
-    record: Record | None = None,
-    retries: Callable[[TaskFailed], bool] = lambda _: True,
-    goes_on: Callable[[ToolkitError], bool] = lambda _: False,
-) -> None:
-    """Runs a job to its end: starts its tasks, shows what they do, and starts them again as often as it may.
+def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int], record: Record | None = None) -> str:
+    """Runs a job to its end: starts its tasks, shows what they do, and starts them again as `decide` says.
 
     Args:
         spec: What is asked.
         place: Returns where it runs.
         received: Signals to the launcher are appended to it, by whoever made it.
         record: What has been begun of it; None for a new one.
-        retries: Returns whether a failure may be mended by another attempt here.
-        goes_on: Returns whether what has ended the job here isn't its end.
+
+    Returns:
+        "" where it is done; else why it is to be queued again.
 
     Raises:
         RequestError: What was asked can't be done.
@@ -48,122 +44,122 @@ def supervise(
     """
     # From the beginning: a job that is queued again is asked where it is while it connects, and would die of it.
     with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
-        _supervise(spec, place, received, record, retries, goes_on, asked_for_stacks)
-
-
-def _supervise(
-    spec: JobSpec,
-    place: Callable[[], Place],
-    received: list[int],
-    record: Record | None,
-    retries: Callable[[TaskFailed], bool],
-    goes_on: Callable[[ToolkitError], bool],
-    asked_for_stacks: list[int],
-) -> None:
-    agents: Agents | None = None
-    ended: ToolkitError | None = None
-    display: Display | None = None
-    try:
-        where = place()
-        agents = Agents(spec, where, received)
-        connected = agents.connect(again=False)
-        _, tasks = agents.cluster()
-        checks.only(spec.only, [str(task) for task in tasks])
-        if record is None:
-            record = Record.begin(spec, [log_name(task, 1) for task in tasks])
-            jobs.add(record, pid=os.getpid())
-        display = Display(tee=spec.tee, only=spec.only, native_logs=spec.native_logs, joined=spec.show != "all")
-        job = _Job(spec, agents, record, display, received, where=where.where)
-        before = record.new()
-        budget = Budget(spec.max_restarts, used=sum(event["event"] == "restart" for event in before))
-        first = 1 + sum(event["event"] == "attempt" for event in before)
-        job.asked_for_stacks = asked_for_stacks
-        job.run(connected, first=first, budget=budget, retries=retries)
-    except ToolkitError as error:
-        ended = error
-        if record is not None and not goes_on(error):
-            record.end(error)
-        raise
-    finally:
-        if display is not None:
-            display.close()
-        if agents is not None:
-            agents.close(ended)
+        return _Job(spec, received, asked_for_stacks, record).run(place)
 
 
 class _Job:
-    def __init__(
-        self,
-        spec: JobSpec,
-        agents: Agents,
-        record: Record,
-        display: Display,
-        received: list[int],
-        *,
-        where: str,
-    ) -> None:
+    """A job, from its start to its end.
+
+    Args:
+        spec, received, record: As `supervise` has them.
+        asked_for_stacks: Signals that ask where the tasks are are appended to it.
+    """
+
+    agents: Agents
+    display: Display
+
+    def __init__(self, spec: JobSpec, received: list[int], asked_for_stacks: list[int], record: Record | None) -> None:
         self.spec = spec
-        self.agents = agents
-        self.record = record
-        self.display = display
         self.received = received
-        self.where = where
-        self.asked_for_stacks: list[int] = []  # Signals that ask where the tasks are: `toolkit stacks`.
+        self.asked_for_stacks = asked_for_stacks
+        self.record = record
 
-    def run(
-        self,
-        connected: Mapping[Host, AgentLike],
-        *,
-        first: int,
-        budget: Budget,
-        retries: Callable[[TaskFailed], bool],
-    ) -> None:
-        began, restarts = time.monotonic(), 0
-        if first == 1:
-            self.record.forget_failure()
+    def run(self, place: Callable[[], Place]) -> str:
+        """Does what `supervise` says."""
+        ended: ToolkitError | None = None
+        with contextlib.ExitStack() as close:
+            try:
+                where = place()
+                self.agents = Agents(self.spec, where, self.received)
+                close.callback(lambda: self.agents.close(ended))
+                return self._attempts(where, close)
+            except ToolkitError as error:
+                ended = error
+                if self.record is not None:
+                    self.record.end(error)
+                raise
 
-        def attempt(number: int) -> bool:
-            nonlocal connected
-            if number > first:
-                connected = self.agents.connect(again=True)
-            return self._attempt(number, connected, budget, first=number == first)
+    def _begin(self, close: contextlib.ExitStack) -> Record:
+        """Its hosts are there: it begins."""
+        _, tasks = self.agents.cluster()
+        checks.shown(self.spec.show, [str(task) for task in tasks])
+        if self.record is None:
+            self.record = Record.begin(self.spec)
+            jobs.add(self.record, pid=os.getpid())
+            self.spec = self.record.job()["spec"]
+        self.display = close.enter_context(Display(show=self.spec.show, native_logs=self.spec.native_logs))
+        return self.record
 
-        def say(message: str) -> None:
-            nonlocal restarts
-            restarts += 1
-            self.record.add("restart", text=message)
-            self.display.say(message)
-
-        attempts(attempt, first=first, budget=budget, say=say, wait=self.agents.wait, retries=retries)
-        self.record.forget_failure()
-        again = f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-        text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {self.record.logs}"
+    def _attempts(self, where: Place, close: contextlib.ExitStack) -> str:
+        began, before = time.monotonic(), self.record.new() if self.record else []
+        first = 1 + sum(event["event"] == "attempt" for event in before)
+        budget = Budget(self.spec.max_restarts, used=sum(event["event"] == "restart" for event in before))
+        used, pause = budget.used, 0.0
+        record: Record | None = None
+        for number in itertools.count(first):
+            error: ToolkitError | None = None
+            out, done = "", False
+            try:
+                self.agents.wait(pause)
+                connected = self.agents.connect(again=number > first)
+                record = record or self._begin(close)
+                done = self._attempt(record, number, connected, budget, first=number == first)
+            except ToolkitError as found:
+                error = found
+                out = where.out(error)
+            follows = decide(what_ended(error, out=bool(out)) if error or done else What.BACK, budget)
+            if follows is Next.REQUEUE:
+                return out
+            if follows is Next.RESTART and record is not None:
+                later = f" in {budget.delay:.0f} s" if budget.delay else ""
+                text = f"{error}\nlaunch: starting the job again{later}, {budget.words}"
+                record.add("restart", text=text)
+                self.display.say(text)
+                pause = budget.delay
+            elif error is not None:
+                raise error
+            elif follows is Next.END:
+                break
+            else:
+                pause = 0.0
+        assert record is not None
+        record.forget_failure()
+        restarts = budget.used - used
+        again = f", after {counted(restarts, 'restart')}" if restarts else ""
+        text = f"launch: done in {_duration(time.monotonic() - began)}{again}; logs in {record.directory}"
         self.display.say(text)
-        self.record.end(None, text)
+        record.end(None, text)
+        return ""
 
-    def _attempt(self, number: int, connected: Mapping[Host, AgentLike], budget: Budget, *, first: bool) -> bool:
+    def _attempt(
+        self,
+        record: Record,
+        number: int,
+        connected: Mapping[Host, ConnectedAgent],
+        budget: Budget,
+        *,
+        first: bool,
+    ) -> bool:
         cluster, tasks = self.agents.cluster()
         self.display.expect(list(tasks))
         names = [str(task) for task in tasks]
-        self.record.add("attempt", number=number, tasks=names, begins=self.record.log_sizes(names, number))
+        record.add("attempt", number=number, tasks=names)
         crew = Crew(
             self.spec,
             connected,
             tasks,
             cluster,
             number=number,
-            record=self.record,
+            record=record,
             display=self.display,
             received=self.received,
         )
-        logs = f"logs in {self.record.logs}"
+        logs = f"logs in {record.directory}"
         if self.spec.place == "local" and not self.spec.rendezvous:
             others = len(cluster.tasks) - len(tasks)
             elsewhere = f", {others} elsewhere" if others else ""
             if first:
-                crew.say(
-                    f"launch: {counted(len(tasks), 'task')} here{elsewhere}{' ' * bool(self.where)}{self.where}; {logs}"
-                )
+                crew.say(f"launch: {counted(len(tasks), 'task')} here{elsewhere}; {logs}")
         else:
             missing = ", ".join(host.name for host in self.agents.missing)
             without = f", without {missing}" if missing else ""

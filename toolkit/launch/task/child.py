@@ -32,7 +32,7 @@ import types
 from typing import Any
 
 from toolkit.errors import RequestError
-from toolkit.support import status
+from toolkit.support import signals, status
 
 __all__: list[str] = []
 
@@ -42,6 +42,7 @@ def _main() -> None:
     file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     faulthandler.enable()  # A crash of native code leaves its place in the log.
+    signals.end_with_parent()
     folder = _folder(command)
     own = _shadows(folder)
     if as_is != "1" and "toolkit" not in own:
@@ -80,7 +81,10 @@ def _fails() -> None:
 
 def _folder(command: list[str]) -> str:
     """Where `python SCRIPT` or `python -m MODULE` looks for modules first."""
-    return os.getcwd() if command[0] == "-m" else str(pathlib.Path(command[0]).resolve().parent)
+    copy = os.path.join(status.logs() or "", "snapshot")
+    if command[0] == "-m":
+        return copy if status.logs() and os.path.isdir(copy) else os.getcwd()
+    return str(pathlib.Path(command[0]).resolve().parent)
 
 
 def _shadows(folder: str) -> set[str]:

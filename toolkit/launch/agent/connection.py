@@ -1,18 +1,22 @@
-"""An agent at the end of a connection, such as a program that reaches its host: ssh, or srun."""
+"""An agent as its supervisor has it: a program of its own at the end of a connection, on this machine or another."""
 
 import contextlib
+import math
 import os
+import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from toolkit.launch.agent.channel import Channel
-from toolkit.launch.events import BEAT, Event, event
+from toolkit.launch.events import Event, event
 
-__all__ = ["ConnectedAgent", "RemoteAgent"]
+__all__ = ["ConnectedAgent", "StartedAgent", "started_here"]
+
+_PROGRAM = str(pathlib.Path(__file__).with_name("program.py"))
 
 
 class ConnectedAgent:
@@ -20,11 +24,15 @@ class ConnectedAgent:
 
     Args:
         channel: The connection.
+
+    Attributes:
+        here: Whether it runs on this machine.
     """
+
+    here = False
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._beaten = time.monotonic()
 
     @property
     def gone(self) -> bool:
@@ -41,16 +49,12 @@ class ConnectedAgent:
         return self._channel.fileno()
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Sends what is asked for, a sign of life once a second; to a host that is gone, nothing."""
-        if kind == "beat":
-            if time.monotonic() - self._beaten < BEAT:
-                return
-            self._beaten = time.monotonic()
+        """Sends what is asked for; to a host that is gone, nothing."""
         self._channel.send(event(kind, **facts))
 
-    def read(self) -> list[Event]:
-        """Returns what has happened there."""
-        return self._channel.read()
+    def read(self, *, silent: bool = False) -> list[Event]:
+        """Returns what has happened there; nothing where this is to be `silent`."""
+        return [] if silent else self._channel.read()
 
     def last_line(self) -> str:
         """Returns what was written last at the other end, for a person."""
@@ -58,13 +62,14 @@ class ConnectedAgent:
 
     def close(self) -> None:
         """Ends the connection."""
+        self._channel.close()
 
 
-class RemoteAgent(ConnectedAgent):
-    """An agent that a program of this machine reaches.
+class StartedAgent(ConnectedAgent):
+    """An agent that this process has started: here, or on another host by ssh or srun.
 
     Args:
-        program: What starts `python -m toolkit.launch.agent.program` on the host, its standard input and output here.
+        program: What starts `agent.program` on the host, its standard input and output here.
         prepare: What the agent is to prepare. An agent of another version reads it before versions are compared: its
             keys stay as they are.
     """
@@ -99,6 +104,7 @@ class RemoteAgent(ConnectedAgent):
 
     def close(self) -> None:
         """Ends the program; the agent's input ends with it, and the tasks there soon after."""
+        super().close()
         for pipe in (self._process.stdin, self._process.stdout):
             try:
                 if pipe is not None:
@@ -113,3 +119,27 @@ class RemoteAgent(ConnectedAgent):
                 self._process.kill()
                 self._process.wait()
         self._errors.close()
+
+
+def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> StartedAgent:
+    """Returns a new agent of this machine.
+
+    It never counts its supervisor as gone for its silence: that may be stopped by Ctrl-Z, and its end closes the pipe.
+    The tasks end with it at once: whoever starts the job again has nobody in the way.
+
+    Args:
+        number: For how many tasks it is to hold ports.
+        command: What they are to run.
+        prepare: What else it is to prepare.
+    """
+    made = StartedAgent(
+        [sys.executable, _PROGRAM],
+        directory=os.getcwd(),
+        number=number,
+        command=list(command),
+        grace=0.0,
+        silence=math.inf,
+        **prepare,
+    )
+    made.here = True
+    return made

@@ -41,7 +41,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
 
         job = detached.start(spec)
         afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
-        return f"launch: job {job.id} runs; logs in {job.record.logs}\n{afterwards}"
+        return f"launch: job {job.id} runs; logs in {job.directory}\n{afterwards}"
     run_here(spec)
     return ""
 
@@ -70,7 +70,7 @@ def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
 
         by_ssh = SshPlace(spec, mark="")
         _, tasks = by_ssh.cluster()
-        checks.only(spec.only, list(map(str, tasks)))
+        checks.shown(spec.show, list(map(str, tasks)))
         shown = _command(spec, by_ssh.python, known)
         return "\n".join(
             f"# {host.name}, {by_ssh.addresses[host]}, in {by_ssh.directory}: "
@@ -98,16 +98,16 @@ def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
     checks.script(spec.command)
     place = LocalPlace(spec)
     cluster, homes = place.planned()
-    checks.only(spec.only, list(map(str, homes)))
+    checks.shown(spec.show, list(map(str, homes)))
     specs, note = tasks.task_specs(
         cluster,
         list(homes),
         command=spec.command,
+        prefix=shlex.split(spec.prefix),
         environ={**environ, **spec.environment},
         settings={},
         as_is=spec.as_is,
         partial=len(homes) < len(cluster.tasks),
-        tag="dry-run",
         socket_path="/dev/null",
     )
     return [*([f"# {note}"] if note else []), *(tasks.shell_line(t, environ, spec.environment) for t in specs)]

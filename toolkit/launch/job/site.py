@@ -1,0 +1,80 @@
+"""What a site or a project always asks for, kept in a file: toolkit.toml.
+
+    [launch]                        # At every place.
+    max_restarts = 2
+    [slurm]                         # With --on=slurm; so for ssh, local and kubernetes.
+    partition = "gpu"
+    setup = ["module load cuda"]
+
+It is looked for in the working directory, and then in ~/.config/toolkit ($XDG_CONFIG_HOME, where that is set). What the
+nearer file says goes before the other's, and what is asked for on the command line or in Python before both; of what
+may be repeated, all of it counts.
+"""
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.errors import LaunchError
+from toolkit.launch.job.options import PLACES, Option
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["with_defaults"]
+
+_NAME = "toolkit.toml"
+
+
+def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: str) -> dict[str, Any]:
+    """Returns what is asked for, with what the files say of the rest.
+
+    Args:
+        given: By the names of options; what equals an option's default counts as not given.
+        options: All there are.
+        place: Where the job is to run, one of PLACES.
+
+    Raises:
+        LaunchError: A file can't be read, or names no option.
+    """
+    known = {option.name: option for option in options if option.name != "on"}
+    made = dict(given)
+    for path in _files():
+        for table, values in _read(path).items():
+            if table not in ("launch", *PLACES) or not isinstance(values, Mapping):
+                raise _wrong(path, f"[{table}]", f"Name a table launch, {', '.join(PLACES)}")
+            for name, value in values.items():
+                if name not in known:
+                    raise _wrong(path, f"{name} in [{table}]", "See `toolkit launch --help=all`")
+                option = known[name]
+                if table not in ("launch", place) or place not in option.places:
+                    continue
+                if option.kind == "several":
+                    made[name] = (*option.typed(value), *option.typed(made.get(name, ())))
+                elif made.get(name, option.default) == option.default:
+                    made[name] = option.typed(value)
+    return made
+
+
+def _files() -> list[pathlib.Path]:
+    home = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or pathlib.Path.home() / ".config")
+    return [path for path in (pathlib.Path(_NAME), home / "toolkit" / _NAME) if path.is_file()]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            asked=f"{path} says what every job here asks for",
+            found=f"it can't be read ({getattr(error, 'strerror', None) or error})",
+            remedy='Write tables such as [slurm] with lines such as partition = "gpu"',
+        ) from error
+
+
+def _wrong(path: pathlib.Path, what: str, remedy: str) -> LaunchError:
+    return LaunchError(asked=f"{path} has {what}", found="there is no such thing", remedy=remedy)
