@@ -170,10 +170,15 @@ class JobStopped(ToolkitError):
 
 
 class TaskFailed(ToolkitError):
-    """A launched task failed, and the others were ended; `exit_code` is the task's."""
+    """A launched task failed, and the others were ended; `exit_code` is the task's.
 
-    def __init__(self, message: str, *, code: int) -> None:
-        super().__init__(message)
+    Attributes:
+        words: What happened, without what to do about it.
+    """
+
+    def __init__(self, message: str, *, code: int, advice: str = "") -> None:
+        super().__init__(message + advice)
+        self.words = message
         self.exit_code = code
 
 

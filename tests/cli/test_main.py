@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -41,6 +42,9 @@ def test_every_command_has_help_that_says_what_it_does(toolkit, name):
         (("tf_config",), "Did you mean tf-config?"),
         (("frobnicate",), "error: command frobnicate, but there is no such command. `toolkit --help`"),
         (("tf-config",), "but ACTION is missing"),
+        (("launch", "--wokers=2", "x.py"), "Did you mean --workers?"),
+        (("launch", "--gpus=2", "x.py"), "there is no such option. Did you mean --gpus_per_node?"),
+        (("launch", "--qoss=2", "x.py"), "Did you mean --qos?"),
         (("tf-config", "chek"), "Did you mean check? `toolkit tf-config --help`"),
         (("tf-config", "generate", "--wroker=a:1"), "Did you mean --worker? `toolkit tf-config generate --help`"),
         (("tf-config", "generate", "--work=a:1"), "no such option"),
@@ -82,3 +86,10 @@ def test_a_reader_that_has_enough_is_no_error():
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("export TF_CONFIG=")
     assert done.stderr == ""
+
+
+def test_the_version_is_said_with_those_of_what_it_trains_with(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"toolkit \d\S+, Python 3\.\S+, keras 3\.\S+, tensorflow 2\.\S+\n", capsys.readouterr().out)

@@ -72,6 +72,10 @@ def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(tas
     words = str(failure.error(first, [first, other]))
     assert "The newest checkpoint, of step 1,200, is in runs/a/checkpoints. " in words
     assert 'resume="auto"' in words
+    assert "checkpoint" not in failure.error(first, [first, other]).words, "before a restart there is nothing to do"
+    resumes = {"event": "report", "facts": {"resumes": True}, "ago": 0.5}
+    first, other = task(0, resumes, ended(1)), task(1, saved, ended(1))
+    assert str(failure.error(first, [first, other])).endswith("To continue from it, start the job again.")
 
 
 def test_native_notes_are_no_last_lines(task):

@@ -590,7 +590,7 @@ def test_a_module_that_is_misspelt_is_said_as_python_says_it(launcher):
 def test_how_many_behind_the_script_is_noticed(launcher):
     script = launcher.write("import sys; print(sys.argv[1:])")
     _, out, err, _ = launcher.run(command=[str(script), "--workers=2"])
-    assert "note: --workers=2 stands behind the script, which gets it; one task is started" in err
+    assert "note: --workers=2 stands behind the script, which gets it; launch has its own before it" in err
     assert "['--workers=2']" in out
     assert "stands behind" not in launcher.run("--workers=1", command=[str(script)])[2]
 

@@ -133,6 +133,31 @@ def test_the_chiefs_lines_are_shown_or_the_first_workers_unless_others_are_asked
     assert "these are the lines" not in out
 
 
+@pytest.mark.slow
+def test_what_survivors_write_of_a_failure_is_in_their_logs_only(launcher):
+    body = """
+def told(*_):
+    print(*(f"trace {number}" for number in range(60)), sep="\\n", flush=True)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, told)
+print("up", flush=True)
+while me == 0 or not os.path.exists("go"): time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = launcher.start("--workers=2", "--max_restarts=1", body=body)
+    text = b""
+    while text.count(b"| up") < 2:
+        text += process.stdout.readline()
+    (launcher.folder / "go").touch()
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert b"trace" not in rest
+    assert rest.count(b"launch: 60 lines that worker:0 wrote after that: see its log") == 2
+    assert rest.count(b"| up") == 2, "the next attempt's lines are shown again"
+    assert (launcher.logs() / "worker-0.log").read_text().count("trace") == 60
+    assert b"worker:1 failed first: it was ended by SIGKILL" in err
+
+
 def test_a_long_line_is_put_together_from_its_pieces():
     reader = events.Reader()
     text = events.line(events.event("result", data="x" * 1_000_000))

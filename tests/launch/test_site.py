@@ -139,6 +139,16 @@ def test_a_folder_too_large_for_a_copy_is_refused(site, capsys, monkeypatch):
         snapshot.take(("train.py",), site / "copy")
 
 
+def test_options_of_sbatch_go_by_their_own_names(site, capsys):
+    script = printed(capsys, "--on=slurm", "--qos=long", "--mem=8G", "--sbatch=exclusive", "train.py")[1]
+    assert {"qos=long", "mem=8G", "exclusive"} <= set(re.findall("#SBATCH --(.*)", script))
+
+
+def test_an_option_of_another_name_is_guessed():
+    with pytest.raises(LaunchError, match="worker= is given to a launcher, but .*Did you mean workers"):
+        launch.submit("train.py", worker=2)
+
+
 def test_jobs_as_json(site, capsys, monkeypatch):
     from toolkit.launch.records import jobs
     from toolkit.launch.records.record import Record

@@ -47,7 +47,8 @@ def run(given: argparse.Namespace) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("job", "state", "started"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("command", overflow="fold")
+    # On a terminal a line for each; what reads a pipe has all of it.
+    table.add_column("command", overflow="ellipsis", no_wrap=rich.get_console().is_terminal)
     for job in known:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
         table.add_row(job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job))

@@ -24,7 +24,7 @@ from typing import Any
 
 from toolkit.cli import log
 from toolkit.launch import JobSpec, dry_run, options, start
-from toolkit.launch.job import site
+from toolkit.launch.job import site, site_checks
 
 __all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
 
@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             settings["type"] = option.kind
         parser.add_argument(f"--{option.name}", **settings)
+    for name in site_checks.SBATCH:  # By their own names, as well as by --sbatch=NAME=VALUE.
+        parser.add_argument(f"--{name}", dest=f"sbatch {name}")
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--detach", action="store_true")
     parser.add_argument("-h", "--help", metavar="PAGE")
@@ -58,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER)
 
 
-_HOW_MANY = re.compile(r"--(workers|ps|chief|nodes|on|cluster)\b")
+# Flags of launch that are meant for it wherever they stand, unless the script has such a flag of its own.
+_MEANT = re.compile(r"--(workers|ps|chief|evaluator|nodes|on|cluster|rendezvous|max_restarts|detach|dry_run)(=|$)")
 
 
 def run(given: argparse.Namespace) -> None:
@@ -83,11 +86,20 @@ def run(given: argparse.Namespace) -> None:
     log.show()
     if _input_waits():
         print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
-    behind = [word for word in spec.command[1:] if _HOW_MANY.match(word)]
-    if behind and not (spec.counts or spec.cluster or spec.on != "local" or spec.nodes > 1):
-        print(f"note: {behind[0]} stands behind the script, which gets it; one task is started", file=sys.stderr)
+    behind = [word for word in spec.command[1:] if (found := _MEANT.match(word)) and _unsaid(spec, found[1])]
+    if behind:
+        print(
+            f"note: {behind[0]} stands behind the script, which gets it; launch has its own before it", file=sys.stderr
+        )
     if message := start(spec, detach=given.detach):
         print(message)
+
+
+def _unsaid(spec: JobSpec, name: str) -> bool:
+    """Returns whether launch itself was asked for nothing of the kind."""
+    if name in ("workers", "ps", "chief", "evaluator", "nodes", "on", "cluster", "rendezvous"):
+        return not (spec.counts or spec.cluster or spec.on != "local" or spec.nodes > 1)
+    return name != "max_restarts" or not spec.max_restarts
 
 
 def _input_waits() -> bool:
@@ -103,6 +115,9 @@ def _spec(given: argparse.Namespace) -> JobSpec:
     values = {option.name: getattr(given, option.name) for option in options()}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     values["show"] = tuple(name for names in given.show for name in names.split(","))
+    values["sbatch"] += tuple(
+        f"{name}={value}" for name in site_checks.SBATCH if (value := getattr(given, f"sbatch {name}")) is not None
+    )
     values["env"] = tuple(_variable(text) for text in given.env)
     return JobSpec(command=_command(given), **site.with_defaults(values, options(), values["on"].partition(":")[0]))
 

@@ -7,13 +7,16 @@ exit code or None. Its docstring is its help. It is imported when it is asked fo
 import importlib
 import io
 import os
+import platform
 import sys
 from collections.abc import Sequence
 
+from toolkit import __version__
 from toolkit.cli import native
 from toolkit.cli.ending import exit_code
 from toolkit.cli.parser import Parser, unknown
 from toolkit.errors import RequestError
+from toolkit.support.versions import versions
 
 __all__ = ["main"]
 
@@ -57,6 +60,10 @@ def _run(arguments: list[str]) -> object:
     if name in ("--help", "-h"):
         print(_help())
         return 0
+    if name == "--version":
+        installed = ", ".join(f"{name} {version}" for name, version in versions(("keras", "tensorflow")).items())
+        print(f"toolkit {__version__}, Python {platform.python_version()}, {installed}")
+        return 0
     if name not in _COMMANDS:
         raise unknown("command", name, list(_COMMANDS), lists="toolkit")
     module = importlib.import_module(f"toolkit.cli.{name.replace('-', '_')}")
@@ -86,4 +93,6 @@ def _help() -> str:
         "Try first:\n\n  toolkit doctor                        what keeps TensorFlow from training here\n"
         "  toolkit launch --workers=2 train.py   your script in two processes\n\nCommands:\n"
     )
-    return "\n".join([head, *rows, "", "`toolkit COMMAND --help` says what a command takes."])
+    return "\n".join(
+        [head, *rows, "", "`toolkit COMMAND --help` says what a command takes, `toolkit --version` what is installed."]
+    )

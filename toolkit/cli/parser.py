@@ -107,7 +107,10 @@ class Parser(argparse.ArgumentParser):
 
 def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> RequestError:
     """Returns the error for a name that isn't among those there are, with the one it may have been meant for."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # Dashes are alike in all of them, and say nothing.
+    plain = {each.lstrip("-"): each for each in names}
+    near = [plain[each] for each in difflib.get_close_matches(name.lstrip("-"), plain, n=1, cutoff=0.7)]
+    near += [each for key, each in plain.items() if key.startswith(f"{name.lstrip('-')}_")]
     return RequestError(
         asked=f"{kind} {name}",
         found=f"there is no such {kind}",

@@ -69,7 +69,7 @@ def _parse(arguments: list[str]) -> None:
 
 
 def _unknown(name: str) -> RequestError:
-    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
     return RequestError(
         asked=f"--{name}",
         found="there is no such flag",

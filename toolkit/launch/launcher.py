@@ -7,6 +7,7 @@
 cloudpickle takes functions along that no module holds, such as a notebook's.
 """
 
+import difflib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -157,10 +158,13 @@ class Launcher:
             )
         unknown = set(self._spec) - {option.name for option in options()}
         if unknown:
+            name = sorted(unknown)[0]
+            near = difflib.get_close_matches(name, [option.name for option in options()], n=1, cutoff=0.7)
+            meant = f"Did you mean {near[0]}? " if near else ""
             raise LaunchError(
-                asked=f"{sorted(unknown)[0]}= is given to a launcher",
+                asked=f"{name}= is given to a launcher",
                 found="it is none of its options",
-                remedy="Give the function's own arguments to Launcher(...).run(function, name=value), or submit",
+                remedy=f"{meant}A function's own arguments go to Launcher(...).run(function, name=value), or submit",
             )
         spec = JobSpec(command=command, **self._spec)
         if spec.place == "kubernetes":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
+from toolkit.support.words import counted
 from toolkit.training.checkpoints import state
 from toolkit.training.checkpoints.broadcast import broadcast_checkpoint, broadcast_number, check_restored, run_together
 from toolkit.training.checkpoints.position import Position
@@ -117,10 +118,11 @@ def in_words(
     if checkpoint is None:
         return ""
     anew = f" To train anew, remove {directory} or name another directory." if directory else ""
+    every = counted(epochs, "epoch")
     if ended:
-        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {epochs} epochs.{anew}"
+        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {every}.{anew}"
     if resumed.epoch >= epochs:
-        return f"Already complete: {min(resumed.epoch, epochs)} of {epochs} epochs.{anew}"
+        return f"Already complete: {min(resumed.epoch, epochs)} of {every}.{anew}"
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"

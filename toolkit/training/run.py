@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, StoppedBySignal
-from toolkit.support import umask
+from toolkit.support import status, umask
 from toolkit.training import restore
 from toolkit.training.callbacks.stop_signals import StopSignals
 from toolkit.training.checkpoints.broadcast import broadcast_number, check_same
@@ -91,6 +91,7 @@ class Run:
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
             path, self._resume = choose(directory, recipe=recipe, resume=resume)
+            status.report(resumes=resume == "auto")
             self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
             self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
             if directory is None and self._resume:

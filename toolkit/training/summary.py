@@ -14,6 +14,7 @@ from toolkit import __version__, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, redaction, status
 from toolkit.support.versions import versions
+from toolkit.support.words import counted
 from toolkit.training.checkpoints import state
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _command() -> list[str]:
 
 def _last_line(summary: Mapping[str, Any], directory: object) -> str:
     """Returns the line that a completed run ends with."""
-    parts = [f"{summary['epochs']} epochs, {summary['steps']} steps"]
+    parts = [counted(summary["epochs"], "epoch"), counted(summary["steps"], "step")]
     if summary.get("val_accuracy") is not None:
         parts.append(f"test accuracy {summary['val_accuracy']:.2%}")
     else:

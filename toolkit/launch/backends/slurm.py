@@ -68,7 +68,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     gpus = f", each with {counted(number, 'GPU')}" if number else ""
     about = [
         f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
-        f"# In all {sum(rooms(spec))} tasks of {ascii(tasks)[1:-1]}",
+        f"# In all {counted(sum(rooms(spec)), 'task')} of {ascii(tasks)[1:-1]}",
     ]
     # A login shell knows `module` and the like; a line that fails ends the job, before it runs without what is missing.
     setup = ["set -e", *spec.setup] if spec.setup else []

@@ -50,6 +50,7 @@ class Display:
         self._items: collections.deque[tuple[Task | None, Sequence[Any]]] = collections.deque()
         self._waiting = 0
         self._left_out: list[int] | None = None  # How many lines, where that is to be said.
+        self._held: collections.Counter[str] | None = None  # Lines of each task that aren't shown for the moment.
         self._rows: Sequence[Sequence[str]] = ()
         self._drawn = 0.0
         self._live: Any = None
@@ -91,6 +92,9 @@ class Display:
         if not self._native:
             lines = self._chatter[task].without(lines)
         size = sum(map(len, lines))
+        if self._held is not None:
+            self._held[str(task)] += len(lines)
+            return
         with self._news:
             if lines and self._waiting + size > _WAITING:
                 if self._left_out is None:
@@ -104,6 +108,11 @@ class Display:
                 self._waiting += size
                 self._items.append((task, lines))
                 self._news.notify()
+
+    def hold(self, *, held: bool) -> collections.Counter[str]:
+        """Shows none of the tasks' lines from now on, or shows them again; returns how many of each weren't shown."""
+        before, self._held = self._held, collections.Counter() if held else None
+        return before or collections.Counter()
 
     def say(self, message: str) -> None:
         """Shows a message of the launcher's own."""

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from toolkit.launch.job.checks import require
 
-__all__ = ["lines", "sbatch", "slurm_time"]
+__all__ = ["SBATCH", "lines", "sbatch", "slurm_time"]
+
+# Options of sbatch that sites ask for, and that mean the same to `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
+SBATCH = (
+    *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),
+    *("mail-user", "mail-type", "licenses", "dependency", "begin", "comment", "nice", "hint", "wckey", "clusters"),
+)
 
 # As sbatch --time has it: minutes, h:m:s, days-hours ...
 _TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")

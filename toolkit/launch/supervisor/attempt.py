@@ -15,6 +15,7 @@ from toolkit.launch.supervisor import failure, stacks, state
 from toolkit.launch.supervisor.crew import Crew
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
+from toolkit.support.words import counted
 
 __all__ = ["Attempt", "HostLost"]
 
@@ -184,6 +185,8 @@ class Attempt:
         )
 
     def _fail(self) -> None:
+        # What the others write now is what they make of it: pages of it, and the one that counts is still to be named.
+        self.crew.display.hold(held=True)
         self.crew.read_for(1.0)  # What the others report in the meantime may have come first.
         # A task fails because a host is gone, and says so before that host has been silent for long enough. One whose
         # tasks have ended may have left.
@@ -203,7 +206,12 @@ class Attempt:
             self.crew.read_for(self.spec.grace, until=lambda: not state.cause(self.tasks).alive)
             first = state.cause(self.tasks)
         self.crew.end(signal.SIGTERM, within=_STRANDED)
+        self._say_what_was_held()
         raise self._failure(first)
+
+    def _say_what_was_held(self) -> None:
+        for task, count in self.crew.display.hold(held=False).items():
+            self.crew.display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
 
     def _failure(self, first: TaskState) -> TaskFailed:
         self._keep(first, first.words(), first.code)

@@ -33,8 +33,9 @@ def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
     where = f"On {first.host}: " if first.host else ""
     return TaskFailed(
         f"{where}{first.task} failed first: it {first.words()} after {seconds:.0f} s."
-        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}{_resume(tasks)}",
+        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}",
         code=exit_code(first.code),
+        advice=_resume(tasks),
     )
 
 
@@ -43,9 +44,11 @@ def _resume(tasks: Iterable[TaskState]) -> str:
     newest = max((task.facts for task in tasks), key=lambda facts: facts.get("checkpoint", -1), default={})
     if "checkpoint" not in newest:
         return ""
+    by_itself = any(task.facts.get("resumes") for task in tasks)
+    how = "" if by_itself else ' with Run(resume="auto") in the script, or with --resume for a recipe'
     return (
         f"\nThe newest checkpoint, of step {newest['checkpoint']:,}, is in {newest['checkpoints']}. To continue "
-        'from it, start the job again with Run(resume="auto") in the script, or with --resume for a recipe.'
+        f"from it, start the job again{how}."
     )
 
 

@@ -112,7 +112,7 @@ class _Job:
                 return out
             if follows is Next.RESTART and record is not None:
                 later = f" in {budget.delay:.0f} s" if budget.delay else ""
-                text = f"{error}\nlaunch: starting the job again{later}, {budget.words}"
+                text = f"{getattr(error, 'words', error)}\nlaunch: starting the job again{later}, {budget.words}"
                 record.add("restart", text=text)
                 self.display.say(text)
                 pause = budget.delay
