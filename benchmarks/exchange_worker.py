@@ -103,9 +103,9 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
         activations = dtype if how == "16 bits" else "float32"
         batch = networks.BATCH[NETWORK.value]
         setting = toolkit.parallel.Setting(
-            replicas=2, batch=batch, gradient_dtype=dtype, activation_dtype=activations, slots=1
+            replicas=2, global_batch=batch * 2, gradient_dtype=dtype, activation_dtype=activations, slots=1
         )
-        machine = toolkit.parallel.measure(network, strategy, batch=batch, optimizer=optimizer(), slots=1)
+        machine = toolkit.parallel.measure(network, strategy, global_batch=2 * batch, optimizer=optimizer(), slots=1)
         conv, fc = _CHOSEN[kind]
         plan = toolkit.parallel.choose(toolkit.parallel.costs(network), machine, setting, conv=conv, fc=fc)
         step = plan.step

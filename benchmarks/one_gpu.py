@@ -64,7 +64,11 @@ def parts(place: str, out: pathlib.Path) -> Iterator[tuple[str, int, Sequence[st
     networks = "small_cnn,vit" if gpu else "small_cnn"
     yield "predictions", 150, ["-m", "benchmarks.predictions", f"--networks={networks}", "--rounds=1", emulate]
     for network in ("small_cnn", "alexnet", "vit"):
-        yield f"plan_{network}", 60, ["-m", "toolkit", "plan", network, "--replicas=2", "--device=H100", "--batch=512"]
+        yield (
+            f"plan_{network}",
+            60,
+            ["-m", "toolkit", "plan", network, "--replicas=2", "--device=H100", "--global_batch_size=512"],
+        )
 
 
 def run(name: str, limit: float, arguments: Sequence[str], out: pathlib.Path) -> dict:

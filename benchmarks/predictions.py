@@ -81,7 +81,9 @@ def _predict(name: str, what: str) -> None:
     keras.utils.set_random_seed(1)
     plain, batch = network(name), BATCHES[name]
     data = _data(plain.inputs[0], batch * _REPLICAS.value)
-    setting = parallel.Setting(replicas=_REPLICAS.value, batch=batch, slots=2, recompute=_RECOMPUTE.value)
+    setting = parallel.Setting(
+        replicas=_REPLICAS.value, global_batch=batch * _REPLICAS.value, slots=2, recompute=_RECOMPUTE.value
+    )
     costs = parallel.costs(plain)
 
     def planned(machine: parallel.Machine) -> parallel.Plan:
@@ -103,7 +105,9 @@ def _predict(name: str, what: str) -> None:
         (model := compiled()).fit(data, verbose=0)
         ratios = []
         for _ in range(_ROUNDS.value):
-            machine = parallel.measure(plain, strategy, batch=batch, optimizer=keras.optimizers.Adam(), slots=2)
+            machine = parallel.measure(
+                plain, strategy, global_batch=batch * _REPLICAS.value, optimizer=keras.optimizers.Adam(), slots=2
+            )
             meter = toolkit.training.Meter(warm_up=2)
             model.fit(data, epochs=2, verbose=0, callbacks=[meter])
             predicted = planned(machine).step.seconds

@@ -9,6 +9,7 @@ import rich
 
 from toolkit.cli import main as main_module
 from toolkit.cli.main import main
+from toolkit.parallel import Plan
 
 
 def plan(capsys, *arguments):
@@ -57,8 +58,8 @@ def test_a_chart_is_a_picture(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_memory_allows_is_chosen_and_said(capsys):
-    given = ["vit", "--replicas=8", "--device=V100", "--batch=4096", "--slots=2"]
+def test_what_memory_allows_is_chosen_and_said(capsys, tmp_path):
+    given = ["vit", "--replicas=8", "--device=V100", "--global_batch_size=4096", "--slots=2"]
     _, free, _ = plan(capsys, *given)
     assert "Memory of a replica: 2.0" in free
     assert "The plan is" not in free
@@ -69,6 +70,8 @@ def test_what_memory_allows_is_chosen_and_said(capsys):
     found = json.loads(small)
     assert (found["optimizer_state"], found["micro_steps"]) == ("sharded", 512)
     assert sum(found["memory"].values()) == pytest.approx(found["step"]["memory"])
+    assert plan(capsys, *given, "--memory=1.2GB", f"--save={tmp_path / 'plan.json'}")[0] == 0
+    assert Plan.load(tmp_path / "plan.json").setting.micro_steps == 2
     _, out, _ = plan(capsys, *given, "--memory=1MB")
     assert "It doesn't fit into 1 MB: " in out
 

@@ -27,7 +27,7 @@ def main():
     strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
     examples = toolkit.data.shapes.load(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
-    setting = Setting(replicas=strategy.num_replicas_in_sync, batch=32)
+    setting = Setting(replicas=strategy.num_replicas_in_sync, global_batch=32 * strategy.num_replicas_in_sync)
     seen = {}
     for way in ways:
         conv, fc, optimizer, *network = way.split("/")

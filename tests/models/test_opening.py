@@ -3,6 +3,7 @@
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 from toolkit.errors import ModelError
@@ -83,3 +84,34 @@ def test_a_function_that_takes_weights_downloads_none(monkeypatch):
     monkeypatch.setattr(keras.applications, "MobileNetV2", network)
     open_model("keras.applications:MobileNetV2")
     assert made == [None]
+
+
+TRAINS = """
+import keras, numpy as np
+def build():
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    made.compile("adam", "mse")
+    return made
+def train():
+    build().fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+net = build()
+try:
+    net.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+except Exception:
+    pass
+open("trained", "w")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["build", "net"])
+def test_a_script_without_a_main_guard_is_not_trained(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "a_script.py").write_text(TRAINS)
+    assert open_model(f"a_script.py:{name}").output_shape == (None, 3)
+    assert not (tmp_path / "trained").exists()
+    with pytest.raises(ModelError, match="but it trains a model. Name a function that makes one and returns it"):
+        open_model("a_script.py:train")
+    made = open_model(f"a_script.py:{name}")
+    assert made.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0).history["loss"], "fit is itself again"

@@ -40,7 +40,7 @@ def functional():
 
 
 def planned(model, replicas, **ways):
-    return choose(costs(model), MACHINE, Setting(replicas=replicas, batch=4), **ways)
+    return choose(costs(model), MACHINE, Setting(replicas=replicas, global_batch=4 * replicas), **ways)
 
 
 def trained(model, x, y):

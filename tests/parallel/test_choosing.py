@@ -10,8 +10,8 @@ import pytest
 
 from toolkit import models
 from toolkit.cli.plan_scaling import powers, scaling
-from toolkit.errors import StrategyError
-from toolkit.parallel import Choice, Link, Machine, Setting, choose, costs
+from toolkit.errors import ModelError, StrategyError
+from toolkit.parallel import Choice, Link, Machine, Plan, Setting, choose, costs, slots_of
 from toolkit.parallel.plan.step_time import REPLICATED, exchanges, step
 
 L = keras.layers
@@ -28,21 +28,21 @@ def chosen(plan):
 
 
 def test_over_a_slow_network_convolutions_are_replicated_and_fc_layers_sharded(alexnet):
-    plan = choose(alexnet, SLOW, Setting(replicas=2, batch=64))
+    plan = choose(alexnet, SLOW, Setting(replicas=2, global_batch=128))
     assert chosen(plan) == {"head/fc1": "by outputs, kept", "head/fc2": "by inputs"}
     assert "instead of 67.1 MB of gradients" in plan.reasons["head/fc1"]
     assert "of gradients; sharded, it would exchange" in plan.reasons["trunk/conv5"]
 
 
 def test_where_examples_outweigh_weights_all_is_replicated(alexnet):
-    assert chosen(choose(alexnet, SLOW, Setting(replicas=2, batch=8192))) == {}
+    assert chosen(choose(alexnet, SLOW, Setting(replicas=2, global_batch=16384))) == {}
 
 
 @pytest.mark.parametrize(("replicas", "batch"), [(2, 1), (2, 64), (3, 16), (8, 4), (8, 256)])
 def test_no_other_choice_is_predicted_to_be_faster(replicas, batch):
     kinds = [keras.Input((64,)), L.Dense(96, activation="relu", name="a"), L.Dropout(0.5)]
     layers = costs(keras.Sequential([*kinds, L.Dense(512, activation="relu", name="b"), L.Dense(10, name="c")]))
-    setting = Setting(replicas=replicas, batch=batch)
+    setting = Setting(replicas=replicas, global_batch=batch * replicas)
     machine = dataclasses.replace(SLOW, hosts=replicas, between=Link(bandwidth=125e6, latency=1e-4))
     best = choose(layers, machine, setting).step.seconds
     kept, taken = Choice(split="outputs", keep_split=True), Choice(split="inputs", comes_split=True)
@@ -56,17 +56,17 @@ def test_no_other_choice_is_predicted_to_be_faster(replicas, batch):
 
 
 def test_all_that_can_be_is_sharded_where_that_is_asked_for(alexnet):
-    plan = choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="sharded", fc="sharded")
+    plan = choose(alexnet, SLOW, Setting(replicas=4, global_batch=64), conv="sharded", fc="sharded")
     assert {name.split("/")[1] for name in chosen(plan)} == {*(f"conv{n}" for n in range(1, 6)), "fc1", "fc2", "fc3"}
-    plan = choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="replicated", fc="replicated")
+    plan = choose(alexnet, SLOW, Setting(replicas=4, global_batch=64), conv="replicated", fc="replicated")
     assert chosen(plan) == {}
     with pytest.raises(StrategyError, match="conv='all'"):
-        choose(alexnet, SLOW, Setting(replicas=4, batch=16), conv="all")
+        choose(alexnet, SLOW, Setting(replicas=4, global_batch=64), conv="all")
 
 
 def test_more_replicas_than_units_leave_a_layer_replicated_and_it_is_said():
     layers = costs(keras.Sequential([keras.Input((6,)), L.Dense(4, name="few")]))
-    plan = choose(layers, SLOW, Setting(replicas=8, batch=1), fc="sharded")
+    plan = choose(layers, SLOW, Setting(replicas=8, global_batch=8), fc="sharded")
     assert chosen(plan) == {}
     assert plan.reasons["few"] == "8 replicas outnumber its 4 units"
 
@@ -75,7 +75,9 @@ def test_bytes_of_the_docstrings(alexnet):
     fc1 = next(layer for layer in alexnet if layer.name == "head/fc1")
 
     def received(choice, replicas=4, **kwargs):
-        return sum(e.received for e in exchanges(fc1, choice, Setting(replicas=replicas, batch=64, **kwargs)))
+        return sum(
+            e.received for e in exchanges(fc1, choice, Setting(replicas=replicas, global_batch=64 * replicas, **kwargs))
+        )
 
     own, counted = 64 * 4096 * 4, 4 * 3
     assert received(REPLICATED) == 2 * 3 / 4 * (4096 * 4096 + 4096) * 4
@@ -92,7 +94,7 @@ def test_bytes_of_the_docstrings(alexnet):
 
 
 def test_gradients_can_be_exchanged_behind_the_backward_pass(alexnet):
-    setting = Setting(replicas=2, batch=64)
+    setting = Setting(replicas=2, global_batch=128)
     shown = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
     hidden = choose(alexnet, dataclasses.replace(SLOW, overlap=1.0), setting, conv="replicated", fc="replicated").step
     assert 0 < shown.seconds - hidden.seconds <= shown.computing
@@ -101,7 +103,9 @@ def test_gradients_can_be_exchanged_behind_the_backward_pass(alexnet):
 def test_compressed_gradients_wait_for_the_backward_pass_and_keep_what_is_left(alexnet):
     fast = dataclasses.replace(SLOW, overlap=1.0)
     whole, compressed = (
-        choose(alexnet, fast, Setting(replicas=2, batch=64, gradient_rank=rank), conv="replicated", fc="replicated")
+        choose(
+            alexnet, fast, Setting(replicas=2, global_batch=128, gradient_rank=rank), conv="replicated", fc="replicated"
+        )
         for rank in (None, 4)
     )
     assert compressed.step.hidden == 0 < whole.step.hidden
@@ -111,7 +115,7 @@ def test_compressed_gradients_wait_for_the_backward_pass_and_keep_what_is_left(a
 
 
 def test_a_hosts_replicas_share_what_joins_hosts(alexnet):
-    setting = Setting(replicas=8, batch=16)
+    setting = Setting(replicas=8, global_batch=128)
     by = {
         hosts: choose(alexnet, dataclasses.replace(SLOW, hosts=hosts), setting, conv="replicated", fc="sharded").step
         for hosts in (1, 2, 8)
@@ -122,7 +126,7 @@ def test_a_hosts_replicas_share_what_joins_hosts(alexnet):
 
 
 def test_memory_falls_where_layers_are_sharded(alexnet):
-    setting = Setting(replicas=4, batch=16, slots=2)
+    setting = Setting(replicas=4, global_batch=64, slots=2)
     whole = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
     parts = choose(alexnet, SLOW, setting, conv="replicated", fc="sharded").step
     assert whole.parameters == sum(layer.parameters for layer in alexnet)
@@ -133,7 +137,7 @@ def test_memory_falls_where_layers_are_sharded(alexnet):
 
 def test_thousands_of_replicas_are_simulated_in_seconds(alexnet):
     began = time.process_time()
-    points = scaling(alexnet, SLOW, Setting(replicas=2, batch=64), powers(4096))
+    points = scaling(alexnet, SLOW, Setting(replicas=2, global_batch=128), powers(4096))
     assert time.process_time() - began < 5
     assert [point.replicas for point in points] == [1 << n for n in range(13)]
     assert points[-1].hosts == 4096
@@ -142,3 +146,28 @@ def test_thousands_of_replicas_are_simulated_in_seconds(alexnet):
         assert point.plans["planned"].step.seconds <= point.plans["data"].step.seconds
         assert all(math.isfinite(plan.step.seconds) for plan in point.plans.values())
     assert powers(6) == [1, 2, 4, 6]
+
+
+def test_a_plan_is_kept_in_a_file_and_shown_as_a_table(alexnet, tmp_path):
+    plan = choose(alexnet, SLOW, Setting(replicas=2, global_batch=128, slots=2))
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert (loaded.choices, loaded.setting, loaded.step) == (plan.choices, plan.setting, plan.step)
+    assert loaded.as_dict() == plan.as_dict()
+    head, *rows, total = str(plan).splitlines()
+    assert head.split() == ["layer", "choice", "received", "memory"]
+    assert len(rows) == len(plan.layers)
+    assert "ms a step" in total
+    (tmp_path / "other.json").write_text("{}")
+    for name in ("other.json", "nowhere.json"):
+        with pytest.raises(ModelError, match=f"the plan in .*{name}, but it can't be read"):
+            Plan.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("optimizer", "slots"), [("SGD", 0), ("RMSprop", 1), ("Adam", 2), ("Adafactor", 1)])
+def test_what_an_optimizer_keeps_is_taken_from_it(optimizer, slots):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert slots_of(model) == 1, "not compiled"
+    model.compile(getattr(keras.optimizers, optimizer)(), "mse")
+    assert slots_of(model) == slots
+    assert slots_of(keras.optimizers.LossScaleOptimizer(model.optimizer)) == slots

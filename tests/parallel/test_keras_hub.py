@@ -53,7 +53,7 @@ def test_a_backbone_trains_in_two_groups_as_on_one_device(four_devices):
     alone = trained(classifier(), strategies.create("auto", devices=four_devices[:1]))
     strategy = strategies.create("mirrored", devices=four_devices, shards=2)
     plain = classifier()
-    setting = parallel.Setting(replicas=4, shards=2, batch=2)
+    setting = parallel.Setting(replicas=4, shards=2, global_batch=8)
     plan = parallel.choose(parallel.costs(plain, length=12), MACHINE, setting, fc="sharded")
     with strategy.scope():
         model = parallel.parallelize(plain, plan)

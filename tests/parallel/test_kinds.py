@@ -120,7 +120,7 @@ def test_layers_within_layers_train_sharded_as_they_do_plain(four_devices, kind)
     x, y = random.integers(0, 20, (16, 8)), random.random((16, 3), np.float32)
     keras.utils.set_random_seed(3)
     reference = kind()
-    plan = choose(costs(reference), MACHINE, Setting(replicas=2, batch=4), fc="sharded")
+    plan = choose(costs(reference), MACHINE, Setting(replicas=2, global_batch=8), fc="sharded")
     pairs = [name for name, choice in plan.choices.items() if choice.keep_split]
     assert [(name.split("/")[0], name.split("/")[-1]) for name in pairs] == [
         ("block0", "up"),
@@ -163,7 +163,7 @@ class Changing(L.Layer):
 
 def test_layers_that_are_not_made_again_are_said(four_devices):
     model = keras.Sequential([keras.Input((4,)), Changing(name="outer"), L.Dense(8)])
-    plan = choose(costs(model), MACHINE, Setting(replicas=4, batch=2), fc="sharded")
+    plan = choose(costs(model), MACHINE, Setting(replicas=4, global_batch=8), fc="sharded")
     says = pytest.raises(ModelError, match="within 'outer' .* doesn't give the same inner layers")
     with strategies.create("mirrored", devices=four_devices).scope(), says:
         parallelize(model, plan)
@@ -184,7 +184,7 @@ class Forgetful(L.Layer):
 
 def test_what_a_configuration_lacks_is_named_with_the_line_to_add(four_devices):
     model = keras.Sequential([keras.Input((4,)), Forgetful(8, 0.1, name="outer"), L.Dense(8)])
-    plan = choose(costs(model), MACHINE, Setting(replicas=4, batch=2), fc="sharded")
+    plan = choose(costs(model), MACHINE, Setting(replicas=4, global_batch=8), fc="sharded")
     line = r'lacks rate, .*\{\*\*super\(\)\.get_config\(\), "rate": self\.rate\}'
     with strategies.create("mirrored", devices=four_devices).scope(), pytest.raises(ModelError, match=line):
         parallelize(model, plan)
@@ -194,7 +194,7 @@ def test_a_layer_that_is_shared_stays_replicated(four_devices):
     inputs = keras.Input((8,))
     shared = L.Dense(8, name="shared")
     model = keras.Model(inputs, L.Dense(4, name="last")(shared(shared(inputs))))
-    plan = choose(costs(model), MACHINE, Setting(replicas=4, batch=2), fc="sharded")
+    plan = choose(costs(model), MACHINE, Setting(replicas=4, global_batch=8), fc="sharded")
     assert "several times" in plan.reasons["shared"]
     with strategies.create("mirrored", devices=four_devices).scope():
         made = parallelize(model, plan)

@@ -30,7 +30,9 @@ def test_every_layer_and_what_joins_replicas(four_devices, replicas):
         ),
     )
     before = model.get_weights()
-    found = measure(model, strategy, batch=4, optimizer=keras.optimizers.Adam(), slots=2)
+    found = measure(
+        model, strategy, global_batch=4 * strategy.num_replicas_in_sync, optimizer=keras.optimizers.Adam(), slots=2
+    )
     assert set(found.seconds) == {name for name, _ in layers_of(model)}
     assert all(seconds >= 0 for seconds in found.seconds.values())
     assert found.seconds["mine"] > 0, "what isn't known by formula is known by its time"

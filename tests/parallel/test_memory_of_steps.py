@@ -15,7 +15,7 @@ from toolkit.parallel.plan.memory import layer_memory, memory_of
 
 L = keras.layers
 MACHINE = Machine(speed=1e12, inside=Link(bandwidth=1e10, latency=1e-5), between=Link(bandwidth=1e8, latency=1e-4))
-FOUR = Setting(replicas=4, batch=32, slots=2)
+FOUR = Setting(replicas=4, global_batch=128, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_groups_exchange_activations_and_add_up_parts_over_groups(alexnet):
 
 def test_a_group_within_a_host_uses_its_links(alexnet):
     hosts = dataclasses.replace(MACHINE, hosts=2)
-    setting = dataclasses.replace(FOUR, batch=512)  # So many that activations outweigh.
+    setting = dataclasses.replace(FOUR, global_batch=2048)  # So many that activations outweigh.
     inside, across = (
         choose(alexnet, hosts, dataclasses.replace(setting, shards=shards), fc="sharded", conv="sharded").step
         for shards in (2, 4)
@@ -130,7 +130,7 @@ def test_what_fits_is_chosen_and_is_the_fastest_that_does(alexnet):
 
 
 def test_batches_are_divided_into_whole_examples(alexnet):
-    odd = dataclasses.replace(FOUR, batch=24)
+    odd = dataclasses.replace(FOUR, global_batch=96)
     assert choose_within(alexnet, MACHINE, odd, memory=1.0).setting.micro_steps in (1, 2, 4, 8)
     kept = dataclasses.replace(FOUR, micro_steps=2, optimizer_state="sharded")
     assert choose_within(alexnet, MACHINE, kept, memory=1.0).setting.micro_steps == 2

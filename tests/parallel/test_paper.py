@@ -67,7 +67,7 @@ def speed_up(replicas, bandwidth):
         overlap=0.0,  # Nothing is hidden: what is hidden is in the effective bandwidth.
     )
     sharded = {layer.name: Choice(split="outputs") for layer in layers() if layer.name.startswith("fc")}
-    took = step(layers(), sharded, machine, Setting(replicas=replicas, batch=examples)).seconds
+    took = step(layers(), sharded, machine, Setting(replicas=replicas, global_batch=examples * replicas)).seconds
     return replicas * STEP_OF_ONE / took
 
 

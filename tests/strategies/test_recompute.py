@@ -167,14 +167,14 @@ def test_a_function_with_somebody_elses_seed_is_refused():
 @pytest.mark.long
 @pytest.mark.parametrize("fc", ["replicated", "sharded"])
 def test_a_plan_with_it_trains_the_same_on_two_devices(fc):
-    setting = Setting(replicas=2, batch=8, recompute=True)
+    setting = Setting(replicas=2, global_batch=16, recompute=True)
     found = []
     for again in (False, True):
         plan = choose(costs(network()), MACHINE, setting, fc=fc)
         assert plan.recomputed >= {"block0", "block1"}
         strategy = toolkit.strategies.create("mirrored", devices=["CPU:0", "CPU:1"])
         if not again:
-            plan = choose(costs(network()), MACHINE, Setting(replicas=2, batch=8), fc=fc)
+            plan = choose(costs(network()), MACHINE, Setting(replicas=2, global_batch=16), fc=fc)
             assert not plan.recomputed
         plain = network()
         with strategy.scope():
@@ -184,9 +184,10 @@ def test_a_plan_with_it_trains_the_same_on_two_devices(fc):
 
 def test_memory_is_predicted_and_saved():
     layers = costs(network())
-    setting = Setting(replicas=1, batch=1, slots=2)
+    setting = Setting(replicas=1, global_batch=1, slots=2)
     plain, again = (
-        choose(layers, MACHINE, Setting(replicas=1, batch=64, recompute=recompute)).step for recompute in (False, True)
+        choose(layers, MACHINE, Setting(replicas=1, global_batch=64, recompute=recompute)).step
+        for recompute in (False, True)
     )
     assert again.memory < 0.75 * plain.memory
     assert plain.computing < again.computing < 1.5 * plain.computing

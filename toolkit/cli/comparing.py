@@ -45,7 +45,7 @@ def train_ways(
     plain = models.build(values.model, classes=len(batches.examples.classes))
     setting = parallel.Setting(
         replicas=batches.replicas,
-        batch=batches.global_batch_size / batches.replicas,
+        global_batch=batches.global_batch_size,
         gradient_dtype=values.gradient_dtype,
         gradient_rank=values.gradient_rank if values.gradient_compression == "powersgd" else None,
         activation_dtype=values.activation_dtype,
@@ -53,7 +53,9 @@ def train_ways(
         shards=mesh.mesh_of(strategy).shards,
         optimizer_state="sharded" if values.shard_optimizer else "replicated",
     )
-    machine = parallel.measure(plain, strategy, batch=round(setting.batch), optimizer=optimizer(), slots=slots)
+    machine = parallel.measure(
+        plain, strategy, global_batch=batches.global_batch_size, optimizer=optimizer(), slots=slots
+    )
     costs = parallel.costs(plain)
     rows = []
     for number, (conv, fc) in enumerate(ways, start=1):

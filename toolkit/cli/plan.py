@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("how it is to train")
     what.add_argument("--length", type=int, metavar="L", help="of sequences, where the model takes any length")
-    what.add_argument("--batch", type=int, metavar="B", help="examples per step, over all replicas [64 for each]")
+    what.add_argument(
+        "--global_batch_size", type=int, metavar="B", help="examples per step, over all replicas [64 for each]"
+    )
     what.add_argument(
         "--gradient_dtype", choices=DTYPES, default="float32", help="communication dtype of gradients [float32]"
     )
@@ -90,12 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--slots",
         type=int,
-        default=1,
         metavar="N",
-        help="what the optimizer keeps for each weight: momentum 1, Adam 2 [1]",
+        help="what the optimizer keeps for each weight: momentum 1, Adam 2 [as the model is compiled, or 1]",
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--most", type=int, metavar="N", help="simulate up to so many replicas [--replicas]")
+    shown.add_argument("--save", metavar="FILE", help="write the plan as JSON, for toolkit.parallel.Plan.load")
     shown.add_argument("--chart", metavar="FILE", help="draw time and speed-up against replicas: .png or .svg")
     shown.add_argument("--json", action="store_true", help="print the plan as JSON instead")
 
@@ -116,19 +118,18 @@ def run(arguments: argparse.Namespace) -> None:
 
     from toolkit import models
     from toolkit.cli.plan_scaling import powers, scaling
-    from toolkit.parallel import Setting, choose_within, costs
+    from toolkit.parallel import Setting, choose_within, costs, slots_of
 
     model = models.open_model(arguments.model)
     _check_length(model, arguments.length)
     layers = costs(model, length=arguments.length)
-    batch = (arguments.batch or 64 * arguments.replicas) / arguments.replicas
     setting = Setting(
         replicas=arguments.replicas,
-        batch=batch,
+        global_batch=arguments.global_batch_size or 64 * arguments.replicas,
         gradient_dtype=arguments.gradient_dtype,
         gradient_rank=arguments.gradient_rank,
         activation_dtype=arguments.activation_dtype,
-        slots=arguments.slots,
+        slots=slots_of(model) if arguments.slots is None else arguments.slots,
         shards=arguments.shards,
         optimizer_state="sharded" if arguments.shard_optimizer else "replicated",
     )
@@ -143,7 +144,13 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.chart:
         from toolkit.cli.plan_table import draw
 
-        draw(points, arguments.chart, title=f"{model.name}, {batch:g} examples a replica, {machine.name}")
+        draw(
+            points,
+            arguments.chart,
+            title=f"{model.name}, {setting.per_replica_batch:g} examples a replica, {machine.name}",
+        )
+    if arguments.save:
+        plan.save(arguments.save)
     if arguments.json:
         scaled = [
             {
@@ -171,7 +178,7 @@ def _check_length(model: Any, length: int | None) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    ones = dict.fromkeys(("replicas", "hosts", "shards", "gradient_rank", "most", "batch", "length"), 1)
+    ones = dict.fromkeys(("replicas", "hosts", "shards", "gradient_rank", "most", "global_batch_size", "length"), 1)
     check_least(arguments, **ones, slots=0)
     if arguments.hosts > arguments.replicas:
         raise RequestError(
@@ -216,8 +223,13 @@ def _measured(
     """Returns the devices here, measured; the link between them too, unless it is given or there is one device."""
     from toolkit.parallel import measure
 
-    batch = max(1, round(setting.batch))
-    machine = measure(model, strategy, batch=batch, slots=setting.slots, length=length)
+    machine = measure(
+        model,
+        strategy,
+        global_batch=max(1, round(setting.per_replica_batch)) * strategy.num_replicas_in_sync,
+        slots=setting.slots,
+        length=length,
+    )
     count = strategy.num_replicas_in_sync
     return dataclasses.replace(
         machine,
@@ -237,7 +249,7 @@ def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, argu
     hosts = f" on {machine.hosts} hosts at {arguments.bandwidth}" if machine.hosts > 1 else ""
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas > 1)}"
     console.print(
-        f"{name} on {replicas}{hosts}, {setting.batch:g} examples each; {machine.name}.",
+        f"{name} on {replicas}{hosts}, {setting.per_replica_batch:g} examples each; {machine.name}.",
         highlight=False,
         markup=False,
     )

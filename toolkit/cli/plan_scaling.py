@@ -46,7 +46,9 @@ def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, cou
     def plans(count: int) -> dict[str, Plan]:
         there = dataclasses.replace(machine, hosts=-(-count // local))
         shards = setting.shards if setting.shards and count % setting.shards == 0 else None
-        many = dataclasses.replace(setting, replicas=count, shards=shards)
+        many = dataclasses.replace(
+            setting, replicas=count, shards=shards, global_batch=setting.per_replica_batch * count
+        )
         return {kind: choose(layers, there, many, conv=way, fc=way) for kind, way in KINDS.items()}
 
     one = plans(1)["data"].step.seconds

@@ -101,7 +101,7 @@ def show_memory(plan: "Plan", limit: float) -> None:
     if setting.optimizer_state == "sharded":
         chosen.append("--shard_optimizer")
     if setting.micro_steps > 1:
-        each = setting.batch * setting.replicas / setting.micro_steps
+        each = setting.global_batch / setting.micro_steps
         chosen.append(f"gradient_accumulation_steps={setting.micro_steps} and batches of {each:g}")
     if plan.recomputed:
         chosen.append(f"activations of {len(plan.recomputed)} layers computed again (parallelize)")
@@ -133,7 +133,7 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
                 f"{point.replicas:,}" if kind == "data" else "",
                 _WORDS[kind] if point.replicas > 1 else "alone",
                 f"{step.seconds * 1e3:,.1f}",
-                f"{point.replicas * setting.batch / step.seconds:,.0f}" if step.seconds else "-",
+                f"{point.replicas * setting.per_replica_batch / step.seconds:,.0f}" if step.seconds else "-",
                 f"{point.speed_up[kind]:,.2f}",
                 size_in_words(step.received),
                 size_in_words(step.memory),

@@ -31,7 +31,9 @@ def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -
     stay = 1.0
     if machine.hosts > 1:
         alone = dataclasses.replace(machine, hosts=1, between=None)
-        inside = dataclasses.replace(setting, replicas=local, shards=None)
+        inside = dataclasses.replace(
+            setting, replicas=local, shards=None, global_batch=setting.per_replica_batch * local
+        )
         stay = _speed_up(layers, alone, inside) if local > 1 else 1.0
         devices = f"{local} devices" if local > 1 else "one device"
         over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
@@ -88,7 +90,9 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
                 )
                 break
         else:
-            sentences.append("Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --batch.")
+            sentences.append(
+                "Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --global_batch_size."
+            )
     return sentences
 
 

@@ -1,15 +1,20 @@
 """A model by what a user calls it: a name of ours, a function of theirs, or a saved file."""
 
+import contextlib
 import importlib
+import importlib.util
 import inspect
 import os
 import pathlib
 import sys
+import types
 import zipfile
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
 from toolkit.models.table import NAMES, build
+from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
     import keras
@@ -86,18 +91,25 @@ def _imported(path: pathlib.Path) -> str:
 def _called(module: str, function: str, *, asked: str) -> Any:
     if (here := str(pathlib.Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # As `python -m` has it.
+    import keras
+
     try:
-        found = getattr(importlib.import_module(module), function)
+        with _nothing_trained():
+            made = _module(module)
+        found = getattr(made, function)
     except ImportError as error:
         raise ModelError(asked=asked, found=str(error), remedy="Start where the module can be imported") from None
     except AttributeError:
         raise ModelError(
             asked=asked, found=f"the module has no {function}", remedy="Name a function that returns a model"
         ) from None
-    import keras
-
     try:
-        model = _call(found) if callable(found) and not isinstance(found, keras.Model) else found
+        with _nothing_trained():
+            model = _call(found) if callable(found) and not isinstance(found, keras.Model) else found
+    except _Trains:
+        raise ModelError(
+            asked=asked, found="it trains a model", remedy="Name a function that makes one and returns it untrained"
+        ) from None
     except TypeError as error:
         raise ModelError(asked=asked, found=str(error), remedy="Name a function that takes no arguments") from None
     if not isinstance(model, keras.Model):
@@ -105,6 +117,45 @@ def _called(module: str, function: str, *, asked: str) -> Any:
             asked=asked, found=f"it gives a {type(model).__name__}", remedy="Name a function that returns a keras.Model"
         )
     return model
+
+
+class _Trains(BaseException):
+    """Something is about to train; no `except Exception` of a script's own takes it."""
+
+
+@contextlib.contextmanager
+def _nothing_trained() -> Iterator[None]:
+    """While entered, a model that is to be trained raises `_Trains`."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    def stop(_: Callable) -> Callable:
+        def trains(*_args: Any, **_kwargs: Any) -> None:
+            raise _Trains
+
+        return trains
+
+    with contextlib.ExitStack() as several:
+        for name in ("fit", "train_on_batch"):
+            several.enter_context(instead(TensorFlowTrainer, name, stop))
+        yield
+
+
+def _module(name: str) -> types.ModuleType:
+    """Imports a module; of a script that trains where it is imported, what stands before that."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"No module named {name!r}")
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except _Trains:
+        del sys.modules[name]
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return made
 
 
 def _call(function: Any) -> Any:

@@ -20,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "plan.count": ["costs"],
         "plan.machine": ["Link", "Machine"],
         "plan.measure": ["measure"],
+        "plan.slots": ["slots_of"],
         "plan.within": ["choose_within"],
     },
 )

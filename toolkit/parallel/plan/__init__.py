@@ -12,6 +12,7 @@ comm_model    what a replica exchanges in a step
 machine       what a machine does: how fast devices are, and the network between them
 memory        the memory that a replica needs for a step
 step_time     how long a step takes, by how each layer is divided
+slots         what an optimizer keeps for each weight
 choose        the choice for each layer, with its reasons
 within        the fastest plan with some memory
 measure       the speed of the devices here, and of the network between them

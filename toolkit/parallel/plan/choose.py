@@ -2,19 +2,25 @@
 
 import dataclasses
 import functools
+import json
+import math
+import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.errors import StrategyError
+from toolkit.errors import ModelError, StrategyError
 from toolkit.parallel.plan.comm_model import exchanges
 from toolkit.parallel.plan.count import LayerCost
 from toolkit.parallel.plan.division import REPLICATED, Choice, Setting
-from toolkit.parallel.plan.machine import Machine
+from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.memory import layer_memory, memory_of, recomputed
 from toolkit.parallel.plan.step_time import Step, layer_seconds, step
+from toolkit.support import files
 
 __all__ = ["WAYS", "Plan", "choose", "size_in_words"]
 
+_FORMAT = 1  # Of saved plans.
 WAYS = ("planned", "replicated", "sharded")
 
 
@@ -51,13 +57,75 @@ class Plan:
         """Layers whose operations count with nothing, because they aren't known."""
         return tuple(c.name for c in self.layers if c.operations is None and c.name not in self.machine.seconds)
 
+    def __str__(self) -> str:
+        """The choice for each layer as a table, and what a step takes."""
+        rows = [("layer", "choice", "received", "memory")]
+        for layer in self.layers:
+            memory = layer_memory(layer, self.choices[layer.name], self.setting)
+            sizes = (size_in_words(self.received(layer)), size_in_words(memory))
+            rows.append((layer.name, str(self.choices[layer.name]), *sizes))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"{name:{widths[0]}}  {choice:{widths[1]}}  {received:>{widths[2]}}  {memory:>{widths[3]}}"
+            for name, choice, received, memory in rows
+        ]
+        total = f"{1e3 * self.step.seconds:,.1f} ms a step, {size_in_words(self.step.memory)} of each replica's memory"
+        return "\n".join([*lines, f"{total}; {self.setting.replicas} replicas, {self.machine.name}"])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes it as JSON, for `load`.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        choices = {name: dataclasses.asdict(choice) for name, choice in self.choices.items()}
+        parts = {name: dataclasses.asdict(getattr(self, name)) for name in ("machine", "setting")}
+        layers = [dataclasses.asdict(layer) for layer in self.layers]
+        files.write_json(pathlib.Path(path), {"toolkit_plan": _FORMAT, "layers": layers, "choices": choices, **parts})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Plan":
+        """Returns a plan that `save`, or `toolkit plan --save`, has written.
+
+        Raises:
+            ModelError: It can't be read, or is no such plan.
+        """
+        try:
+            held = json.loads(files.read_text(pathlib.Path(path)))
+            if held["toolkit_plan"] != _FORMAT:
+                raise ValueError(f"it has format {held['toolkit_plan']}, and this version reads {_FORMAT}")
+            layers = tuple(
+                LayerCost(**{**layer, "shapes": tuple(map(tuple, layer["shapes"]))}) for layer in held["layers"]
+            )
+            choices = {name: Choice(**choice) for name, choice in held["choices"].items()}
+            machine = {**held["machine"], "memory": held["machine"]["memory"] or math.inf}
+            links: dict[str, Any] = {
+                name: Link(**link) for name in ("inside", "between") if (link := machine.pop(name))
+            }
+            setting = Setting(**held["setting"])
+            made = Machine(**machine, **links)
+            return cls(
+                layers=layers,
+                choices=choices,
+                machine=made,
+                setting=setting,
+                step=step(layers, choices, made, setting),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                asked=f"the plan in {os.fspath(path)}",
+                found=f"it can't be read ({getattr(error, 'strerror', None) or error})",
+                remedy="Name a file that `toolkit plan --save` has written",
+            ) from error
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the plan for JSON: seconds, bytes, operations."""
         return {
             "machine": self.machine.name,
             "replicas": self.setting.replicas,
             "hosts": self.machine.hosts,
-            "per_replica_batch": self.setting.batch,
+            "global_batch": self.setting.global_batch,
+            "per_replica_batch": self.setting.per_replica_batch,
             "shards": self.setting.group,
             "optimizer_state": self.setting.optimizer_state,
             "micro_steps": self.setting.micro_steps,

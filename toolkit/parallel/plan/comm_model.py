@@ -36,7 +36,7 @@ class Exchange:
 
 def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchange]:
     """Returns what a replica exchanges for a layer in a training step."""
-    replicas, group, batch = setting.replicas, setting.group, setting.batch
+    replicas, group, batch = setting.replicas, setting.group, setting.per_replica_batch
     found = []
     size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
     whole = _sent(layer, setting) if choice.split is None else layer.whole if choice.split in SUMS else 0
@@ -68,7 +68,7 @@ def _sent(layer: LayerCost, setting: Setting) -> int:
 
 def _within_group(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchange]:
     """Returns what a sharded layer's replicas send one another: its activations, and their gradients."""
-    others, batch, found = setting.group - 1, setting.batch, []
+    others, batch, found = setting.group - 1, setting.per_replica_batch, []
     if not choice.comes_split:
         found.append(Exchange("activations", 4 * others, 1))  # How many examples each replica has.
     size = _SHORT.get(setting.activation_dtype) or layer.activation_bytes

@@ -38,7 +38,7 @@ class Setting:
 
     Attributes:
         replicas: How many replicas train.
-        batch: Examples of each replica in a step.
+        global_batch: Examples of all replicas together in a step.
         gradient_dtype: The communication dtype of gradients; "float32" for the dtype that they have.
         gradient_rank: Columns of the factors that PowerSGD sends in the place of gradients; None for whole gradients.
         activation_dtype: The communication dtype of activations of sharded layers; "float32" as above.
@@ -50,7 +50,7 @@ class Setting:
     """
 
     replicas: int
-    batch: float
+    global_batch: float
     gradient_dtype: str = "float32"
     gradient_rank: int | None = None
     activation_dtype: str = "float32"
@@ -59,6 +59,11 @@ class Setting:
     optimizer_state: str = "replicated"
     micro_steps: int = 1
     recompute: bool = False
+
+    @property
+    def per_replica_batch(self) -> float:
+        """Examples of each replica in a step."""
+        return self.global_batch / self.replicas
 
     @property
     def group(self) -> int:

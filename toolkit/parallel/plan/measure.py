@@ -41,7 +41,7 @@ def measure(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     *,
-    batch: int,
+    global_batch: int,
     optimizer: Any = None,
     slots: int = 1,
     length: int | None = None,
@@ -51,7 +51,7 @@ def measure(
     Args:
         model: A built Keras model of any kind. A copy of it is run.
         strategy: The strategy under which it is to train: mirrored, multi_worker, or one device.
-        batch: Examples of each replica.
+        global_batch: Examples of all replicas together in a step.
         optimizer: A Keras optimizer like the one to be used; None for SGD with momentum.
         slots: Elements that it keeps for each element of a weight.
         length: As for `costs`.
@@ -63,6 +63,7 @@ def measure(
     Raises:
         ModelError: The model isn't built, or can't be taken apart.
     """
+    batch = max(1, global_batch // strategy.num_replicas_in_sync)
     given = trace(model, length=length)
     layers = costs_seen(given)
     clock = _Clock(strategy)

@@ -22,7 +22,7 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     weights = optimizer = kept = most = largest = workspace = 0.0
     gradients = [bytes_of(layer, choices.get(layer.name, REPLICATED), setting) for layer in layers]
     later, again, block = sum(gradients), 0.0, ""
-    own = setting.batch / setting.micro_steps
+    own = setting.per_replica_batch / setting.micro_steps
     for layer, gradient in zip(layers, gradients, strict=True):
         choice = choices.get(layer.name, REPLICATED)
         weights += gradient + layer.state * layer.weight_bytes
@@ -67,7 +67,7 @@ def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[fl
     A sharded layer has a part of the features of everybody's examples, which are as many as all of its own. Gathered
     inputs come to that, and what is exchanged back.
     """
-    own = setting.batch / setting.micro_steps
+    own = setting.per_replica_batch / setting.micro_steps
     inputs, outputs = (own * size * layer.activation_bytes for size in (layer.inputs, layer.outputs))
     more, working, everybody = 0.0, own * layer.working, setting.group
     if choice.split is not None:

@@ -135,7 +135,7 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
     padding = 1.0
     if choice.split is not None:
         padding = shard(layer, choice, setting) * setting.group / layer.splits[choice.split]
-    return forth * setting.batch * padding, back * setting.batch * padding
+    return forth * setting.per_replica_batch * padding, back * setting.per_replica_batch * padding
 
 
 def _updating(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:

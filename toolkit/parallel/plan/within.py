@@ -59,7 +59,11 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
         shards = [setting.shards]
     steps, states = [setting.micro_steps], [setting.optimizer_state]
     if saving and steps == [1]:
-        steps = [1 << n for n in range(int(setting.batch).bit_length()) if setting.batch % (1 << n) == 0] or [1]
+        steps = [
+            1 << n
+            for n in range(int(setting.per_replica_batch).bit_length())
+            if setting.per_replica_batch % (1 << n) == 0
+        ] or [1]
     if saving and replicas > 1 and states == ["replicated"]:
         states = ["replicated", "sharded"]
     again = [False, True] if saving and not setting.recompute else [setting.recompute]
