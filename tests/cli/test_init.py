@@ -57,7 +57,6 @@ def test_it_writes_both_and_never_over_what_is_there(tmp_path, capsys):
     [
         (["--nodes=0"], "--nodes=0, but it must be at least 1"),
         (["--gpus_per_node=-1"], "--gpus_per_node=-1, but it must be at least 0"),
-        (["--time=soon"], "--time='soon', but Slurm doesn't accept that as a time"),
         (["/proc/no"], "it can't be written there"),
     ],
 )

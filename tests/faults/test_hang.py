@@ -1,5 +1,6 @@
 """A worker that hangs or is stopped while the others wait for it in a collective is noticed and named."""
 
+import os
 import re
 import signal
 import time
@@ -52,6 +53,54 @@ def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
         done.stderr,
     ), done.stderr[-2000:]
     assert "most recent call first" in next((tmp_path / "logs").glob("launch-*/worker-0.log")).read_text()
+    assert seconds < STALL + faulty.within(15)
+
+
+PIPELINE = """
+import json, os, time
+import numpy, keras, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def load(number):
+    if number == 40 and me == 1:
+        print("stuck at", time.time(), flush=True)
+        {how}
+    return numpy.float32([1, 2, 3])
+
+
+def whole(number):
+    x = tf.numpy_function(load, [number], tf.float32)
+    path = tf.where((number == 40) & (me == 1), "slow file", "file")
+    return tf.ensure_shape(x, (3,)) + tf.cast(tf.strings.length(tf.io.read_file(path)), tf.float32), 1.0
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(tf.data.Dataset.range(400).map(whole).batch(4), verbose=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [("time.sleep(1000)", r"train.py, line \d+, in load"), ("pass", r"\S*slow file")],
+    ids=["a Python function", "a file"],
+)
+def test_a_hang_of_the_input_pipeline_is_named(tmp_path, how, place, measured):
+    (tmp_path / "train.py").write_text(PIPELINE.format(how=how))
+    (tmp_path / "file").touch()
+    if how == "pass":
+        os.mkfifo(tmp_path / "slow file")
+    else:
+        (tmp_path / "slow file").touch()
+    done = processes.launch(tmp_path, f"--stall_timeout={STALL}", "train.py", limit=120)
+    seconds = time.time() - float(re.search(r"stuck at ([\d.]+)", done.stdout)[1])
+    measured(f"hang of worker:1's input, --stall_timeout={STALL}", seconds_to_group_down=seconds)
+    assert done.returncode == 1
+    said = rf"inside TensorFlow, and the input pipeline of these has stopped: worker:1 at {place}\."
+    assert re.search(said, done.stderr), done.stderr[-3000:]
     assert seconds < STALL + faulty.within(15)
 
 

@@ -1,8 +1,15 @@
 """Where a task stands, read from what faulthandler writes."""
 
+import os
+import subprocess
+import sys
 import sysconfig
+import time
 
-from toolkit.launch.supervisor.stacks import locate
+import pytest
+
+from toolkit.launch.agent import waiting
+from toolkit.launch.supervisor.stacks import culprits, locate
 
 LIBRARY = sysconfig.get_path("purelib")
 STUCK = f"""Thread 0x00007f (most recent call first):
@@ -30,6 +37,43 @@ def test_a_task_inside_tensorflow():
     found = locate(IN_STEP)
     assert found.in_tensorflow
     assert found.words == "train.py, line 90, in <module>"
+
+
+FUNCTION = f"""Thread 0x00007f (most recent call first):
+  File "/home/me/train.py", line 12 in load
+  File "{LIBRARY}/tensorflow/python/ops/script_ops.py", line 147 in __call__
+
+{IN_STEP}"""
+
+
+def test_a_function_of_the_input_pipeline_is_named_before_what_waits_for_it():
+    found = locate(FUNCTION)
+    assert (found.in_tensorflow, found.input) == (True, "train.py, line 12, in load")
+    words = culprits({"worker:0": locate(IN_STEP), "worker:1": found})
+    assert words.endswith("the input pipeline of these has stopped: worker:1 at train.py, line 12, in load.")
+    assert culprits({"worker:0": locate(IN_STEP)}) == "All tasks are inside TensorFlow."
+
+
+def test_so_is_a_file_that_is_waited_for():
+    assert locate(f"{IN_STEP}A thread waits for the file /data/a b\n").input == "/data/a b"
+
+
+@pytest.mark.slow
+def test_what_a_thread_reads_is_seen_from_outside(tmp_path):
+    os.mkfifo(tmp_path / "one")
+    os.mkfifo(tmp_path / "another")
+    code = (
+        "import os, sys, threading, time\n"
+        "threading.Thread(target=open, args=(sys.argv[1],), daemon=True).start()\n"
+        "os.read(os.open(sys.argv[2], os.O_RDWR), 1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "one", tmp_path / "another"]) as process:
+        deadline = time.monotonic() + 20
+        while len(found := waiting.files(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert found == [str(tmp_path / "another"), str(tmp_path / "one")]
+    assert waiting.files(process.pid) == []
 
 
 def test_what_is_no_stack():

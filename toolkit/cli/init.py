@@ -38,6 +38,7 @@ def run(given: argparse.Namespace) -> None:
         RequestError: One is there already, can't be written, or a number makes no sense.
     """
     check_least(given, nodes=1, gpus_per_node=0)
+    site_checks.lines(time=given.time)
     site_checks.slurm_time(given.time, notice=_NOTICE)
     folder = pathlib.Path(given.directory).expanduser()
     there = [name for name in _NAMES if (folder / name).exists()]

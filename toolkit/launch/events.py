@@ -7,7 +7,7 @@ task's. What an agent is asked for has the same form.
 import json
 from typing import Any
 
-__all__ = ["BEAT", "KINDS", "Event", "Reader", "data", "event", "line", "text"]
+__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "event", "line", "text"]
 
 Event = dict[str, Any]
 
@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "over": ("rendezvous", "code, text, stopped", "how the job has ended"),
 }
 
+WAITS = "A thread waits for the file "  # A line among a task's stacks, before the path.
 BEAT = 1.0  # Seconds between two signs of life.
 _LONGEST = 256 << 20  # Bytes; what is longer is no event.
 

@@ -9,6 +9,7 @@ tasks        a task as it will be started: its command and its environment
 process      a task's process, and its process group
 reports      what tasks report to their agent
 sharing      whether hosts see the same directory
+waiting      files that a task's threads wait for
 descendants  what tasks leave behind
 agent        the agent, as the one object of its process
 connection   an agent as its supervisor has it

@@ -19,7 +19,7 @@ from toolkit import __version__
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import RequestError
 from toolkit.launch import events
-from toolkit.launch.agent import descendants, sharing, tasks
+from toolkit.launch.agent import descendants, sharing, tasks, waiting
 from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess
 from toolkit.launch.agent.reports import Reports
@@ -214,6 +214,8 @@ class Agent:
         self._asked_for_stacks = time.monotonic()
         for name in self._states:  # Before it is ready the signal would end it.
             self._processes[name].signal(signal.SIGUSR1)
+            for path in waiting.files(self._processes[name].main):
+                self._tell("stacks", task=name, text=f"{events.WAITS}{path}\n")
 
     def _look(self, **_: Any) -> None:
         """Tells how each process is, and the steps that have been reported since the last time."""

@@ -61,6 +61,11 @@ class TaskProcess:
         self.pid = self._process.pid
         self._main = 0 if spec.prefix else self.pid
 
+    @property
+    def main(self) -> int:
+        """The id of the process that is the task itself."""
+        return self._main or self.pid
+
     def is_main(self, pid: int | None) -> bool:
         """Says whether a process is the task itself; behind a prefix that is the first one that is asked about."""
         self._main = self._main or pid or 0
@@ -99,7 +104,7 @@ class TaskProcess:
 
         try:
             # Made once: the share of the CPU is that since the last time.
-            self._watched = self._watched or psutil.Process(self._main or self.pid)
+            self._watched = self._watched or psutil.Process(self.main)
             with self._watched.oneshot():
                 stopped = self._watched.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
                 used = sum(self._watched.cpu_times()[:2])
@@ -118,7 +123,7 @@ class TaskProcess:
         if self.code is None:
             # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._main or self.pid, number)
+                os.kill(self.main, number)
 
     def kill(self) -> None:
         """Ends the whole process group; of a task that has ended, nothing is left."""

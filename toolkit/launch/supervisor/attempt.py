@@ -277,4 +277,4 @@ class Attempt:
 
 def _in_a_collective(task: TaskState) -> bool:
     found = stacks.locate(task.stacks)
-    return found is not None and found.in_tensorflow
+    return found is not None and found.in_tensorflow and not found.input

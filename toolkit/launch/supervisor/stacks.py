@@ -4,11 +4,14 @@ import dataclasses
 import pathlib
 import re
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from toolkit.launch.events import WAITS
 
 __all__ = ["Location", "culprits", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # By which a graph calls a Python function.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -19,10 +22,12 @@ class Location:
     Attributes:
         in_tensorflow: It runs or waits inside TensorFlow, as in a collective.
         words: The innermost line that is no library's, such as "train.py, line 31, in on_batch_end".
+        input: Where its input pipeline is, as a line or a file; "" where that isn't to be seen.
     """
 
     in_tensorflow: bool
     words: str
+    input: str = ""
 
 
 def locate(stacks: str) -> Location | None:
@@ -37,13 +42,29 @@ def locate(stacks: str) -> Location | None:
         return None
     # TensorFlow runs an operation or a function from these files, and returns from there when it is done.
     inside = any("/tensorflow/python/eager/" in frame["file"] for frame in frames[:3])
+    waits = re.findall(rf"^{re.escape(WAITS)}(.+)$", stacks, re.MULTILINE)
+    return Location(
+        in_tensorflow=inside, words=_own_line(frames), input=_in_functions(threads[:-1]) or ", ".join(waits)
+    )
+
+
+def _own_line(frames: Sequence[re.Match]) -> str:
+    """Returns the innermost of these lines that is no library's, or else the innermost."""
     own = [
         f for f in frames if not f["file"].startswith((*_LIBRARIES, "<frozen")) and "/toolkit/launch/" not in f["file"]
     ]
     frame = (own or frames)[0]
-    return Location(
-        in_tensorflow=inside, words=f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
-    )
+    return f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
+
+
+def _in_functions(threads: Iterable[str]) -> str:
+    """Returns where Python functions are that TensorFlow calls, as of a dataset's numpy_function; "" for none."""
+    for thread in threads:
+        frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
+        called = [number for number, frame in enumerate(frames) if frame["file"].endswith(_CALLS_PYTHON)]
+        if called and called[0] > 0:
+            return _own_line(frames[: called[0]])
+    return ""
 
 
 def culprits(locations: Mapping[str, Location | None]) -> str:
@@ -53,8 +74,11 @@ def culprits(locations: Mapping[str, Location | None]) -> str:
         locations: Where each running task is; None for one that didn't answer.
     """
     outside = {task: found for task, found in locations.items() if found is None or not found.in_tensorflow}
+    inputs = "; ".join(f"{task} at {found.input}" for task, found in locations.items() if found and found.input)
     if not outside:
-        return "All tasks are inside TensorFlow."
+        if not inputs:
+            return "All tasks are inside TensorFlow."
+        return f"All tasks are inside TensorFlow, and the input pipeline of these has stopped: {inputs}."
     words = "; ".join(f"{t} at {p.words}" if p else f"{t}, which doesn't answer" for t, p in outside.items())
     if len(outside) < len(locations):
         return f"These tasks aren't in the collective that the others wait in: {words}."
