@@ -124,6 +124,20 @@ def test_data_of_one_length_that_differ_are_said(tmp_path):
     assert "first batch" not in same.stdout
 
 
+@pytest.mark.long
+def test_data_whose_functions_draw_differ_in_what_is_drawn_only(tmp_path):
+    body = """
+def noisy(x, y):
+    return x + tf.random.normal(tf.shape(x)), y
+import tensorflow as tf
+model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(noisy, num_parallel_calls=2).batch(20), verbose=0)
+"""
+    done = launch(tmp_path, body)
+    assert done.returncode == 0
+    assert "noisy draws random numbers, in each worker others: the examples are the same" in done.stdout
+    assert "never used" not in done.stdout
+
+
 def test_one_that_stops_stops_all(tmp_path):
     body = """
 class Enough(keras.callbacks.Callback):

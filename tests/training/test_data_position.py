@@ -66,6 +66,21 @@ def of_unknown_length(folder):
     return tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda *_: True).shuffle(7).batch(BATCH)
 
 
+def noisy(folder):
+    """Draws that come from a state which all elements share, one after another."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT)
+    return data.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y)).batch(BATCH).prefetch(2)
+
+
+def noisy_by_position(folder):
+    def add(number, example):
+        x, y = example
+        return x + tf.random.stateless_normal(tf.shape(x), seed=(1, number)), y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).repeat().enumerate()
+    return data.map(add, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH).prefetch(2)
+
+
 def records(folder):
     path = str(folder / "examples.tfrecord")
     if not os.path.exists(path):
@@ -108,6 +123,8 @@ KINDS = {
     "unknown length": (of_unknown_length, None),
     "TFRecord files": (records, None),
     "endless": (endless, 5),
+    "noisy": (noisy, None),
+    "noisy by position": (noisy_by_position, 5),
     "a generator of tf.data's": (generated, None),
     "a generator": (python_generator, 5),
     "a PyDataset": (lambda _: Sequence(), None),
@@ -117,7 +134,15 @@ KINDS = {
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
 # Kinds that most people train with; the others differ in what they read.
-SHORT = {("tensors", 1), ("endless", 2), ("a PyDataset", 1), ("a generator", 1), ("arrays", 1)}
+SHORT = {
+    ("noisy", 1),
+    ("noisy by position", 1),
+    ("tensors", 1),
+    ("endless", 2),
+    ("a PyDataset", 1),
+    ("a generator", 1),
+    ("arrays", 1),
+}
 MARKED = [pytest.param(*case, marks=[] if case in SHORT else pytest.mark.long) for case in CASES]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.
 STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
@@ -271,3 +296,18 @@ def test_the_examples_of_a_step_are_counted_where_the_data_does_not_say_them(tmp
     _, summary = train(tmp_path / "run", four_devices, tensors)
     assert summary["examples_per_second"] > 0
     assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [True, False])
+def test_draws_in_the_order_of_threads_are_said_before_the_first_epoch(tmp_path, four_devices, caplog, parallel):
+    def make(_):
+        def augment(x, y):
+            return x + tf.random.normal(tf.shape(x)), y
+
+        data = tf.data.Dataset.from_tensor_slices((X, Y))
+        return data.map(augment, num_parallel_calls=tf.data.AUTOTUNE if parallel else None).batch(BATCH)
+
+    train(tmp_path / "run", four_devices, make)
+    said = "augment draws random numbers for several examples at once, in the order of threads"
+    assert (said in caplog.text) == parallel

@@ -2,13 +2,14 @@
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.input.batch_split import with_cardinality
+from toolkit.strategies.input.draws import Draw
 from toolkit.strategies.processes.consistency import difference
 
 __all__ = ["FirstBatch", "show_first"]
@@ -21,10 +22,12 @@ class FirstBatch:
 
     Args:
         strategy: The strategy whose processes read the data.
+        draws: Functions of the data that draw random numbers.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, draws: Sequence[Draw] = ()) -> None:
         self._strategy = strategy
+        self._draws = draws
         self._sum = 0
 
     def take(self, *parts: np.ndarray) -> None:
@@ -36,7 +39,13 @@ class FirstBatch:
     def compare(self) -> None:
         """Warns where the processes' differ. It is a collective, to be called when all have read one."""
         found = difference(self._strategy, {"first batch": self._sum})
-        if found is not None:
+        if found is not None and self._draws:
+            _LOG.warning(
+                "%s draws random numbers, in each worker others: the examples are the same, and what is drawn "
+                "for them isn't one device's. Draw by an example's position where that matters",
+                self._draws[0].name,
+            )
+        elif found is not None:
             _LOG.warning(
                 "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
                 "rest to the others, so if their data differ, most examples are never used. Give all workers the same "

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input import batch_split
+from toolkit.strategies.input.draws import draws_of
 from toolkit.strategies.input.early_split import undecoded
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
 from toolkit.strategies.input.first_batch import FirstBatch, show_first
@@ -62,7 +63,7 @@ class ReadsShares:
             batch_split.check_arrays(iterator.data_adapter, self.num_replicas_in_sync)
         undivided, decode = undecoded(dataset)
         if for_keras:
-            self.first_batch = FirstBatch(self)
+            self.first_batch = FirstBatch(self, draws_of(dataset))
             undivided = show_first(undivided, self.first_batch.take)
 
         may_be_empty = predicts()

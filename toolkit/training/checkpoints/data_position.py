@@ -27,6 +27,7 @@ from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.exchange.mesh import made_here
 from toolkit.strategies.fit import building
+from toolkit.strategies.input.draws import draws_of
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
@@ -67,7 +68,10 @@ class DataPosition:
     ) -> None:
         self._data = data
         self._steps_per_epoch = steps_per_epoch
-        self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset)
+        draws = draws_of(data)
+        # An iterator's state hasn't that of what its functions draw from: it is drawn again with the data.
+        self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset) and not draws
+        self._drawn_by_threads = next((draw.name for draw in draws if draw.parallel), "")
         self._made_to_build = int(looked_at)
         self._iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
@@ -79,6 +83,17 @@ class DataPosition:
             self.random_state = "restored at the epoch's begin"
         elif isinstance(data, types.GeneratorType):
             self.random_state = "replayed"
+
+    def warn(self) -> None:
+        """Says, before the first epoch, what of this data can't come again."""
+        if self._drawn_by_threads:
+            _LOG.warning(
+                "%s draws random numbers for several examples at once, in the order of threads: no two runs draw the "
+                "same, and a resumed run isn't exact. Draw by an example's position, data.enumerate().map(f) with a "
+                "tf.random.stateless_* or tf.image.stateless_* of seed=(1, n) in f(n, example); or leave "
+                "num_parallel_calls out of that map",
+                self._drawn_by_threads,
+            )
 
     def capture(self, position: Position) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
         """Returns what has to be known to find this place again: what JSON can hold, and arrays by name.
