@@ -137,3 +137,13 @@ def test_resume_without_a_name_takes_the_newest(tmp_path):
     assert choose(None, recipe="mine", resume=True, under=tmp_path)[0].name == "mine-20260102-000000"
     with pytest.raises(CheckpointError, match="no run of third"):
         choose(None, recipe="third", resume=True, under=tmp_path)
+
+
+def test_it_knows_each_launch_also_one_that_was_killed(tmp_path, monkeypatch):
+    for logs, resume in (("first", False), ("first", True), ("second", True)):
+        monkeypatch.setenv("TOOLKIT_LOGS", logs)
+        directory = RunDirectory(tmp_path / "run", recipe="test", resume=resume)
+        directory.record_config({"seed": 1})
+        (directory.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
+        directory.close()
+    assert json.loads((tmp_path / "run/run.json").read_text())["launches"] == ["first", "second"]

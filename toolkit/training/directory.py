@@ -124,6 +124,7 @@ class RunDirectory:
         self._recipe = recipe
         self._resume = resume
         self._lock: int | None = None
+        self._launches: list[str] = []
         try:
             if resume and not _has_checkpoint(self.checkpoints):
                 raise CheckpointError(
@@ -155,10 +156,8 @@ class RunDirectory:
         config = redaction.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
-            try:
-                files.write_json(self._identity, {"recipe": self._recipe, "config": self._config})
-            except OSError as error:
-                raise self._unusable(error) from error
+        self._write_identity()
+        if not self._resume:
             return
         names = [name for name, value in config.items() if self._config.get(name) != value]
         if names:
@@ -168,6 +167,17 @@ class RunDirectory:
                 + ", ".join(f"{name}={self._config.get(name)}" for name in names),
                 remedy="Resume with the same values, or start a new run in another directory",
             )
+
+    def _write_identity(self) -> None:
+        """Writes run.json: what must not change, and each launch's logs, also of one that was killed."""
+        logs = status.logs()
+        if logs is not None and logs not in self._launches:
+            self._launches.append(logs)
+        found = {"recipe": self._recipe, "config": self._config, "launches": self._launches}
+        try:
+            files.write_json(self._identity, found)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def write_model(self, model: "keras.Model") -> None:
         """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
@@ -234,6 +244,7 @@ class RunDirectory:
                 remedy="Name another directory",
             )
         if self._resume:
+            self._launches = before["launches"]
             return before["config"]
         if _has_checkpoint(self.checkpoints) or self.summary.exists():
             raise RunDirectoryError(
@@ -246,7 +257,8 @@ class RunDirectory:
     def _read_identity(self) -> dict | None:
         try:
             identity = json.loads(files.read_text(self._identity))
-            return {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
+            found = {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
+            return {**found, "launches": [each for each in identity.get("launches", []) if isinstance(each, str)]}
         except FileNotFoundError:
             if not _has_checkpoint(self.checkpoints):
                 return None

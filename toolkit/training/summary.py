@@ -1,7 +1,9 @@
 """What a run leaves when it ends: its summary, with figures and where they come from, and its model as a file."""
 
+import collections
 import json
 import logging
+import math
 import os
 import pathlib
 import platform
@@ -10,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit import __version__, strategies
+from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, redaction, status
 from toolkit.support.versions import versions
@@ -110,6 +112,22 @@ def _provenance() -> dict[str, Any]:
     }
 
 
+def _size(model: Any) -> dict[str, Any]:
+    """Returns how many weights a model has, and how many of its layers are sharded."""
+    weights = getattr(model, "weights", [])
+    sharded = sum(type(layer).__name__.startswith("Sharded") for layer in getattr(model, "_flatten_layers", list)())
+    return {"parameters": sum(math.prod(weight.shape) for weight in weights), "sharded_layers": sharded}
+
+
+def _hardware() -> str:
+    """Returns what this machine computes with: "2 x NVIDIA H100", or "4 cores, x86_64"."""
+    there = devices.inventory.take()
+    names = collections.Counter(gpu.name for gpu in there.gpus)
+    return ", ".join(f"{number} x {name}" for name, number in names.items()) or (
+        f"{counted(there.cores, 'core')}, {platform.machine()}"
+    )
+
+
 def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
     """Returns what summary.json says: each metric of the last epoch by Keras's name, and what all runs have.
 
@@ -129,6 +147,8 @@ def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: i
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
         **_provenance(),
+        **_size(monitor.model),
+        "hardware": _hardware(),
         "step": monitor.breakdown,
     }
     if report := strategies.report(monitor.model):

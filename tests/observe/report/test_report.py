@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +16,7 @@ from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
 from toolkit.observe import report
 from toolkit.observe.report.figures import column
-from toolkit.observe.report.reading import told_apart
+from toolkit.observe.report.reading import read, told_apart
 from toolkit.observe.report.timeline import spans_of
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -104,6 +105,46 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     assert len(ids) == len(set(ids))
     references = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     assert references <= set(ids)
+
+
+def test_the_first_screen_says_what_was_trained_on_what_and_where_time_went(tmp_path):
+    step = {**STEP, "milliseconds": 10.0, "communication": 6.0, "compute": 3.0}
+    more = {"parameters": 1234567, "hardware": "2 x H100", "sharded_layers": 2, "strategy": "multi_worker"}
+    path = made(tmp_path, emulated=False, step=step, examples_per_second=100.0, **more)
+    text = report.write([path]).read_text()
+    assert re.search(r"parameters</span><b>1,234,567</b>2 x H100", text)
+    assert "2 replicas, multi_worker, 2 layers sharded" in text
+    assert "60% of a step is communication that nothing hides: fewer replicas may be as fast" in text
+    step["communication"] = 4.0
+    path = made(tmp_path, "other", emulated=False, step=step)
+    assert "that nothing hides: fewer" not in report.write([path]).read_text()
+
+
+def test_a_report_of_the_script_itself_shows_tasks_that_still_run(tmp_path):
+    path = made(tmp_path)
+    begun = [{"event": "started", "task": f"worker:{n}", "pid": n, "at": time.time() - 30} for n in (1, 2)]
+    (tmp_path / "logs" / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in begun))
+    spans = spans_of(read(path), prefix="")
+    assert [span.ending for span in spans] == ["running when this was written"] * 2
+    assert all(29 < span.end - span.start < 60 for span in spans)
+
+
+def test_what_was_launched_again_by_hand_shows_the_launch_that_was_killed(tmp_path):
+    path = made(tmp_path)
+    (tmp_path / "killed").mkdir()
+    events = [
+        {"event": "started", "task": "worker:0", "pid": 9, "at": 1e9 - 100},
+        {"event": "ended", "task": "worker:0", "pid": 9, "at": 1e9 - 50, "code": -9, "dismissed": False},
+    ]
+    (tmp_path / "killed" / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    launches = [str(tmp_path / "killed"), str(tmp_path / "logs")]
+    (path / "run.json").write_text(json.dumps({"recipe": "x", "config": {}, "launches": launches}))
+    spans = spans_of(read(path), prefix="")
+    assert [span.ending for span in spans if span.task == "worker:0"] == [
+        "signal 9",
+        "signal 9",
+        "ended by the launcher",
+    ]
 
 
 @pytest.mark.slow

@@ -24,6 +24,9 @@ _FACTS = {
     "recipe": "recipe",
     "strategy": "strategy",
     "replicas": "replicas",
+    "sharded_layers": "sharded layers",
+    "hardware": "hardware of a worker",
+    "parameters": "parameters",
     "devices": "devices of the process that wrote it",
     "dataset": "data set",
     "model": "model",
@@ -38,6 +41,7 @@ _FACTS = {
     "weights_sha256": "weights, SHA-256",
 }
 _MOST_ROWS = 200
+_MOSTLY = 0.5  # Share of a step: more communication than that, and two workers take longer than one.
 _EMULATED = "CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs"
 
 
@@ -101,6 +105,13 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
             f"{step['exchanging']:.1f} ms of it, {step.get('hidden', 0) / step['exchanging']:.0%} of that behind "
             "computing."
         )
+    if not several and isinstance(step, dict) and step.get("milliseconds") and not run.summary.get("emulated"):
+        share = step.get("communication", 0) / step["milliseconds"]
+        if share > _MOSTLY:
+            found.append(
+                f"{share:.0%} of a step is communication that nothing hides: fewer replicas may be as fast. Compare it "
+                "with a run on one device, or see the guide on slow networks."
+            )
     if several and isinstance(step, dict) and step.get("milliseconds"):
         shares = {part: step.get(part, 0) / step["milliseconds"] for part in ("compute", "communication", "input")}
         found.append(

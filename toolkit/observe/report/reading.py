@@ -3,6 +3,7 @@
 Files of a run may be damaged, or edited: each costs a part of the page, and not the page.
 """
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -32,7 +33,8 @@ class RunData:
         summary: summary.json, or what run.json says of a run that has none.
         history: Rows of history.csv, numbers where they are numbers.
         evaluation: Rows of evaluation.csv, which an evaluator task writes.
-        events: Starts and ends of tasks, from the launcher's record.
+        events: Starts and ends of tasks, from the records of all its launches.
+        written: When a file of it was last written, in seconds since 1970; 0 for never.
         notes: What is missing or can't be read, a sentence each without its full stop.
     """
 
@@ -43,6 +45,7 @@ class RunData:
     evaluation: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+    written: float = 0.0
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -77,16 +80,25 @@ def read(path: str | pathlib.Path) -> RunData:
             "status": "not finished",
         }
         notes.append("The run hasn't ended by itself: it is running, or was killed")
-    logs = summary.get("launch_logs")
+    launches = (_object(path / "run.json", []) or {}).get("launches")
+    every = [*(launches if isinstance(launches, list) else []), summary.get("launch_logs")]
+    logs = list(dict.fromkeys(each for each in every if isinstance(each, str)))
     return RunData(
         path=path,
         name=_readable(masked(path.resolve().name, os.environ)),
         summary=_in_examples(summary),
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),
-        events=tuple(_lines(pathlib.Path(logs) / "events.jsonl", notes)) if isinstance(logs, str) else (),
+        events=tuple(event for each in logs for event in _lines(pathlib.Path(each) / "events.jsonl", notes)),
+        written=max(map(_changed, (path / "history.csv", path / "summary.json"))),
         notes=tuple(notes),
     )
+
+
+def _changed(path: pathlib.Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:

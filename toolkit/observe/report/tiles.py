@@ -28,7 +28,7 @@ def tiles(runs: Sequence[RunData]) -> list[Tile]:
         first = min((run for run in runs if _speed(run)), key=_replicas, default=runs[0])
         return [_compared(run, first) for run in runs]
     (run,) = runs
-    return [tile for tile in (_outcome(run), _metrics(run), _rate(run), _step(run)) if tile is not None]
+    return [tile for tile in (_outcome(run), _metrics(run), _rate(run), _step(run), _model(run)) if tile is not None]
 
 
 def _outcome(run: RunData) -> Tile:
@@ -59,6 +59,13 @@ def _rate(run: RunData) -> Tile | None:
     return Tile(name="examples per second", value=speed, more=_replicas_in_words(run)) if speed else None
 
 
+def _model(run: RunData) -> Tile | None:
+    parameters = in_words("parameters", run.summary.get("parameters"))
+    return (
+        Tile(name="parameters", value=parameters, more=str(run.summary.get("hardware") or "")) if parameters else None
+    )
+
+
 def _step(run: RunData) -> Tile | None:
     step = run.summary.get("step")
     if not isinstance(step, dict) or not step.get("milliseconds"):
@@ -86,7 +93,11 @@ def _compared(run: RunData, first: RunData) -> Tile:
 
 def _replicas_in_words(run: RunData) -> str:
     replicas = run.summary.get("replicas")
-    return f"{counted(replicas, 'replica')}, {run.summary.get('strategy')}" if isinstance(replicas, int) else ""
+    if not isinstance(replicas, int):
+        return ""
+    layers = run.summary.get("sharded_layers")
+    sharded = f", {counted(layers, 'layer')} sharded" if isinstance(layers, int) and layers else ""
+    return f"{counted(replicas, 'replica')}, {run.summary.get('strategy')}{sharded}"
 
 
 def _speed(run: RunData) -> Any:

@@ -49,6 +49,7 @@ def spans_of(run: RunData, *, prefix: str) -> list[Span]:
             found.append(
                 Span(prefix + key[0], started.pop(key), event["at"], code if isinstance(code, int) else None, dismissed)
             )
-    latest = max((event["at"] for event in run.events), default=0.0)
+    # What still runs has its end where something was last heard of it: an event, or a file that the run has written.
+    latest = max([run.written, *(event["at"] for event in run.events)])
     found += [Span(prefix + task, at, max(latest, at), None, False) for (task, _), at in started.items()]
     return sorted(found, key=lambda span: span.start)
