@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, gather, mean, processes
 from toolkit.strategies.processes.consistency import difference
 from toolkit.strategies.variables.model_optimizers import variables_of
@@ -35,7 +36,9 @@ def check_equal_weights(model: keras.Model) -> None:
     """
     variables: list[Any] = []
     sharded: list[Any] = []
-    for variable in variables_of(model):
+    # Replicas that train by themselves have optimizers of their own until an epoch's end, in which a run may go on.
+    alike = variables_of(model) if options_of(model.distribute_strategy).local is None else model.variables
+    for variable in alike:
         (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
     values = [tf.convert_to_tensor(variable) for variable in variables]

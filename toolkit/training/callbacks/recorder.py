@@ -86,7 +86,8 @@ class Recorder(keras.callbacks.Callback):
         step, now = self.tracker.position.step, time.monotonic()
         if step == 1 or now - self._reported > _REPORT_SECONDS:
             self._reported = now
-            status.report(state="training", step=step, images_per_second=self.tracker.examples_per_second)
+            rate = self.tracker.examples_per_second
+            status.report(state="training", step=step, images_per_second=rate, **status.waited())
         if self.shows and now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
             self._shown = now
             self._show(batch + 1, logs)

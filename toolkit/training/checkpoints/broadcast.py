@@ -137,7 +137,7 @@ def check_restored(model: "keras.Model", *, step: int) -> None:
 
     if processes(model.distribute_strategy) == 1:
         return
-    sums = {name: checksum(array) for name, array in state.capture(model).items()}
+    sums = {name: checksum(array) for name, array in state.common(model).items()}
     found = difference(model.distribute_strategy, {**sums, _STEP: step})
     if found is not None:
         differ = [key for key in found.keys if key != _STEP]

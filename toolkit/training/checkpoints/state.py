@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "capture",
     "capture_metrics",
+    "common",
     "digest",
     "metrics_in",
     "restore",
@@ -39,6 +40,17 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
     """
     _settle(model)
     return {**_values(_variables(model)), **_trained(model)}
+
+
+def common(model: "keras.Model") -> "dict[str, np.ndarray]":
+    """Returns what `capture` does, without what replicas that train by themselves each have of their own.
+
+    That is in there a second time, of all replicas, among what they keep for it.
+    """
+    from toolkit.strategies.step import local_state
+
+    own = _OPTIMIZER if local_state.kept_by(model) else None
+    return {name: array for name, array in capture(model).items() if own is None or not name.startswith(own)}
 
 
 def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
