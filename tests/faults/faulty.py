@@ -103,7 +103,9 @@ class Faulty(processes.Job):
         The files are looked at often: a checkpoint is written in some 20 ms.
         """
         starts = len({event["attempt"] for event in self.events("started")}) or 1
-        log = Record(max((self.folder / "logs").glob("launch-*"))).log(task, starts)
+        while not (launched := sorted((self.folder / "logs").glob("launch-*"))):
+            time.sleep(0.02)
+        log = Record(launched[-1]).log(task, starts)
         progress = None
         deadline = time.monotonic() + self.LIMIT
         while True:

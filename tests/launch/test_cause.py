@@ -83,3 +83,32 @@ def test_native_notes_are_no_last_lines(task):
     only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
     words = str(failure.error(only, [only]))
     assert words.endswith(":\n  mine")
+
+
+@pytest.mark.parametrize(
+    ("waited", "named"),
+    [
+        ([(0, 9), (0, 0.5)], 1),
+        ([(0, 0.5), (0, 9)], 0),
+        ([(0, 9), (0, 8), (0, 0.5)], 2),
+        ([(0, 9), (0, 8)], None),
+        ([(0, 3), (0, 0.1)], None),
+        ([(0, 9)], None),
+        ([(50, 59), (50, 50.5)], 1),
+    ],
+    ids=["second", "first", "of three", "both wait", "not worth a word", "one", "lately"],
+)
+def test_who_keeps_the_others_waiting_is_told_by_how_long_each_waits(task, monkeypatch, waited, named):
+    """Of 30 seconds."""
+    clock = [100.0]
+    monkeypatch.setattr(state.time, "monotonic", lambda: clock[0])
+    tasks = [task(number) for number in range(len(waited))]
+    for moment in (0, 1):
+        for each, seconds in zip(tasks, waited, strict=True):
+            facts = {"state": "training", "waited": seconds[moment]}
+            each.take({"event": "report", "facts": facts, "ago": 0.0})
+        clock[0] += 30.0
+    found = state.slowest(tasks)
+    assert (found and tasks.index(found[0])) == named
+    if found:
+        assert found[1] == pytest.approx(min(b - a for a, b in waited if b - a > 1) / 30)

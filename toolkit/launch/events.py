@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "restart": ("record", "text", "the job failed, and is started again"),
     "requeue": ("record", "", "Slurm is asked to queue the job again"),
     "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
+    "waits": ("record", "task, pid, share", "the other tasks wait for this one, for that share of their time"),
     "end": ("record", "code, text, stopped; asked, found, remedy", "the job has ended, with this exit code"),
     "ready": ("agent", "version, host, ports, shared", "an agent can start tasks"),
     "refused": ("agent, rendezvous", "asked, found, remedy", "what was asked for can't be done"),

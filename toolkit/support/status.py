@@ -9,6 +9,7 @@ import json
 import os
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,12 @@ def attempt_id() -> str | None:
 def logs() -> str | None:
     """Returns the directory of the launcher's record of this job; None without a launcher."""
     return os.environ.get(LOGS)
+
+
+def waited() -> dict[str, float]:
+    """Returns "waited", the seconds that this process has waited for others in steps, where that is counted."""
+    module = sys.modules.get("toolkit.strategies.step.lateness")  # Not imported for it: a script may use none of it.
+    return {} if module is None else {"waited": round(module.waited(), 3)}
 
 
 def attempt() -> int:

@@ -57,6 +57,7 @@ class Attempt:
         self.back = back
         self._received = received
         self._asked_for_stacks = asked_for_stacks
+        self._said_who_is_slow = False
         self._warned = 0.0  # The progress after which it was last said that there is none.
 
     def run(self) -> bool:
@@ -110,6 +111,7 @@ class Attempt:
         if fatal or any(task.found_stopped for task in self.tasks):
             self._fail()
         self._look_for_stall()
+        self._look_for_the_slowest()
         if self._asked_for_stacks:
             self._asked_for_stacks.clear()
             where = self._where_tasks_are()
@@ -252,6 +254,18 @@ class Attempt:
         self._keep(first, text, None)
         raise TaskFailed(
             f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.directory}", code=1
+        )
+
+    def _look_for_the_slowest(self) -> None:
+        """Says once which task keeps the others waiting."""
+        if self._said_who_is_slow or (found := state.slowest(self.tasks)) is None:
+            return
+        self._said_who_is_slow = True
+        task, share = found
+        self.crew.record.add("waits", task=task.task, pid=task.pid, share=round(share, 3))
+        self.crew.say(
+            f"note: {task.task} keeps the others waiting for {share:.0%} of their time: by its input, or by what it "
+            "does between steps"
         )
 
     def _where_tasks_are(self) -> str:

@@ -1,5 +1,6 @@
 """What is known of a job's tasks, from their events, and what follows from it; nothing here does anything."""
 
+import collections
 import pathlib
 import signal
 import time
@@ -10,8 +11,11 @@ from toolkit.cluster import Task
 from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event
 
-__all__ = ["TaskState", "cause", "has_servers", "is_done", "ran_alone", "serves", "stopped_for"]
+__all__ = ["TaskState", "cause", "has_servers", "is_done", "ran_alone", "serves", "slowest", "stopped_for"]
 
+_WAITS = 240  # Reports of how long it has waited, one or two a second: of the last minutes.
+_LATELY = 20.0  # Seconds of them by which it is judged.
+_MUCH = 0.2  # Share of the others' time that is worth a word.
 _QUIET = 30.0  # Seconds without a step after which the table says so.
 
 
@@ -60,6 +64,7 @@ class TaskState:
         self.served = self.given_up = self.asked_to_end = self.found_stopped = self.dying = False
         self.looks = 0
         self.stacks = ""
+        self._waits: collections.deque[tuple[float, float]] = collections.deque(maxlen=_WAITS)
         self._cpu, self._memory = 0.0, 0
         self.output.ended = False
 
@@ -96,6 +101,8 @@ class TaskState:
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or at
             self.said_so = True
+        if "waited" in facts:
+            self._waits.append((time.monotonic(), facts["waited"]))
         if facts.get("state") != self.facts["state"] or facts.get("step") != self.facts.get("step"):
             self.stepped = time.monotonic()
         self.facts.update(facts)
@@ -108,6 +115,14 @@ class TaskState:
         self.stopped_since = (self.stopped_since or now) if event["stopped"] else None
         if event["computes"] and self.facts["state"] != "training":  # Who reports steps is judged by them.
             self.progressed = now
+
+    @property
+    def waiting(self) -> float | None:
+        """The share of its time for which it has lately waited for other tasks in steps; None where it isn't known."""
+        if not self._waits or self._waits[-1][0] - self._waits[0][0] < _LATELY:
+            return None
+        (since, before), (now, waited) = self._waits[0], self._waits[-1]
+        return (waited - before) / (now - since)
 
     def words(self) -> str:
         """Returns how it ended, in words."""
@@ -167,6 +182,16 @@ def ran_alone(tasks: Sequence[TaskState]) -> bool:
     """Returns whether several tasks trained, each by itself: without a strategy, or with one of a single process."""
     training = [task for task in tasks if task.task.job in ("chief", "worker")]
     return len(training) > 1 and not any("strategy" in task.facts for task in training)
+
+
+def slowest(tasks: Sequence[TaskState]) -> tuple[TaskState, float] | None:
+    """Returns the task that keeps the others waiting in their steps, and for which share of their time, or None."""
+    shares = {task: task.waiting for task in tasks if task.alive and task.waiting is not None}
+    if len(shares) < 2:
+        return None
+    late = min(shares, key=lambda task: shares[task] or 0.0)
+    others = min(share or 0.0 for task, share in shares.items() if task is not late)
+    return (late, others) if others > _MUCH and (shares[late] or 0.0) < others / 3 else None
 
 
 def cause(tasks: Sequence[TaskState]) -> TaskState:

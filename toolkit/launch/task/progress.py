@@ -47,7 +47,7 @@ class _Progress:
         rate = (self._step - self._timed) / (now - self._since) if now > self._since else 0.0
         if self._due(now):
             known = {"images_per_second": rate * self._examples} if self._examples and rate else {}
-            status.report(state="training", step=self._step, **known)
+            status.report(state="training", step=self._step, **known, **status.waited())
 
     def test(self) -> None:
         """A step of an evaluation has ended, in which no time is counted."""

@@ -98,6 +98,12 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
     """Returns in words what the figures come to."""
     head = f"{run.name}: " if several else ""
     found = []
+    slow = [event for event in run.events if event["event"] == "waits" and isinstance(event.get("share"), float)]
+    found += [
+        f"{head}{event['task']} kept the others waiting for {event['share']:.0%} of their time: by its input, or by "
+        "what it does between steps."
+        for event in slow
+    ]
     step = run.summary.get("step")
     if isinstance(step, dict) and step.get("exchanges") and step.get("exchanging"):
         found.append(

@@ -4,6 +4,7 @@ In the order of a step of `fit`: `train_step` is told its replica's share, losse
 gradients over replicas and updates, and `train_step` makes the logs the whole batch's.
 
 inlining      a tf.function that a step calls, as a part of it
+lateness      how long a process waits for the slowest one
 batch_share   each replica's share of a batch, and losses and means weighted by it
 separable     whether a loss or a metric of a batch follows from those of its parts
 whole_batch   losses and metrics that don't, computed of the whole batch

@@ -27,6 +27,7 @@ from keras.src.losses import loss as _loss
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives, private
 from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.step import lateness
 from toolkit.support.wrapping import wrap
 
 __all__ = [
@@ -110,7 +111,7 @@ class Share:
     def weight(self) -> tf.Tensor:
         """Its part of all replicas' examples, a float64 scalar; asked for first, a collective."""
         if self._weight is None:
-            self._weight = tf.math.divide_no_nan(self._rows, self.total(self._rows))
+            self._weight = tf.math.divide_no_nan(self._rows, lateness.timed(self.total, self._rows))
         return self._weight
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
