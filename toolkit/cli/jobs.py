@@ -6,6 +6,8 @@ launcher is gone.
 
 import argparse
 import json
+import shutil
+import sys
 import time
 
 __all__ = ["add_arguments", "add_job", "run"]
@@ -23,10 +25,6 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Prints a table, or JSON."""
-    import rich
-    from rich import box
-    from rich.table import Table
-
     from toolkit.launch.records import jobs
 
     known = jobs.every()
@@ -44,12 +42,14 @@ def run(given: argparse.Namespace) -> None:
     if not known:
         print("No job has been launched here.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("job", "state", "started"):
-        table.add_column(heading, no_wrap=True)
-    # On a terminal a line for each; what reads a pipe has all of it.
-    table.add_column("command", overflow="ellipsis", no_wrap=rich.get_console().is_terminal)
+    rows = [("job", "state", "started", "command")]
     for job in known:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
-        table.add_row(job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job))
-    rich.get_console().print(table, markup=False)
+        rows.append((job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # On a terminal a job has one of its lines; what reads a pipe has all of it.
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        line = "  ".join(f"{text:{width}}" for text, width in zip(row[:3], widths[:3], strict=True))
+        line = f"{line}  {' '.join(row[3].split())}"
+        print(line if most is None or len(line) <= most else f"{line[: most - 3]}...")
