@@ -84,6 +84,7 @@ class Display:
             self._width = max((len(name) for name in names if name in self._shown), default=0)
             self._colours = {str(task): _COLOURS[number % len(_COLOURS)] for number, task in enumerate(tasks)}
             self._chatter = {task: Chatter() for task in tasks}
+            self._held = None
 
     def lines(self, task: Task, lines: Sequence[bytes]) -> None:
         """Shows whole lines that a task has written."""

@@ -169,6 +169,7 @@ class Attempt:
             if not why:
                 continue
             self.crew.end(signal.SIGTERM, within=_STRANDED)
+            self._say_what_was_held()
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
             for task in (
                 self.crew.tasks_of(agent) if agent.here else ()
