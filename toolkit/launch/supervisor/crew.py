@@ -209,7 +209,7 @@ class Crew:
 
     def lost(self, agent: ConnectedAgent) -> str:
         """Returns why an agent counts as gone, "" while it doesn't."""
-        quiet = agent.silence > self.spec.silence
+        quiet = agent.silence > self.spec.silence and not agent.here  # Here only a busy machine keeps it silent.
         if not (quiet or agent.gone) or not any(task.alive for task in self.tasks_of(agent)):
             return ""
         # ssh, too, gives up after a while.
