@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 
@@ -509,6 +510,11 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(launcher, tmp_path_f
         assert list(scratch.iterdir()) == []
 
 
+def mine(path):
+    """Whether a directory is of this test's own user and still there."""
+    return path.exists() and path.stat().st_uid == os.getuid() and time.time() - path.stat().st_mtime < 60
+
+
 def wait_for(process, word, *, times=1):
     """Reads the launcher's output until a word has come so many times."""
     seen = b""
@@ -580,13 +586,6 @@ def test_a_quiet_job_is_warned_of_before_it_is_ended_and_says_where_it_hung(laun
 
 
 @pytest.mark.slow
-def test_a_module_that_is_misspelt_is_said_as_python_says_it(launcher):
-    code, _, err, _ = launcher.run("--workers=1", command=["-m", "no_such_module"])
-    assert code == 1
-    assert "No module named no_such_module" in err
-
-
-@pytest.mark.slow
 def test_how_many_behind_the_script_is_noticed(launcher):
     script = launcher.write("import sys; print(sys.argv[1:])")
     _, out, err, _ = launcher.run(command=[str(script), "--workers=2"])
@@ -624,14 +623,51 @@ def test_a_crash_of_native_code_leaves_its_place(launcher):
 
 @pytest.mark.slow
 def test_an_agent_that_is_killed_takes_its_tasks_along_and_is_named(launcher):
-    body = "subprocess.Popen(['sleep', '1000'])\nprint('up', me, os.getppid(), flush=True)\ntime.sleep(1000)"
+    body = """
+subprocess.Popen(['sleep', '1000'], start_new_session=bool(me))
+print('up', me, os.getppid(), flush=True)
+time.sleep(1000)
+"""
+    before = set(pathlib.Path(tempfile.gettempdir()).glob("toolkit-*"))
     process = launcher.start("--workers=2", "--max_restarts=1", body=body)
     text = wait_for(process, b"| up", times=2)
     os.kill(int(text.rpartition(b"up ")[2].split()[1]), signal.SIGKILL)
     text = wait_for(process, b"| up", times=2)
-    assert b"The agent on this machine is gone: it ended with exit code -9. Its tasks were worker:0, worker:1." in text
+    assert b"The agent on this machine is gone: it was ended by SIGKILL. Its tasks were worker:0, worker:1." in text
     assert b"launch: starting the job again, restart 1 of 1" in text
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
     assert launcher.nothing_left(within=1) is True
+    assert not {path for path in pathlib.Path(tempfile.gettempdir()).glob("toolkit-*") if mine(path)} - before
+
+
+@pytest.mark.slow
+def test_arguments_of_a_hundred_thousand_letters(launcher):
+    """As of train.py data/*.tfrecord."""
+    script = launcher.write("print('got', sum(map(len, sys.argv)))")
+    code, out, _, _ = launcher.run("--workers=1", command=[str(script), *["x" * 1000] * 100])
+    assert code == 0
+    assert re.search(r"got 10\d{4}", out)
+
+
+@pytest.mark.slow
+def test_a_module_that_is_not_there_is_not_tried_again(launcher):
+    code, _, err, seconds = launcher.run("--workers=1", "--max_restarts=2", command=["-m", "no_such_module"])
+    assert code == 2
+    assert "launch starts the module no_such_module, but there is no such module" in err
+    assert seconds < 15
+
+
+@pytest.mark.slow
+def test_what_lies_beside_the_script_is_not_taken_for_what_the_launcher_imports(launcher):
+    (launcher.folder / "logging.py").write_text("raise SystemExit('mine')")
+    script = launcher.write("print('ran')")
+    for flags in ([], ["--detach"]):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path[0] = {str(processes.ROOT)!r}; "
+             "from toolkit.cli.main import main; main()", "launch", "--workers=1", *flags, str(script)],
+            cwd=launcher.folder, env={**os.environ, "XDG_STATE_HOME": str(launcher.folder / "state")},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -54,8 +54,8 @@ def test_a_sites_file_is_asked_before_the_defaults_and_after_the_user(site, caps
         ("[slurm\n", "toolkit.toml says what every job here asks for, but it can't be read"),
         ("[slurm]\npartitoin = 1\n", "has partitoin in [slurm], but there is no such thing"),
         ("[nowhere]\n", "has [nowhere], but there is no such thing. Name a table launch, local"),
-        ("workers = 2\n", "has [workers], but there is no such thing"),
-        ("[launch]\nmax_restarts = 'x'\n", "max_restarts='x', but that is a str"),
+        ("workers = 2\n", "has workers outside of a table, but there is no such thing. Put it under [launch]"),
+        ("[launch]\nmax_restarts = 'x'\n", "toolkit.toml has max_restarts='x', but that is a str"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(site, capsys, text, said):
@@ -98,8 +98,9 @@ def test_a_task_behind_a_command_that_waits_answers_signals_and_questions(launch
 
 @pytest.mark.slow
 def test_a_command_that_is_not_there(launcher):
-    code, _, err, _ = launcher.run("--workers=1", "--prefix=no-such-program -x", body="")
+    code, _, err, seconds = launcher.run("--workers=1", "--prefix=no-such-program -x", body="")
     assert code == 2
+    assert seconds < 12, "nobody is waited for"
     assert "there is no program no-such-program on" in err
 
 

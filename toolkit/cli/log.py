@@ -1,5 +1,6 @@
 """The toolkit's messages on the console, beside the progress bar and never through it."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -22,8 +23,9 @@ class _Console(logging.Handler):
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )
         console = rich.get_console()
-        # A log file's lines are whole; a terminal's break between words.
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        with contextlib.suppress(OSError):  # A message that can't be shown, on a full disk, ends no training.
+            # A log file's lines are whole; a terminal's break between words.
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show() -> None:

@@ -3,6 +3,7 @@
 A star: a job is described once, one supervisor decides what happens to it, agents do it on each machine, all by events
 of one form, and a place is how agents are reached.
 
+alone       a module run as a program, whatever is beside the user's script
 events      what happens in a job, in one form: in memory, between machines, and on disk
 job         a job, described once
 agent       what starts, signals and watches the tasks of one machine

@@ -1,6 +1,6 @@
 """A job that outlives its terminal: the same supervisor, in a session of its own.
 
-    python -m toolkit.launch.detached DIRECTORY
+    python .../alone.py toolkit.launch.detached DIRECTORY
 
 is what supervises it: job.json in the job's own directory says what was asked.
 """
@@ -24,6 +24,7 @@ from toolkit.support import signals
 
 __all__ = ["start"]
 
+_ALONE = str(pathlib.Path(__file__).with_name("alone.py"))
 _TICK = 0.05
 
 
@@ -42,7 +43,7 @@ def start(spec: JobSpec, record: Record | None = None) -> Entry:
     record = record or Record.begin(spec)
     with open(record.directory / LAUNCHER_LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "toolkit.launch.detached", str(record.directory.absolute())],
+            [sys.executable, _ALONE, "toolkit.launch.detached", str(record.directory.absolute())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
     "waits": ("record", "task, pid, share", "the other tasks wait for this one, for that share of their time"),
     "end": ("record", "code, text, stopped; asked, found, remedy", "the job has ended, with this exit code"),
-    "ready": ("agent", "version, host, ports, shared", "an agent can start tasks"),
+    "ready": ("agent", "version, host, ports, shared, scratch", "an agent can start tasks"),
     "refused": ("agent, rendezvous", "asked, found, remedy", "what was asked for can't be done"),
     "output": ("agent", "task, text", 'what a task wrote, bytes as `text` makes them; "" at its end'),
     "report": ("agent", "task, facts, ago", "what a task said of itself so many seconds ago: state, step ..."),

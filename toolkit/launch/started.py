@@ -5,7 +5,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from toolkit.cluster import Task
@@ -16,7 +16,7 @@ from toolkit.launch.display.follow import Follower
 from toolkit.launch.display.output import visible_lines
 from toolkit.launch.events import Event
 from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import Failure, Record
+from toolkit.launch.records.record import Failure
 from toolkit.support import signals
 
 __all__ = ["Job"]
@@ -134,7 +134,7 @@ class Job:
             LaunchError: There is no such task or attempt.
         """
         number, tasks = self._chosen(attempt, [task] if task else [])
-        return b"".join(_read_log(self._entry.record, task or tasks[0], number)).decode(errors="replace")
+        return b"".join(self._entry.record.written(task or tasks[0], number)).decode(errors="replace")
 
     def show(self, tasks: Sequence[str], *, attempt: int | None = None, native_logs: bool = False) -> None:
         """Prints what tasks have written.
@@ -151,7 +151,7 @@ class Job:
         with Display(show=tasks or ["all"], native_logs=native_logs) as display:
             display.expect([Task.parse(name) for name in every])
             for name in tasks or every:
-                for lines in _read_log(self._entry.record, name, number):
+                for lines in self._entry.record.written(name, number):
                     display.lines(Task.parse(name), visible_lines(lines.removesuffix(b"\n").split(b"\n")))
                     display.wait()
 
@@ -211,6 +211,12 @@ class Job:
         record.new()
         if job.slurm:
             controller.stacks(job.slurm)
+        elif job.stopped:
+            raise LaunchError(
+                asked=f"the stacks of job {self.id}",
+                found="its launcher is stopped, as by SIGSTOP or Ctrl-Z",
+                remedy=f"Let it go on: kill -CONT {job.pid}",
+            )
         elif signals.is_in(job.pid, signal.SIGUSR2, "SigCgt"):  # Else a notebook's process would end of it.
             os.kill(job.pid, signal.SIGUSR2)
         deadline = time.monotonic() + _ANSWER
@@ -238,6 +244,7 @@ class Job:
                 controller.stop(job.slurm)
             else:
                 os.kill(job.pid, signal.SIGTERM)
+                os.kill(job.pid, signal.SIGCONT)  # Where somebody has stopped it.
         # Slurm may be hours about a node that is gone: of the job itself nothing runs then.
         while job.alive and self.state != "completing":
             time.sleep(_SECONDS * (_RARELY if job.slurm else 1))
@@ -248,6 +255,12 @@ class Job:
 
     def _chosen(self, attempt: int | None, tasks: Sequence[str]) -> tuple[int, list[str]]:
         """Returns an attempt's number, the last for None, and its tasks, which must have those that are named."""
+        if not self.directory.is_dir():
+            raise LaunchError(
+                asked=f"the logs of job {self.id}",
+                found=f"its directory {self.directory} is gone",
+                remedy="`toolkit jobs` says whether it still runs",
+            )
         starts = self.attempts()
         number = max(starts, default=0) if attempt is None else attempt
         if number not in starts:
@@ -283,18 +296,3 @@ class Job:
                 found=f"it was launched on {self._entry.host}",
                 remedy=f"Run it there: ssh {self._entry.host} {command.strip('`')}",
             )
-
-
-def _read_log(record: Record, task: str, attempt: int) -> Iterator[bytes]:
-    """Yields what a task has written in an attempt, lines by lines."""
-    path = record.log(task, attempt)
-    try:
-        with path.open("rb") as file:
-            while lines := b"".join(file.readlines(1 << 20)):
-                yield lines
-    except OSError as error:
-        raise LaunchError(
-            asked=f"the log of {task}",
-            found=f"{path} can't be read ({(error.strerror or '').lower()})",
-            remedy="See `toolkit jobs`",
-        ) from error

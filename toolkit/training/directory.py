@@ -12,7 +12,6 @@ RUN_DIR/run.json        recipe and configuration, written when the run begins
 import datetime
 import errno
 import fcntl
-import json
 import os
 import pathlib
 import re
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
+from toolkit.training import identity
 from toolkit.training.checkpoints.store import REPLACED
 from toolkit.training.summary import write_model
 
@@ -156,7 +156,10 @@ class RunDirectory:
         config = redaction.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
-        self._write_identity()
+        try:
+            identity.write(self._identity, recipe=self._recipe, config=self._config, launches=self._launches)
+        except OSError as error:
+            raise self._unusable(error) from error
         if not self._resume:
             return
         names = [name for name, value in config.items() if self._config.get(name) != value]
@@ -167,17 +170,6 @@ class RunDirectory:
                 + ", ".join(f"{name}={self._config.get(name)}" for name in names),
                 remedy="Resume with the same values, or start a new run in another directory",
             )
-
-    def _write_identity(self) -> None:
-        """Writes run.json: what must not change, and each launch's logs, also of one that was killed."""
-        logs = status.logs()
-        if logs is not None and logs not in self._launches:
-            self._launches.append(logs)
-        found = {"recipe": self._recipe, "config": self._config, "launches": self._launches}
-        try:
-            files.write_json(self._identity, found)
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def write_model(self, model: "keras.Model") -> None:
         """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
@@ -234,7 +226,7 @@ class RunDirectory:
         return descriptor
 
     def _check_identity(self) -> dict[str, Any]:
-        before = self._read_identity()
+        before = identity.read(self._identity, needed=_has_checkpoint(self.checkpoints))
         if before is None:
             return {}
         if before["recipe"] != self._recipe:
@@ -253,23 +245,6 @@ class RunDirectory:
                 remedy="Add --resume (Run: resume=True) to continue that run, or name another directory",
             )
         return {}
-
-    def _read_identity(self) -> dict | None:
-        try:
-            identity = json.loads(files.read_text(self._identity))
-            found = {"recipe": str(identity["recipe"]), "config": dict(identity["config"])}
-            return {**found, "launches": [each for each in identity.get("launches", []) if isinstance(each, str)]}
-        except FileNotFoundError:
-            if not _has_checkpoint(self.checkpoints):
-                return None
-            reason = "it is missing"
-        except (ValueError, KeyError, TypeError, RecursionError):
-            reason = "it can't be read"
-        raise RunDirectoryError(
-            asked=_ASKED.format(self.path),
-            found=f"run.json doesn't name the script that wrote its checkpoints: {reason}",
-            remedy="Name another directory",
-        )
 
     def _try_writing(self) -> None:
         probe = self.path / ".writing"

@@ -241,8 +241,6 @@ class Run:
         else:
             as_it_is = options.get("class_weight") is None
             data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=as_it_is)
-            if not complete:
-                data.warn()
             if checkpoint is not None and not complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._monitor = Monitor(

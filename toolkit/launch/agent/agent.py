@@ -140,7 +140,7 @@ class Agent:
             self._held.given(port, task=task)
         ports = [] if given else [self._held.free() for _ in range(number)]
         self._mark = mark
-        here = {"version": __version__, "host": socket.gethostname(), "ports": ports}
+        here = {"version": __version__, "host": socket.gethostname(), "ports": ports, "scratch": self._reports.scratch}
         self._tell("ready", **here, shared=bool(mark) and sharing.shared(mark, make=first))
 
     def _start(

@@ -75,7 +75,8 @@ class Channel:
             self._closed = True
 
     def read(self) -> list[Event]:
-        """Returns the events that have come."""
+        """Returns the events that have come; sends on what the other end hasn't taken yet."""
+        self.send()
         found = []
         try:
             while piece := os.read(self._reading, _AT_ONCE):

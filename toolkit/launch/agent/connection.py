@@ -16,7 +16,7 @@ from toolkit.launch.events import Event, event
 
 __all__ = ["ConnectedAgent", "StartedAgent", "started_here"]
 
-_PROGRAM = str(pathlib.Path(__file__).with_name("program.py"))
+_ALONE = str(pathlib.Path(__file__).parents[1] / "alone.py")
 
 
 class ConnectedAgent:
@@ -27,9 +27,11 @@ class ConnectedAgent:
 
     Attributes:
         here: Whether it runs on this machine.
+        scratch: The directory that it has for its tasks, once it is ready.
     """
 
     here = False
+    scratch = ""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -95,11 +97,10 @@ class StartedAgent(ConnectedAgent):
             code = self._process.wait(5) if self.gone else None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         lines = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
-        lines = (
-            lines
-            or self._channel.strange
-            or ["its output was closed" if code is None else f"it ended with exit code {code}"]
-        )
+        how = "its output was closed" if code is None else f"it ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"it was ended by {signal.Signals(-code).name}"
+        lines = lines or self._channel.strange or [how]
         return lines[-1].strip()[:300]
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> Star
         prepare: What else it is to prepare.
     """
     made = StartedAgent(
-        [sys.executable, _PROGRAM],
+        [sys.executable, _ALONE, "toolkit.launch.agent.program"],
         directory=os.getcwd(),
         number=number,
         command=list(command),

@@ -7,16 +7,11 @@ happens goes to standard output. The end of its input, or silence there, means t
 gone: the tasks get time for a checkpoint, and are ended. When the process itself ends, in whatever way, so do they.
 """
 
-import sys
-
-if __name__ == "__main__" and __package__ is None and not getattr(sys.flags, "safe_path", False):
-    # Started by its path, so that nothing beside the user's script is imported in the place of what this needs.
-    sys.path[0] = __file__.rpartition("/toolkit/")[0]
-
 import os
 import pathlib
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 

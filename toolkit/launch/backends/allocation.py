@@ -1,6 +1,6 @@
 """What runs in a Slurm allocation: the supervisor, in the batch script, with an agent on each node by srun.
 
-    python -m toolkit.launch.backends.allocation DIRECTORY
+    python .../alone.py toolkit.launch.backends.allocation DIRECTORY
 
 Restarts stay inside the allocation. The job is queued again when its time is nearly up, of which Slurm tells the batch
 script by SIGUSR1, and when a node no longer answers; it then goes on in the same directory, from the last checkpoint.

@@ -22,6 +22,7 @@ from toolkit.support.words import counted
 
 __all__ = ["follow_job", "rooms", "script", "submit"]
 
+_ALONE = str(pathlib.Path(__file__).parents[1] / "alone.py")
 _SECONDS = 0.5  # Between two looks at the logs.
 _QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's.
 _CLEANED = 15.0  # Seconds after which Slurm has done with what a job that is queued again has left.
@@ -59,9 +60,9 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{_quoted(f'{name}={value}')}" for name, value in settings.items() if value is not None]
-    lines += [f"#SBATCH --{_quoted(text)}" for text in spec.sbatch]
+    lines += [f"#SBATCH --{_quoted(text.removeprefix('--'))}" for text in spec.sbatch]
     shown = pathlib.Path(spec.log_dir or "runs", f"{PREFIX}ID") if directory is None else directory
-    command = [sys.executable, "-m", "toolkit.launch.backends.allocation", str(shown.absolute())]
+    command = [sys.executable, _ALONE, "toolkit.launch.backends.allocation", str(shown.absolute())]
     tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
     number = spec.gpus_per_node // room if spec.gpus_per_node else spec.gpus_per_task

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import logging
 import pathlib
 import sys
 import time
@@ -12,7 +11,6 @@ from toolkit.support import umask
 
 __all__ = ["Output", "say", "visible_lines"]
 
-_LOG = logging.getLogger(__name__)
 _LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
 _PARTIAL, _BAR = 1.0, 10.0  # Seconds until a line without an end is shown, and one that is written over.
 _KEPT = 200  # Last lines, for the message about a failure.
@@ -26,6 +24,7 @@ class Output:
 
     Attributes:
         log: The same.
+        fault: What is to be said of a log that can't be written, once; "" for nothing.
         ended: Whether nothing more will come.
     """
 
@@ -37,7 +36,7 @@ class Output:
             self.log.parent.mkdir(parents=True, exist_ok=True)  # Somebody has tidied up between two attempts.
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._rest = b""
-        self._failed = False
+        self._failed, self.fault = False, ""
         self._came = 0.0
 
     def take(self, data: bytes) -> list[bytes]:
@@ -80,7 +79,7 @@ class Output:
                 left = left[self._file.write(left) :]
         except OSError as error:
             if not self._failed:
-                _LOG.error("%s can't be written any more (%s); the job goes on", self.log, error.strerror or error)
+                self.fault = f"note: {self.log} can't be written any more ({error.strerror or error}); the job goes on"
             self._failed = True
 
     def close(self) -> None:

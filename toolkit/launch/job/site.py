@@ -45,18 +45,21 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
     made = dict(given)
     for path in _files():
         for table, values in _read(path).items():
-            if table not in ("launch", *PLACES) or not isinstance(values, Mapping):
+            if not isinstance(values, Mapping):
+                raise _wrong(path, f"{table} outside of a table", "Put it under [launch], or under a place's name")
+            if table not in ("launch", *PLACES):
                 raise _wrong(path, f"[{table}]", f"Name a table launch, {', '.join(PLACES)}")
             for name, value in values.items():
                 if name not in known:
                     raise _wrong(path, f"{name} in [{table}]", "See `toolkit launch --help=all`")
                 option = known[name]
+                typed = _typed(path, option, value)
                 if table not in ("launch", place) or place not in option.places:
                     continue
                 if option.kind == "several":
-                    made[name] = (*option.typed(value), *option.typed(made.get(name, ())))
+                    made[name] = (*typed, *option.typed(made.get(name, ())))
                 elif made.get(name, option.default) == option.default:
-                    made[name] = option.typed(value)
+                    made[name] = typed
     return made
 
 
@@ -74,6 +77,14 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
             found=f"it can't be read ({getattr(error, 'strerror', None) or error})",
             remedy='Write tables such as [slurm] with lines such as partition = "gpu"',
         ) from error
+
+
+def _typed(path: pathlib.Path, option: Option, value: Any) -> Any:
+    """Returns a value as an option takes it; a text stands for a list of one."""
+    try:
+        return option.typed([value] if option.kind == "several" and isinstance(value, str) else value)
+    except LaunchError as error:
+        raise LaunchError(asked=f"{path} has {error.asked}", found=error.found, remedy=error.remedy) from None
 
 
 def _wrong(path: pathlib.Path, what: str, remedy: str) -> LaunchError:

@@ -34,7 +34,7 @@ def sbatch(given: Sequence[str]) -> None:
     """Makes sure that options of sbatch aren't those that the launcher sets."""
     for text in given:
         lines(sbatch=text)
-        name = text.partition("=")[0]
+        name = text.removeprefix("--").partition("=")[0]
         require(
             name != "array",
             f"--sbatch={text[:60]}",

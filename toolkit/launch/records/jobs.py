@@ -76,6 +76,13 @@ class Entry:
         return False
 
     @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped its supervisor."""
+        with contextlib.suppress(psutil.Error):
+            return self.runs and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
+
+    @property
     def elsewhere(self) -> bool:
         """Whether only another machine knows how it is."""
         return not controller.reachable() if self.slurm else not self.here

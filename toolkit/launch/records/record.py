@@ -10,7 +10,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
@@ -71,11 +71,13 @@ class Record:
     Attributes:
         directory: The same.
         id: The job's id.
+        spec: Of one that this process has begun, what is to run.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
         self.id = directory.name.removeprefix(PREFIX)
+        self.spec: JobSpec | None = None
         self._read = 0
 
     @classmethod
@@ -99,10 +101,17 @@ class Record:
         except (OSError, ValueError, RuntimeError) as error:  # ~nobody raises a RuntimeError.
             raise _unwritable(spec.log_dir or "a new directory under ./runs", error) from error
         record.add("job", id=record.id)
+        record.spec = spec
         again = shlex.join(["toolkit", *spec.arguments])
         if spec.snapshot:
-            spec = dataclasses.replace(spec, command=snapshot.take(spec.command, record.directory / SNAPSHOT))
-        found = {"id": record.id, "spec": json.loads(spec.to_json()), "cwd": os.getcwd(), "at": round(time.time(), 3)}
+            command = snapshot.take(spec.command, record.directory / SNAPSHOT)
+            record.spec = dataclasses.replace(spec, command=command)
+        found = {
+            "id": record.id,
+            "spec": json.loads(record.spec.to_json()),
+            "cwd": os.getcwd(),
+            "at": round(time.time(), 3),
+        }
         found |= {"again": again, "function": function}
         with contextlib.suppress(OSError):
             own = os.open(record.directory / _JOB, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -144,6 +153,24 @@ class Record:
             stopped=isinstance(error, JobStopped),
             **{name: getattr(error, name) for name in words},
         )
+
+    def written(self, task: str, attempt: int) -> Iterator[bytes]:
+        """Yields what a task has written in an attempt, lines by lines.
+
+        Raises:
+            LaunchError: Its log can't be read.
+        """
+        path = self.log(task, attempt)
+        try:
+            with path.open("rb") as file:
+                while lines := b"".join(file.readlines(1 << 20)):
+                    yield lines
+        except OSError as error:
+            raise LaunchError(
+                asked=f"the log of {task}",
+                found=f"{path} can't be read ({(error.strerror or '').lower()})",
+                remedy="See `toolkit jobs`",
+            ) from error
 
     def new(self) -> list[Event]:
         """Returns the events that have been added, by whatever process, since this was last called."""
@@ -228,7 +255,7 @@ class Record:
             return {**found, "spec": JobSpec.from_json(json.dumps(found["spec"]))}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                asked=f"job {self.id}, whose logs are in {self.directory},",
+                asked=f"job {self.id}, whose logs are in {self.directory}",
                 found=f"its {_JOB} can't be read ({error})",
                 remedy="Name the directory of a job that `toolkit launch` has started",
             ) from error

@@ -64,6 +64,7 @@ class _Call:
         for event in self.agent.read():
             if event["event"] == "ready":
                 self.ready = event
+                self.agent.scratch = event.get("scratch", "")
             elif event["event"] == "refused":
                 self.refused = event
         if self.agent.gone and self.ready is None and self.refused is None:

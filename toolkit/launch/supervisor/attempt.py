@@ -1,13 +1,12 @@
 """One start of a job: its tasks started, watched to their end, and all of them ended with the first that fails."""
 
-import contextlib
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
+from toolkit.launch.agent import descendants
 from toolkit.launch.events import BEAT
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records.record import Failure
@@ -171,11 +170,8 @@ class Attempt:
             self.crew.end(signal.SIGTERM, within=_STRANDED)
             self._say_what_was_held()
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
-            for task in (
-                self.crew.tasks_of(agent) if agent.here else ()
-            ):  # They end with it, what they have started not.
-                with contextlib.suppress(OSError):
-                    os.killpg(task.pid, signal.SIGKILL)
+            if agent.here and agent.scratch:  # The tasks end with it; what they have started doesn't.
+                descendants.end_of(agent.scratch)
             raise HostLost(f"The agent on {host.name} is gone: {why}. Its tasks were {names}.", code=1)
 
     def _end_after_silence(self, host: str, seconds: int) -> None:

@@ -82,6 +82,7 @@ class Crew:
         self.homes = {task: agents[host] for task, host in tasks.items()}
         self._received = received
         self.refused: Event | None = None
+        self._refusing: list[ConnectedAgent] = []  # Those that have started nothing.
         self._said_what_is_open = number > 1
         self.told_to_stop: tuple[str, int] | None = None
         self.unheard: tuple[str, int] | None = None
@@ -139,6 +140,7 @@ class Crew:
             self.say(f"{host.name}: {event['text']}" if len(self.agents) > 1 else event["text"])
         elif kind == "refused":
             self.refused = event
+            self._refusing.append(self.agents[host])
         elif kind == "signal":
             self.told_to_stop = host.name, event["number"]
         elif kind == "unheard":
@@ -151,6 +153,9 @@ class Crew:
         task.take(event)
         if kind == "output":
             self._show(task, task.output.take(data(event["text"])))
+            if fault := task.output.fault:
+                task.output.fault = ""
+                self.say(fault)
         elif kind == "result":
             try:
                 self.record.keep_result(task.task, base64.b64decode(event["data"]))
@@ -258,7 +263,8 @@ class Crew:
 
     def _waited_for(self) -> bool:
         """Returns whether a task still runs on a host that isn't gone."""
-        return any(task.alive and not self.lost(self.homes[task.task]) for task in self.tasks)
+        homes = [self.homes[task.task] for task in self.tasks if task.alive]
+        return any(home not in self._refusing and not self.lost(home) for home in homes)
 
     def clear(self) -> None:
         """Ends whatever still runs, and closes the logs."""

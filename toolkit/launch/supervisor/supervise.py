@@ -86,7 +86,7 @@ class _Job:
         if self.record is None:
             self.record = Record.begin(self.spec)
             jobs.add(self.record, pid=os.getpid())
-            self.spec = self.record.job()["spec"]
+            self.spec = self.record.spec or self.spec
         self.display = close.enter_context(Display(show=self.spec.show, native_logs=self.spec.native_logs))
         return self.record
 

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 import builtins
 import faulthandler
 import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import pkgutil
@@ -125,6 +126,12 @@ def _run(command: list[str], folder: str, own: set[str]) -> None:
     # Never put back: what runs at the interpreter's end, or in a thread, still pickles the script's own classes.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if command[0] == "-m":
+        if importlib.util.find_spec(command[1]) is None:
+            raise RequestError(
+                asked=f"launch starts the module {command[1]}",
+                found="there is no such module",
+                remedy="Check its name, and that it can be imported from this directory",
+            )
         sys.argv = command[1:]
         # Private, and what `python -m` itself calls; run_module puts __main__ back at the end.
         runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]

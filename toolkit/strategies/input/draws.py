@@ -6,14 +6,14 @@ public what they are made of; `tests/strategies/test_draws.py` says so when that
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from toolkit.strategies.input.batch_split import without_options
 
-__all__ = ["Draw", "draws_of"]
+__all__ = ["Draw", "draws_of", "in_the_order_of_threads"]
 
 # Operations that draw from a state of their own or from a generator's, and that set a variable, as Keras's layers do.
 _DRAWS = re.compile(
@@ -39,6 +39,17 @@ class Draw(NamedTuple):
 def draws_of(dataset: Any) -> list[Draw]:
     """Returns the functions of a dataset, and of those that it is made of, that draw random numbers."""
     return list(_draws(dataset)) if isinstance(dataset, tf.data.Dataset) else []
+
+
+def in_the_order_of_threads(draws: Iterable[Draw]) -> str:
+    """Returns what is to be said of functions that are called for several elements at once; "" where none is."""
+    name = next((draw.name for draw in draws if draw.parallel), "")
+    return name and (
+        f"{name} draws random numbers for several examples at once, in the order of threads: no two runs draw the "
+        "same, and a resumed run isn't exact. Draw by an example's position, data.enumerate().map(f) with a "
+        "tf.random.stateless_* or tf.image.stateless_* of seed=(1, n) in f(n, example); or leave num_parallel_calls "
+        "out of that map"
+    )
 
 
 def _draws(dataset: Any) -> Iterator[Draw]:

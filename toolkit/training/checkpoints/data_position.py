@@ -27,7 +27,7 @@ from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.exchange.mesh import made_here
 from toolkit.strategies.fit import building
-from toolkit.strategies.input.draws import draws_of
+from toolkit.strategies.input.draws import draws_of, in_the_order_of_threads
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
@@ -71,7 +71,7 @@ class DataPosition:
         draws = draws_of(data)
         # An iterator's state hasn't that of what its functions draw from: it is drawn again with the data.
         self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset) and not draws
-        self._drawn_by_threads = next((draw.name for draw in draws if draw.parallel), "")
+        self._draws = draws
         self._made_to_build = int(looked_at)
         self._iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
@@ -83,17 +83,6 @@ class DataPosition:
             self.random_state = "restored at the epoch's begin"
         elif isinstance(data, types.GeneratorType):
             self.random_state = "replayed"
-
-    def warn(self) -> None:
-        """Says, before the first epoch, what of this data can't come again."""
-        if self._drawn_by_threads:
-            _LOG.warning(
-                "%s draws random numbers for several examples at once, in the order of threads: no two runs draw the "
-                "same, and a resumed run isn't exact. Draw by an example's position, data.enumerate().map(f) with a "
-                "tf.random.stateless_* or tf.image.stateless_* of seed=(1, n) in f(n, example); or leave "
-                "num_parallel_calls out of that map",
-                self._drawn_by_threads,
-            )
 
     def capture(self, position: Position) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
         """Returns what has to be known to find this place again: what JSON can hold, and arrays by name.
@@ -147,7 +136,9 @@ class DataPosition:
         Raises:
             DataError: The data has come to its end before that place.
         """
-        self._iterator = iterator
+        self._iterator, draws, self._draws = iterator, self._draws, []
+        if words := in_the_order_of_threads(draws):  # Said before the first step.
+            _LOG.warning("%s", words)
         if self._can_be_saved and self._generators is None:
             self._generators = _generators_in(self._iterator_state())
         if self._used or not self._to_pass:
