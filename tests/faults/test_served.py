@@ -113,7 +113,7 @@ def test_a_stopped_worker_is_done_without(job, tmp_path, measured):
     ("number", "said"),
     [
         pytest.param(signal.SIGKILL, "it was ended by SIGKILL", marks=pytest.mark.first),
-        (signal.SIGSTOP, "it was stopped by a signal, SIGSTOP or the like"),
+        (signal.SIGSTOP, "it was stopped by a signal (SIGSTOP or the like)"),
     ],
 )
 def test_a_lost_ps_ends_the_job(job, number, said, measured):

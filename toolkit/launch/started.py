@@ -32,7 +32,7 @@ class Job:
     """A job that goes on by itself, on this machine, by ssh or under Slurm.
 
     Args:
-        found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them.
+        found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them; None for the newest.
 
     Attributes:
         id: Its id.
@@ -41,8 +41,8 @@ class Job:
         LaunchError: No such job is known on this machine.
     """
 
-    def __init__(self, found: Any) -> None:
-        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(str(found))
+    def __init__(self, found: Any = None) -> None:
+        self._entry = found if isinstance(found, jobs.Entry) else jobs.find(None if found is None else str(found))
         self.id: str = self._entry.id
 
     def __eq__(self, other: object) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
 
 _MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
 EVERYBODY = ("all", "none")  # What --show takes in the place of a task's name.
+_OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -130,6 +131,12 @@ def variable(pair: str) -> None:
         f"--env={name[:60]!r}",
         "that is no name of a variable",
         "Write --env=NAME for its value here, or --env=NAME=VALUE",
+    )
+    require(
+        name not in _OWN,
+        f"--env={name[:60]}",
+        "the launcher gives each task its own",
+        "Leave it out, or give your variable another name",
     )
     require(bool(sign), f"--env={name[:60]}", "it has no value here", "Write --env=NAME=VALUE, or leave it out")
 

@@ -14,6 +14,7 @@ from toolkit.launch.job.options import PLACES, SUPERVISED, Option, option
 from toolkit.support import status
 
 __all__ = ["JobSpec", "options"]
+_tasks = functools.partial(option, group="how many tasks")
 _ssh, _slurm, _kubernetes = (
     functools.partial(option, group=place, places=(place,)) for place in ("ssh", "slurm", "kubernetes")
 )
@@ -32,10 +33,10 @@ class JobSpec:
 
     command: tuple[str, ...]
 
-    workers: int | None = option(None, "workers [one for each GPU, or one]", "N", group="how many tasks", kind=int)
-    chief: bool = option(False, "a chief of its own, beside the workers", group="how many tasks")
-    ps: int = option(0, "parameter servers", "N", group="how many tasks")
-    evaluator: bool = option(False, "an evaluator", group="how many tasks")
+    workers: int | None = _tasks(None, "workers [one for each GPU, or one]", "N", kind=int, least=0)
+    chief: bool = _tasks(False, "a chief of its own, beside the workers")
+    ps: int = _tasks(0, "parameter servers", "N", least=0)
+    evaluator: bool = _tasks(False, "an evaluator")
     on: str = option(
         "local",
         "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]",

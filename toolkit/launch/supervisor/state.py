@@ -127,7 +127,7 @@ class TaskState:
     def words(self) -> str:
         """Returns how it ended, in words."""
         if self.found_stopped:
-            return "was stopped by a signal, SIGSTOP or the like"
+            return "was stopped by a signal (SIGSTOP or the like)"
         if self.code is None:
             return "still runs"
         if self.code < 0:
