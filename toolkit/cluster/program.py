@@ -1,7 +1,6 @@
 """What a task runs, in words that tasks can compare before they train together."""
 
 import hashlib
-import importlib.metadata
 import json
 import pathlib
 import platform
@@ -55,6 +54,8 @@ def remedy(differing: str) -> str:
 
 
 def _versions() -> dict[str, str]:
+    import importlib.metadata  # It takes a quarter of an agent's start, which asks for none of this.
+
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
     for name, packages in _PACKAGES.items():
         for package in packages:
