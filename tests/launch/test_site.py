@@ -140,6 +140,22 @@ def test_a_folder_too_large_for_a_copy_is_refused(site, capsys, monkeypatch):
         snapshot.take(("train.py",), site / "copy")
 
 
+def test_options_of_sbatch_stand_in_the_file_and_are_replaced_by_flags(site, capsys):
+    (site / "toolkit.toml").write_text('[slurm]\nmem = "64G"\nmail_user = "me"\nsbatch = ["exclusive", "qos=long"]\n')
+    script = printed(capsys, "--on=slurm", "--mem=0", "train.py")[1]
+    given = re.findall("#SBATCH --(.*)", script)
+    assert {"mem=0", "mail-user=me", "exclusive", "qos=long"} <= set(given)
+    assert "mem=64G" not in given
+
+
+def test_the_script_says_what_runs(site, capsys):
+    flags = ["--on=slurm", "--prefix=numactl -N 0", "--snapshot", "--max_restarts=2"]
+    assert (
+        "# In all 1 task of numactl -N 0 train.py, from a copy of the script's folder, started again at most 2 times\n"
+        in printed(capsys, *flags, "train.py")[1]
+    )
+
+
 def test_options_of_sbatch_go_by_their_own_names(site, capsys):
     script = printed(capsys, "--on=slurm", "--qos=long", "--mem=8G", "--sbatch=exclusive", "train.py")[1]
     assert {"qos=long", "mem=8G", "exclusive"} <= set(re.findall("#SBATCH --(.*)", script))

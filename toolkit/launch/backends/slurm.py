@@ -63,13 +63,16 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     lines += [f"#SBATCH --{_quoted(text.removeprefix('--'))}" for text in spec.sbatch]
     shown = pathlib.Path(spec.log_dir or "runs", f"{PREFIX}ID") if directory is None else directory
     command = [sys.executable, _ALONE, "toolkit.launch.backends.allocation", str(shown.absolute())]
-    tasks = shlex.join(redaction.masked_command(spec.command, {**os.environ, **spec.environment}))
+    words = (*shlex.split(spec.prefix), *spec.command)
+    tasks = shlex.join(redaction.masked_command(words, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
     number = spec.gpus_per_node // room if spec.gpus_per_node else spec.gpus_per_task
     gpus = f", each with {counted(number, 'GPU')}" if number else ""
     about = [
         f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
-        f"# In all {counted(sum(rooms(spec)), 'task')} of {ascii(tasks)[1:-1]}",
+        f"# In all {counted(sum(rooms(spec)), 'task')} of {ascii(tasks)[1:-1]}"
+        + ", from a copy of the script's folder" * spec.snapshot
+        + f", started again at most {spec.max_restarts} times" * bool(spec.max_restarts),
     ]
     # A login shell knows `module` and the like; a line that fails ends the job, before it runs without what is missing.
     setup = ["set -e", *spec.setup] if spec.setup else []

@@ -8,7 +8,8 @@
 
 It is looked for in the working directory, and then in ~/.config/toolkit ($XDG_CONFIG_HOME, where that is set). What the
 nearer file says goes before the other's, and what is asked for on the command line or in Python before both; of what
-may be repeated, all of it counts.
+may be repeated, all of it counts, but for what has the same name. What means nothing at a place is left out there.
+Under [slurm] options of sbatch may stand by their own names, such as mem = "64G".
 """
 
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 from toolkit.errors import LaunchError
 from toolkit.launch.job.options import PLACES, Option
+from toolkit.launch.job.site_checks import SBATCH
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,6 +52,8 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
             if table not in ("launch", *PLACES):
                 raise _wrong(path, f"[{table}]", f"Name a table launch, {', '.join(PLACES)}")
             for name, value in values.items():
+                if table == "slurm" and name not in known and name.replace("_", "-") in SBATCH:
+                    name, value = "sbatch", [f"{name.replace('_', '-')}={value}"]  # noqa: PLW2901
                 if name not in known:
                     raise _wrong(path, f"{name} in [{table}]", "See `toolkit launch --help=all`")
                 option = known[name]
@@ -57,7 +61,10 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
                 if table not in ("launch", place) or place not in option.places:
                     continue
                 if option.kind == "several":
-                    made[name] = (*typed, *option.typed(made.get(name, ())))
+                    given_too = option.typed(made.get(name, ()))
+                    named = {each.partition("=")[0] for each in given_too if "=" in each}
+                    kept = [each for each in typed if "=" not in each or each.partition("=")[0] not in named]
+                    made[name] = (*kept, *given_too)
                 elif made.get(name, option.default) == option.default:
                     made[name] = typed
     return made

@@ -166,10 +166,8 @@ class JobSpec:
     notice: int = _slurm(120, "seconds before the limit in which tasks write a checkpoint [120]", "S", least=1)
     partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME", kind=str)
     account: str | None = _slurm(None, "account to charge [your default]", "NAME", kind=str)
-    setup: tuple[str, ...] = _slurm(
-        (), "a line of the batch script before the job, such as 'module load cuda'; may be repeated", "LINE"
-    )
-    sbatch: tuple[str, ...] = _slurm((), "another option for sbatch, such as qos=long; may be repeated", "NAME[=VALUE]")
+    setup: tuple[str, ...] = _slurm((), "a line before the job: 'module load cuda'; may be repeated", "LINE")
+    sbatch: tuple[str, ...] = _slurm((), "more for sbatch; --qos, --mem and the like work too", "NAME[=VALUE]")
     name: str = option("toolkit", "the job's name [toolkit]", "NAME", group="slurm", places=("slurm", "kubernetes"))
     image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE", kind=str)
     namespace: str | None = _kubernetes(None, "namespace of the objects [kubectl's]", "NAME", kind=str)
