@@ -23,7 +23,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--workers=-1"], "no number of tasks"),
+        (["--workers=-1"], "--workers=-1, but it must be 0 or more"),
         (["--workers=two"], "two"),
         (["--ps=2"], "no task would train"),
         (["--workers=1", "--ps=1"], "Add --chief"),
