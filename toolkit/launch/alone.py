@@ -8,6 +8,12 @@ It is started by its path: `python -m` would look for modules in the working dir
 
 import sys
 
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Returns the command line that runs a module so."""
+    return [sys.executable, __file__, module, *arguments]
+
+
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = __file__.rpartition("/toolkit/")[0]

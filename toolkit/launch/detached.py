@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.launch import alone
 from toolkit.launch.display import output
 from toolkit.launch.here import run_here
 from toolkit.launch.job.spec import JobSpec
@@ -24,7 +25,6 @@ from toolkit.support import signals
 
 __all__ = ["start"]
 
-_ALONE = str(pathlib.Path(__file__).with_name("alone.py"))
 _TICK = 0.05
 
 
@@ -43,7 +43,7 @@ def start(spec: JobSpec, record: Record | None = None) -> Entry:
     record = record or Record.begin(spec)
     with open(record.directory / LAUNCHER_LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, _ALONE, "toolkit.launch.detached", str(record.directory.absolute())],
+            alone.command("toolkit.launch.detached", str(record.directory.absolute())),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

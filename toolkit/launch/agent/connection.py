@@ -3,20 +3,17 @@
 import contextlib
 import math
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from toolkit.launch import alone
 from toolkit.launch.agent.channel import Channel
 from toolkit.launch.events import Event, event
 
 __all__ = ["ConnectedAgent", "StartedAgent", "started_here"]
-
-_ALONE = str(pathlib.Path(__file__).parents[1] / "alone.py")
 
 
 class ConnectedAgent:
@@ -134,7 +131,7 @@ def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> Star
         prepare: What else it is to prepare.
     """
     made = StartedAgent(
-        [sys.executable, _ALONE, "toolkit.launch.agent.program"],
+        alone.command("toolkit.launch.agent.program"),
         directory=os.getcwd(),
         number=number,
         command=list(command),

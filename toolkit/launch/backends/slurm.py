@@ -6,11 +6,11 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch import alone
 from toolkit.launch.display.display import Display
 from toolkit.launch.display.follow import Follower
 from toolkit.launch.job.spec import JobSpec
@@ -22,7 +22,6 @@ from toolkit.support.words import counted
 
 __all__ = ["follow_job", "rooms", "script", "submit"]
 
-_ALONE = str(pathlib.Path(__file__).parents[1] / "alone.py")
 _SECONDS = 0.5  # Between two looks at the logs.
 _QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's.
 _CLEANED = 15.0  # Seconds after which Slurm has done with what a job that is queued again has left.
@@ -62,7 +61,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     lines = [f"#SBATCH --{_quoted(f'{name}={value}')}" for name, value in settings.items() if value is not None]
     lines += [f"#SBATCH --{_quoted(text.removeprefix('--'))}" for text in spec.sbatch]
     shown = pathlib.Path(spec.log_dir or "runs", f"{PREFIX}ID") if directory is None else directory
-    command = [sys.executable, _ALONE, "toolkit.launch.backends.allocation", str(shown.absolute())]
+    command = alone.command("toolkit.launch.backends.allocation", str(shown.absolute()))
     words = (*shlex.split(spec.prefix), *spec.command)
     tasks = shlex.join(redaction.masked_command(words, {**os.environ, **spec.environment}))
     # One line, whatever is in the arguments: a text's own ends of lines are shown as such.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from toolkit.strategies.input.batch_split import without_options
 
-__all__ = ["Draw", "draws_of", "in_the_order_of_threads"]
+__all__ = ["Draw", "draws_of", "in_the_order_of_threads", "other_in_each_process"]
 
 # Operations that draw from a state of their own or from a generator's, and that set a variable, as Keras's layers do.
 _DRAWS = re.compile(
@@ -39,6 +39,15 @@ class Draw(NamedTuple):
 def draws_of(dataset: Any) -> list[Draw]:
     """Returns the functions of a dataset, and of those that it is made of, that draw random numbers."""
     return list(_draws(dataset)) if isinstance(dataset, tf.data.Dataset) else []
+
+
+def other_in_each_process(draws: Iterable[Draw]) -> str:
+    """Returns what is to be said of functions by which the processes' data differ; "" where none draws."""
+    name = next((draw.name for draw in draws), "")
+    return name and (
+        f"{name} draws random numbers, in each worker others: the examples are the same, and what is drawn for them "
+        "isn't one device's. Draw by an example's position where that matters"
+    )
 
 
 def in_the_order_of_threads(draws: Iterable[Draw]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.input.batch_split import with_cardinality
-from toolkit.strategies.input.draws import Draw
+from toolkit.strategies.input.draws import Draw, other_in_each_process
 from toolkit.strategies.processes.consistency import difference
 
 __all__ = ["FirstBatch", "show_first"]
@@ -39,12 +39,8 @@ class FirstBatch:
     def compare(self) -> None:
         """Warns where the processes' differ. It is a collective, to be called when all have read one."""
         found = difference(self._strategy, {"first batch": self._sum})
-        if found is not None and self._draws:
-            _LOG.warning(
-                "%s draws random numbers, in each worker others: the examples are the same, and what is drawn "
-                "for them isn't one device's. Draw by an example's position where that matters",
-                self._draws[0].name,
-            )
+        if found is not None and (words := other_in_each_process(self._draws)):
+            _LOG.warning(words)
         elif found is not None:
             _LOG.warning(
                 "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
