@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.errors import ModelError
 from toolkit.models import open_model
+from toolkit.training import Run
 
 SOURCE = """
 import keras
@@ -87,7 +88,9 @@ def test_a_function_that_takes_weights_downloads_none(monkeypatch):
 
 
 TRAINS = """
+import argparse
 import keras, numpy as np
+argparse.ArgumentParser().parse_args()
 def build():
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     made.compile("adam", "mse")
@@ -115,3 +118,13 @@ def test_a_script_without_a_main_guard_is_not_trained(tmp_path, monkeypatch, nam
         open_model("a_script.py:train")
     made = open_model(f"a_script.py:{name}")
     assert made.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0).history["loss"], "fit is itself again"
+
+
+@pytest.mark.slow
+def test_a_run_of_the_script_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    run = "from toolkit.training import Run\nnet = build()\nwith Run() as run: run.fit(net, None)\n"
+    (tmp_path / "with_run.py").write_text(TRAINS.partition("net = ")[0] + run)
+    assert open_model("with_run.py:build", stop_at=[(Run, "__init__")]).output_shape == (None, 3)
+    assert not (tmp_path / "runs").exists()

@@ -119,8 +119,9 @@ def run(arguments: argparse.Namespace) -> None:
     from toolkit import models
     from toolkit.cli.plan_scaling import powers, scaling
     from toolkit.parallel import Setting, choose_within, costs, slots_of
+    from toolkit.training import Run
 
-    model = models.open_model(arguments.model)
+    model = models.open_model(arguments.model, stop_at=[(Run, "__init__")])
     _check_length(model, arguments.length)
     layers = costs(model, length=arguments.length)
     setting = Setting(

@@ -9,7 +9,7 @@ import pathlib
 import sys
 import types
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["open_model"]
 
 
-def open_model(text: str) -> "keras.Model":
+def open_model(text: str, *, stop_at: Sequence[tuple[type, str]] = ()) -> "keras.Model":
     """Returns the model that a text names.
 
     Args:
         text: One of `NAMES`; "module:function" or "file.py:function", of a function that returns a model and needs no
             argument; or the path of a .keras file, which is opened in Keras's safe mode. A function that has a
             parameter `weights`, as those of keras.applications, is called with weights=None: else it downloads some.
+        stop_at: Methods with which training begins, besides a model's own, as class and name: a script is run up to the
+            first call of one.
 
     Raises:
         ModelError: There is none, or it can't be had without running code of the file.
@@ -37,7 +39,7 @@ def open_model(text: str) -> "keras.Model":
         return build(text)
     file, _, function = text.rpartition(":")
     if file.endswith(".py") and pathlib.Path(file).is_file():
-        return _called(_imported(pathlib.Path(file)), function, asked=f"model {text}")
+        return _called(_imported(pathlib.Path(file)), function, stop_at=stop_at, asked=f"model {text}")
     try:
         if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
             return _loaded(pathlib.Path(text).expanduser())
@@ -45,7 +47,7 @@ def open_model(text: str) -> "keras.Model":
         found = getattr(error, "strerror", None) or str(error)
         raise ModelError(asked=f"model {text!r}", found=found, remedy="Give the path of a .keras file") from None
     if ":" in text:
-        return _called(*text.split(":", 1), asked=f"model {text}")
+        return _called(*text.split(":", 1), stop_at=stop_at, asked=f"model {text}")
     raise ModelError(
         asked=f"model {text!r}",
         found="there is no model of that name, and it is neither module:function nor a file",
@@ -88,13 +90,13 @@ def _imported(path: pathlib.Path) -> str:
     return path.stem
 
 
-def _called(module: str, function: str, *, asked: str) -> Any:
+def _called(module: str, function: str, *, stop_at: Sequence[tuple[type, str]], asked: str) -> Any:
     if (here := str(pathlib.Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # As `python -m` has it.
     import keras
 
     try:
-        with _nothing_trained():
+        with _nothing_trained(stop_at):
             made = _module(module)
         found = getattr(made, function)
     except ImportError as error:
@@ -104,7 +106,7 @@ def _called(module: str, function: str, *, asked: str) -> Any:
             asked=asked, found=f"the module has no {function}", remedy="Name a function that returns a model"
         ) from None
     try:
-        with _nothing_trained():
+        with _nothing_trained(stop_at):
             model = _call(found) if callable(found) and not isinstance(found, keras.Model) else found
     except _Trains:
         raise ModelError(
@@ -124,8 +126,8 @@ class _Trains(BaseException):
 
 
 @contextlib.contextmanager
-def _nothing_trained() -> Iterator[None]:
-    """While entered, a model that is to be trained raises `_Trains`."""
+def _nothing_trained(stop_at: Sequence[tuple[type, str]] = ()) -> Iterator[None]:
+    """While entered, what begins to train raises `_Trains`; and a script finds no arguments of this program's."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     def stop(_: Callable) -> Callable:
@@ -134,10 +136,14 @@ def _nothing_trained() -> Iterator[None]:
 
         return trains
 
-    with contextlib.ExitStack() as several:
-        for name in ("fit", "train_on_batch"):
-            several.enter_context(instead(TensorFlowTrainer, name, stop))
-        yield
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        with contextlib.ExitStack() as several:
+            for kind, name in ((TensorFlowTrainer, "fit"), (TensorFlowTrainer, "train_on_batch"), *stop_at):
+                several.enter_context(instead(kind, name, stop))
+            yield
+    finally:
+        sys.argv = arguments
 
 
 def _module(name: str) -> types.ModuleType:
