@@ -20,6 +20,7 @@ __all__ = [
     "exiting",
     "handle",
     "is_in",
+    "name",
     "recorded",
     "sleep",
     "waiting_for_children",
@@ -91,6 +92,14 @@ def exiting(doing: str) -> Iterator[None]:
     plain = (signal.SIG_DFL, signal.default_int_handler)
     with handle([number for number in SIGNALS if signal.getsignal(number) in plain], end):
         yield
+
+
+def name(number: int) -> str:
+    """Returns a signal's name: "SIGKILL" for 9; "signal 99" where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def is_in(pid: int, number: int, *masks: str) -> bool:

@@ -120,12 +120,28 @@ def _size(model: Any) -> dict[str, Any]:
 
 
 def _hardware() -> str:
-    """Returns what this machine computes with: "2 x NVIDIA H100", or "4 cores, x86_64"."""
+    """Returns what this machine computes with: "2 x NVIDIA H100", or "4 cores of AMD EPYC, x86_64, 16 GB"."""
     there = devices.inventory.take()
     names = collections.Counter(gpu.name for gpu in there.gpus)
-    return ", ".join(f"{number} x {name}" for name, number in names.items()) or (
-        f"{counted(there.cores, 'core')}, {platform.machine()}"
-    )
+    if names:
+        return ", ".join(f"{number} x {name}" for name, number in names.items())
+    return f"{counted(there.cores, 'core')}{_processor()}, {platform.machine()}, {_memory() / 1e9:.0f} GB"
+
+
+def _processor() -> str:
+    """Returns " of" and the processor's name, as Linux has it; "" elsewhere."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((f" of {line.partition(':')[2].strip()}" for line in lines if line.startswith("model name")), "")
+
+
+def _memory() -> int:
+    """Returns the bytes of memory of this machine."""
+    import psutil
+
+    return psutil.virtual_memory().total
 
 
 def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     assert [title.replace("&#39;", "'") for title in re.findall(r"<h3>(.*?)</h3>", text)] == PICTURES
     assert "81.25%" in text
     assert "92% compute, 4% communication, 1% input, 3% other" in text
-    assert "61 s, 1 task started again" in text
+    assert "61 s, worker:0 ended by SIGKILL, 1 task started again" in text
     assert "<details><summary>All figures of the run" in text
     assert "CPU devices stood in for GPUs" in text
     assert "hunter2" not in text
@@ -141,8 +141,8 @@ def test_what_was_launched_again_by_hand_shows_the_launch_that_was_killed(tmp_pa
     (path / "run.json").write_text(json.dumps({"recipe": "x", "config": {}, "launches": launches}))
     spans = spans_of(read(path), prefix="")
     assert [span.ending for span in spans if span.task == "worker:0"] == [
-        "signal 9",
-        "signal 9",
+        "SIGKILL",
+        "SIGKILL",
         "ended by the launcher",
     ]
 
@@ -349,7 +349,7 @@ def test_tasks_are_told_apart_by_how_they_ended(tmp_path):
     spans = spans_of(report.read(made(tmp_path)), prefix="")
     assert [(span.task, round(span.end - span.start), span.ending) for span in spans] == [
         ("chief:0", 60, "done"),
-        ("worker:0", 20, "signal 9"),
+        ("worker:0", 20, "SIGKILL"),
         ("worker:0", 40, "ended by the launcher"),
     ]
 

@@ -10,8 +10,9 @@ from typing import Any
 from toolkit.cluster import Task
 from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event
+from toolkit.support import signals
 
-__all__ = ["TaskState", "cause", "has_servers", "is_done", "ran_alone", "serves", "slowest", "stopped_for"]
+__all__ = ["TaskState", "cause", "has_servers", "is_done", "serves", "slowest", "stopped_for", "train_alone"]
 
 _WAITS = 240  # Reports of how long it has waited, one or two a second: of the last minutes.
 _LATELY = 20.0  # Seconds of them by which it is judged.
@@ -131,7 +132,7 @@ class TaskState:
         if self.code is None:
             return "still runs"
         if self.code < 0:
-            return f"was ended by {_name(-self.code)}"
+            return f"was ended by {signals.name(-self.code)}"
         return f"ended with exit code {self.code}"
 
     def _how(self) -> str:
@@ -178,8 +179,8 @@ def stopped_for(task: TaskState, seconds: float) -> bool:
     return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
 
 
-def ran_alone(tasks: Sequence[TaskState]) -> bool:
-    """Returns whether several tasks trained, each by itself: without a strategy, or with one of a single process."""
+def train_alone(tasks: Sequence[TaskState]) -> bool:
+    """Returns whether several tasks train, each by itself: without a strategy, or with one of a single process."""
     training = [task for task in tasks if task.task.job in ("chief", "worker")]
     return len(training) > 1 and not any("strategy" in task.facts for task in training)
 
@@ -221,10 +222,3 @@ def _ended_suddenly(task: TaskState) -> bool:
     return (
         not reported and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)
     )
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,16 +1,17 @@
 """The first thing on a page: of one run its outcome, metrics, speed and a step; of several what each is worth."""
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from toolkit.observe.report.figures import in_words, value_of
 from toolkit.observe.report.reading import RunData
-from toolkit.observe.report.timeline import spans_of
+from toolkit.observe.report.timeline import Span, spans_of
 from toolkit.support.words import counted
 
 __all__ = ["Tile", "tiles"]
+
+_MOST = 3  # Failures that are named.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,20 @@ def _outcome(run: RunData) -> Tile:
     again = isinstance(resumed, int)
     more += [f"resumed after step {resumed:,}"] if again else []
     more += [f"{seconds:,.0f} s{' since then' if again else ''}"] if isinstance(seconds, (int, float)) else []
-    starts = collections.Counter(span.task for span in spans_of(run, prefix=""))
-    restarts = sum(starts.values()) - len(starts)
-    more += [f"{counted(restarts, 'task')} started again"] if restarts else []
+    more += _failures(spans_of(run, prefix=""))
     return Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(more))
+
+
+def _failures(spans: Sequence[Span]) -> list[str]:
+    """Says which processes failed, and how many were started in the place of others that hadn't done their work."""
+    failed = [f"{span.task} ended by {span.ending}" for span in spans if span.failed]
+    more = [", ".join([*failed[:_MOST], *(["..."] if failed[_MOST:] else [])])] if failed else []
+    before: dict[str, Span] = {}
+    restarts = 0
+    for span in spans:
+        restarts += span.task in before and before[span.task].ending != "done"
+        before[span.task] = span
+    return more + ([f"{counted(restarts, 'task')} started again"] if restarts else [])
 
 
 def _metrics(run: RunData) -> Tile | None:

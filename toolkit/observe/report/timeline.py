@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from toolkit.observe.report.reading import RunData
+from toolkit.support import signals
 
 __all__ = ["Span", "spans_of"]
 
@@ -27,7 +28,12 @@ class Span:
             return "done"
         if self.dismissed:
             return "ended by the launcher"
-        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return signals.name(-self.code) if self.code < 0 else f"exit code {self.code}"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, or by somebody else than the launcher, before its work was done."""
+        return bool(self.code) and not self.dismissed
 
 
 def spans_of(run: RunData, *, prefix: str) -> list[Span]:
