@@ -59,6 +59,19 @@ class Launcher:
             process.wait()
         return process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began
 
+    @staticmethod
+    def read_until(process, word, *, times=1):
+        """Reads the launcher's output until a word has come so many times."""
+        seen = b""
+        deadline = time.monotonic() + 30
+        os.set_blocking(process.stdout.fileno(), False)
+        while seen.count(word) < times:
+            assert time.monotonic() < deadline, seen
+            seen += process.stdout.read() or b""
+            time.sleep(0.02)
+        os.set_blocking(process.stdout.fileno(), True)
+        return seen
+
     def left(self):
         """Processes of this launcher's that still run: all carry its folder in their environment."""
         found = []

@@ -23,6 +23,7 @@ __all__ = ["Display"]
 _SECONDS = 0.5  # Between two states of the table.
 _TICK = 0.1
 _WAITING = 8 << 20  # Bytes of lines that wait for a terminal; more are left out, and counted.
+_MOST_HELD = 1000  # Lines of a task that wait for `release`.
 _LEFT_OUT = b"launch: %d lines are left out here; the logs have them"
 _PATIENCE = 60.0  # Seconds that the last lines may take.
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -50,7 +51,8 @@ class Display:
         self._items: collections.deque[tuple[Task | None, Sequence[Any]]] = collections.deque()
         self._waiting = 0
         self._left_out: list[int] | None = None  # How many lines, where that is to be said.
-        self._held: collections.Counter[str] | None = None  # Lines of each task that aren't shown for the moment.
+        self._held: dict[Task, collections.deque[bytes]] | None = None  # The last lines that wait for `release`.
+        self._kept: collections.Counter[Task] = collections.Counter()  # How many there were.
         self._rows: Sequence[Sequence[str]] = ()
         self._drawn = 0.0
         self._live: Any = None
@@ -94,7 +96,8 @@ class Display:
             lines = self._chatter[task].without(lines)
         size = sum(map(len, lines))
         if self._held is not None:
-            self._held[str(task)] += len(lines)
+            self._held.setdefault(task, collections.deque(maxlen=_MOST_HELD)).extend(lines)
+            self._kept[task] += len(lines)
             return
         with self._news:
             if lines and self._waiting + size > _WAITING:
@@ -110,10 +113,26 @@ class Display:
                 self._items.append((task, lines))
                 self._news.notify()
 
-    def hold(self, *, held: bool) -> collections.Counter[str]:
-        """Shows none of the tasks' lines from now on, or shows them again; returns how many of each weren't shown."""
-        before, self._held = self._held, collections.Counter() if held else None
-        return before or collections.Counter()
+    def hold(self) -> None:
+        """Keeps the tasks' lines from now on, until `release`."""
+        if self._held is None:
+            self._held = {}
+
+    def release(self, *, of: Sequence[Task] | None = None) -> dict[Task, int]:
+        """Shows the tasks' lines again.
+
+        Args:
+            of: Of the lines that were kept, those of these tasks are shown, and the others dropped; None: all.
+
+        Returns:
+            How many lines of each task were dropped.
+        """
+        (held, self._held), (kept, self._kept) = (self._held or {}, None), (self._kept, collections.Counter())
+        for task, lines in held.items():
+            if of is None or task in of:
+                self.lines(task, list(lines))
+                kept[task] -= len(lines)
+        return +kept
 
     def say(self, message: str) -> None:
         """Shows a message of the launcher's own."""

@@ -3,8 +3,9 @@
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
 from toolkit.launch.agent import descendants
 from toolkit.launch.events import BEAT
@@ -19,6 +20,7 @@ from toolkit.support.words import counted
 __all__ = ["Attempt", "HostLost"]
 
 _STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
+_HELD = 10.0  # Seconds for which lines are kept back while a task that fails comes to its end.
 _KEPT = 20  # Last lines in failure.json.
 _STACKS = "--- Python stacks, asked for by the launcher ---"  # A line of a log, before them.
 
@@ -56,7 +58,7 @@ class Attempt:
         self.back = back
         self._received = received
         self._asked_for_stacks = asked_for_stacks
-        self._said_who_is_slow = False
+        self._said_who_is_slow = self._said_who_trains_alone = False
         self._warned = 0.0  # The progress after which it was last said that there is none.
 
     def run(self) -> bool:
@@ -109,8 +111,12 @@ class Attempt:
         fatal = [task for task in failed if not self._do_without(task)]
         if fatal or any(task.found_stopped for task in self.tasks):
             self._fail()
+        if not any(task.alive and time.monotonic() - (task.failed_at or 0.0) < _HELD for task in self.tasks):
+            self.crew.display.release()
         self._look_for_stall()
         self._look_for_the_slowest()
+        if all(task.facts["state"] == "training" for task in self.tasks):
+            self._say_who_trains_alone()
         if self._asked_for_stacks:
             self._asked_for_stacks.clear()
             where = self._where_tasks_are()
@@ -119,12 +125,7 @@ class Attempt:
 
     def _finish(self) -> None:
         """Ends those that never end by themselves; a task that says then what is wrong is the job's failure."""
-        # With --as_is nobody reports which strategy a script makes.
-        if not self.spec.as_is and state.ran_alone(self.tasks):
-            self.crew.say(
-                "note: no task created a multi-process strategy, for example with toolkit.strategies.create(), "
-                "so each task ran alone"
-            )
+        if self._say_who_trains_alone():
             # One that is about to say what is wrong, as the chief ends, is heard.
             self.crew.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
         # Who has reported a failure ends with a code that says why. Servers wait for ever; the chief's end is theirs.
@@ -135,6 +136,18 @@ class Attempt:
             raise TaskFailed(self.crew.lost_result, code=1)
         if refused:  # Nobody served the chief, which came to its end alone.
             raise self._failure(refused[0])
+
+    def _say_who_trains_alone(self) -> bool:
+        """Says once that no task has a strategy of several processes, and returns whether that is so."""
+        # With --as_is nobody reports which strategy a script makes.
+        alone = not self.spec.as_is and state.train_alone(self.tasks)
+        if alone and not self._said_who_trains_alone:
+            self._said_who_trains_alone = True
+            self.crew.say(
+                "note: no task has created a multi-process strategy, for example with toolkit.strategies.create(), "
+                "so each task runs alone"
+            )
+        return alone
 
     def _do_without(self, task: TaskState) -> bool:
         """Starts a worker that served its chief again, or gives it up; returns whether the job goes on."""
@@ -168,7 +181,7 @@ class Attempt:
             if not why:
                 continue
             self.crew.end(signal.SIGTERM, within=_STRANDED)
-            self._say_what_was_held()
+            self._drop_held()
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
             if agent.here and agent.scratch:  # The tasks end with it; what they have started doesn't.
                 descendants.end_of(agent.scratch)
@@ -184,8 +197,7 @@ class Attempt:
         )
 
     def _fail(self) -> None:
-        # What the others write now is what they make of it: pages of it, and the one that counts is still to be named.
-        self.crew.display.hold(held=True)
+        self.crew.display.hold()
         self.crew.read_for(1.0)  # What the others report in the meantime may have come first.
         # A task fails because a host is gone, and says so before that host has been silent for long enough. One whose
         # tasks have ended may have left.
@@ -205,11 +217,12 @@ class Attempt:
             self.crew.read_for(self.spec.grace, until=lambda: not state.cause(self.tasks).alive)
             first = state.cause(self.tasks)
         self.crew.end(signal.SIGTERM, within=_STRANDED)
-        self._say_what_was_held()
+        self._drop_held([first.task])
         raise self._failure(first)
 
-    def _say_what_was_held(self) -> None:
-        for task, count in self.crew.display.hold(held=False).items():
+    def _drop_held(self, but: Sequence[Task] = ()) -> None:
+        """Says how many lines the other tasks wrote, which follow from the failure of this one."""
+        for task, count in self.crew.display.release(of=but).items():
             self.crew.display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
 
     def _failure(self, first: TaskState) -> TaskFailed:
@@ -245,7 +258,7 @@ class Attempt:
                 )
             return
         where = self._where_tasks_are()
-        first = next((task for task in alive if not _in_a_collective(task)), alive[0])
+        first = next((task for task in alive if not stacks.in_a_collective(task.stacks)), alive[0])
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         text = f"No task made progress for {limit:g} s, so the job was stopped. {where}"
         self._keep(first, text, None)
@@ -284,8 +297,3 @@ class Attempt:
         )
         self.crew.end(number)
         raise JobStopped(number)
-
-
-def _in_a_collective(task: TaskState) -> bool:
-    found = stacks.locate(task.stacks)
-    return found is not None and found.in_tensorflow and not found.input

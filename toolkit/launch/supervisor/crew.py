@@ -125,7 +125,8 @@ class Crew:
         """Takes what has happened."""
         self._selector.select(seconds)
         for host, agent in self.agents.items():
-            for event in agent.read():
+            # What a task wrote comes last: whether it is shown depends on who failed.
+            for event in sorted(agent.read(), key=lambda event: event["event"] == "output"):
                 self._take(host, event)
             if agent.gone and agent in self._watched:
                 self._watched.remove(agent)
@@ -135,6 +136,13 @@ class Crew:
         self.display.draw(lambda: [task.row() for task in self.tasks])
 
     def _take(self, host: Host, event: Event) -> None:
+        task = self._by_name.get(event.get("task", ""))
+        if task is None:
+            self._take_hosts_own(host, event)
+        elif self.homes[task.task] is self.agents[host]:  # Only its own host tells of a task.
+            self._take_of_task(task, event)
+
+    def _take_hosts_own(self, host: Host, event: Event) -> None:
         kind = event["event"]
         if kind == "note":
             self.say(f"{host.name}: {event['text']}" if len(self.agents) > 1 else event["text"])
@@ -147,10 +155,13 @@ class Crew:
             self.unheard = host.name, event["seconds"]
         elif kind == "open":
             self._say_what_is_open(host, event)
-        task = self._by_name.get(event.get("task", ""))
-        if task is None or self.homes[task.task] is not self.agents[host]:  # Only its own host tells of a task.
-            return
+
+    def _take_of_task(self, task: TaskState, event: Event) -> None:
+        kind = event["event"]
         task.take(event)
+        if task.failed_at is not None and not task.given_up:
+            # What the others write now is what they make of it: pages, before the one that counts is named.
+            self.display.hold()
         if kind == "output":
             self._show(task, task.output.take(data(event["text"])))
             if fault := task.output.fault:
@@ -273,4 +284,5 @@ class Crew:
         for task in self.tasks:
             self._show(task, task.output.flush())
             task.output.close()
+        self.display.release()
         self._selector.close()

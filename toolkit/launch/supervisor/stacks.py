@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from toolkit.launch.events import WAITS
 
-__all__ = ["Location", "culprits", "locate"]
+__all__ = ["Location", "culprits", "in_a_collective", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # By which a graph calls a Python function.
@@ -65,6 +65,12 @@ def _in_functions(threads: Iterable[str]) -> str:
         if called and called[0] > 0:
             return _own_line(frames[: called[0]])
     return ""
+
+
+def in_a_collective(stacks: str) -> bool:
+    """Returns whether a task waits for others: it is inside TensorFlow, and its input is nowhere to be seen."""
+    found = locate(stacks)
+    return found is not None and found.in_tensorflow and not found.input
 
 
 def culprits(locations: Mapping[str, Location | None]) -> str:
