@@ -295,6 +295,7 @@ def test_a_model_that_waits_for_its_shapes_is_restored_too(tmp_path):
 def test_the_examples_of_a_step_are_counted_where_the_data_does_not_say_them(tmp_path, four_devices):
     _, summary = train(tmp_path / "run", four_devices, tensors)
     assert summary["examples_per_second"] > 0
+    assert summary["global_batch_size"] == BATCH
     assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 15
 
 

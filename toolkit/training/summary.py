@@ -158,6 +158,7 @@ def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: i
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
+        "global_batch_size": facts.get("global_batch_size") or monitor.global_batch_size,
         "epochs": len(monitor.rows),
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,

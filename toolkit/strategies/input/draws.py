@@ -55,9 +55,9 @@ def in_the_order_of_threads(draws: Iterable[Draw]) -> str:
     name = next((draw.name for draw in draws if draw.parallel), "")
     return name and (
         f"{name} draws random numbers for several examples at once, in the order of threads: no two runs draw the "
-        "same, and a resumed run isn't exact. Draw by an example's position, data.enumerate().map(f) with a "
-        "tf.random.stateless_* or tf.image.stateless_* of seed=(1, n) in f(n, example); or leave num_parallel_calls "
-        "out of that map"
+        "same, and a resumed run isn't exact. Draw by an example's position, data.repeat().enumerate().map(f) with a "
+        "tf.random.stateless_* or tf.image.stateless_* of seed=(1, n) in f(n, example), and steps_per_epoch in fit; or "
+        "leave num_parallel_calls out of that map"
     )
 
 

@@ -117,6 +117,11 @@ class Monitor:
         return self._tracker.examples_per_second
 
     @property
+    def global_batch_size(self) -> int | None:
+        """Examples per step, over all replicas; None where not enough steps were counted to tell."""
+        return self._tracker.global_batch_size
+
+    @property
     def breakdown(self) -> dict[str, Any] | None:
         """Where a step's time goes; None where no profile could be taken."""
         found = self._profiler.breakdown
