@@ -46,7 +46,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
     return ""
 
 
-def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
+def dry_run(spec: JobSpec) -> str:
     """Returns what would be run, with secrets masked. Starts nothing, and connects to no host.
 
     The text is a shell command for each task (on this machine), a line for each host (ssh), the batch script (Slurm)
@@ -64,12 +64,13 @@ def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
 
         checks.script(spec.command)
         return slurm.script(spec)
-    known = {**environ, **spec.environment}
+    known = {**os.environ, **spec.environment}
     if spec.place == "ssh":
         from toolkit.launch.backends.ssh import SshPlace
+        from toolkit.launch.supervisor.layout import assign
 
         by_ssh = SshPlace(spec, mark="")
-        _, tasks = by_ssh.cluster()
+        _, tasks = assign(spec.counts, by_ssh.hosts, by_ssh.addresses)
         checks.shown(spec.show, list(map(str, tasks)))
         shown = _command(spec, by_ssh.python, known)
         return "\n".join(
@@ -82,7 +83,7 @@ def dry_run(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
             f"# {spec.nodes} hosts come together at {spec.rendezvous}, where addresses and ports are chosen; "
             f"this one then starts its tasks of\n{_command(spec, sys.executable, known)}"
         )
-    return "\n".join(_lines_here(spec, environ))
+    return "\n".join(_lines_here(spec))
 
 
 def _command(spec: JobSpec, python: str, known: Mapping[str, str]) -> str:
@@ -91,7 +92,7 @@ def _command(spec: JobSpec, python: str, known: Mapping[str, str]) -> str:
     return shlex.join(redaction.masked_command((*(["env"] if added else []), *added, python, *spec.command), known))
 
 
-def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
+def _lines_here(spec: JobSpec) -> list[str]:
     from toolkit.launch.agent import tasks
     from toolkit.launch.backends.local import LocalPlace
 
@@ -104,10 +105,10 @@ def _lines_here(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
         list(homes),
         command=spec.command,
         prefix=shlex.split(spec.prefix),
-        environ={**environ, **spec.environment},
+        environ={**os.environ, **spec.environment},
         settings={},
         as_is=spec.as_is,
         partial=len(homes) < len(cluster.tasks),
         socket_path="/dev/null",
     )
-    return [*([f"# {note}"] if note else []), *(tasks.shell_line(t, environ, spec.environment) for t in specs)]
+    return [*([f"# {note}"] if note else []), *(tasks.shell_line(t, os.environ, spec.environment) for t in specs)]

@@ -40,17 +40,13 @@ class Agent:
 
     What it is asked for is a method's name without its underscore: see `toolkit.launch.events`.
 
-    Args:
-        environ: What the tasks' environment is added to.
-
     Attributes:
         gone: False: this end of a connection is always there.
     """
 
     gone = False
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._environ = environ
+    def __init__(self) -> None:
         self._environment: dict[str, str] = {}
         self._held = HeldPorts()
         self._selector = selectors.DefaultSelector()
@@ -165,7 +161,7 @@ class Agent:
         if self._call is not None:
             self._call.write_bytes(base64.b64decode(call))
             own[status.CALL] = str(self._call)
-        self._environment = {**self._environ, **environment, **own}
+        self._environment = {**os.environ, **environment, **own}
         specs, note = tasks.task_specs(
             Cluster(cluster),
             [Task.parse(name) for name in here],

@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from toolkit.cluster import Cluster, Task
 from toolkit.cluster.sources.hostlist import expand
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
 from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
@@ -27,7 +26,6 @@ from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
 from toolkit.launch.supervisor.agents import Place
 from toolkit.launch.supervisor.attempt import HostLost
-from toolkit.launch.supervisor.layout import assign
 from toolkit.launch.supervisor.supervise import supervise
 from toolkit.support import signals
 
@@ -49,7 +47,7 @@ class SlurmPlace(Place):
     """
 
     def __init__(self, spec: JobSpec, notice: Sequence[int]) -> None:
-        self._spec = spec
+        self.spec = spec
         self._notice = notice
         nodes = expand(os.environ["SLURM_JOB_NODELIST"])
         self.hosts = tuple(Host(node, room) for node, room in zip(nodes, rooms(spec), strict=True))
@@ -63,17 +61,13 @@ class SlurmPlace(Place):
         return StartedAgent(
             ["srun", *where, "--unbuffered", sys.executable, "-m", "toolkit.launch.agent.program"],
             directory=os.getcwd(),
-            command=list(self._spec.command),
+            command=list(self.spec.command),
             number=host.tasks,
             mark=f"slurm-{os.environ['SLURM_JOB_ID']}",
             first=host == self.hosts[0],
-            silence=self._spec.silence,
-            grace=self._spec.grace,
+            silence=self.spec.silence,
+            grace=self.spec.grace,
         )
-
-    def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster of the nodes, and each task's node."""
-        return assign(self._spec.counts, self.hosts, self.addresses, ports)
 
     def out(self, error: ToolkitError) -> str:
         """Returns why Slurm is to queue the job again after this error, "" where it isn't."""

@@ -10,11 +10,11 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolkit import __version__
-from toolkit.cluster import Cluster, Task, split
+from toolkit.cluster import split
 from toolkit.errors import JobStopped, LaunchError, ToolkitError
 from toolkit.launch.agent.channel import Channel
 from toolkit.launch.agent.connection import ConnectedAgent, started_here
@@ -25,7 +25,7 @@ from toolkit.launch.events import Event, event
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.layout import assign, check_addresses, spread
+from toolkit.launch.supervisor.layout import check_addresses, spread
 
 __all__ = ["RendezvousPlace"]
 
@@ -110,7 +110,7 @@ class RendezvousPlace(Place):
     def __init__(
         self, spec: JobSpec, listener: socket.socket, received: Sequence[int], say: Callable[[str], None]
     ) -> None:
-        self._spec = spec
+        self.spec = spec
         self._listener = listener
         self._say = say
         self._token = token.make(spec.rendezvous or "")
@@ -135,8 +135,8 @@ class RendezvousPlace(Place):
     def call(self, host: Host) -> ConnectedAgent:
         """Returns an agent of this machine; of another, that of the launcher that has come or will come from there."""
         if host == self.hosts[0]:
-            return started_here(number=host.tasks, command=self._spec.command)
-        times = {"silence": self._spec.silence, "grace": self._spec.grace}
+            return started_here(number=host.tasks, command=self.spec.command)
+        times = {"silence": self.spec.silence, "grace": self.spec.grace}
         prepare = event("prepare", number=host.tasks, mark="", first=False, **times)
         seat = _Seat(self, prepare)
         self.seats.append((host, seat))
@@ -145,13 +145,9 @@ class RendezvousPlace(Place):
             seat.take(connection, channel)
         return seat
 
-    def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster of the hosts that are there, and each task's host."""
-        return assign(self._spec.counts, self.hosts, self.addresses, ports)
-
     def receive(self) -> None:
         """Seats a launcher that comes after the start in the place of one that is gone, once that is known."""
-        patience = time.monotonic() + self._spec.silence + self._spec.grace
+        patience = time.monotonic() + self.spec.silence + self.spec.grace
         self._late += [(connection, channel, patience) for connection, channel, _ in self._arrived()]
         waiting, self._late = self._late, []
         for connection, channel, until in waiting:
@@ -168,7 +164,7 @@ class RendezvousPlace(Place):
         """Tells those that have come how the job has ended, and lets the address go."""
         code, text = (ended.exit_code, str(ended)) if ended else (0, "")
         word = {"code": code, "text": text, "stopped": isinstance(ended, JobStopped)}
-        token.forget(self._spec.rendezvous or "")
+        token.forget(self.spec.rendezvous or "")
         for _, seat in self.seats:
             seat.send("over", **word)
         for _, channel, _ in [*self._first, *self._late]:
@@ -180,18 +176,18 @@ class RendezvousPlace(Place):
     def _wait(self, received: Sequence[int]) -> None:
         """Waits until the others have come."""
         began = said = time.monotonic()
-        deadline = began + self._spec.start_timeout
-        if self._spec.nodes > 1:
-            self._say(f"launch: {self._here()}, waiting for {self._spec.nodes - 1} more")
-        if self._spec.nodes > 1 and not os.environ.get(token.VARIABLE):
+        deadline = began + self.spec.start_timeout
+        if self.spec.nodes > 1:
+            self._say(f"launch: {self._here()}, waiting for {self.spec.nodes - 1} more")
+        if self.spec.nodes > 1 and not os.environ.get(token.VARIABLE):
             shown = sys.stdout is not None and sys.stdout.isatty()  # In no file.
-            (output.say if shown else self._say)(token.words(self._spec.rendezvous or "", self._token, shown=shown))
-        while len(self._first) < self._spec.nodes - 1:
+            (output.say if shown else self._say)(token.words(self.spec.rendezvous or "", self._token, shown=shown))
+        while len(self._first) < self.spec.nodes - 1:
             error: ToolkitError | None = JobStopped(received[0]) if received else None
             if time.monotonic() > deadline:
                 error = LaunchError(
-                    asked=f"{self._spec.nodes} hosts are to meet at {self._spec.rendezvous}",
-                    found=f"{1 + len(self._first)} came within {self._spec.start_timeout:g} s{self._refused}",
+                    asked=f"{self.spec.nodes} hosts are to meet at {self.spec.rendezvous}",
+                    found=f"{1 + len(self._first)} came within {self.spec.start_timeout:g} s{self._refused}",
                     remedy="Run the same command on every host, and see that they can reach that address",
                 )
             if error is not None:
@@ -205,7 +201,7 @@ class RendezvousPlace(Place):
                 self._say(f"launch: {self._here()} after {said - began:.0f} s")
 
     def _here(self) -> str:
-        return f"{1 + len(self._first)} of {self._spec.nodes} hosts at {self._spec.rendezvous}"
+        return f"{1 + len(self._first)} of {self.spec.nodes} hosts at {self.spec.rendezvous}"
 
     def _arrived(self) -> list[tuple[socket.socket, Channel, Event]]:
         """Returns those that have come and belong to this job; answers the others."""
@@ -251,13 +247,13 @@ class RendezvousPlace(Place):
                 "it hasn't this job's token",
                 f"Set {token.VARIABLE} here to the token that the host of that address shows",
             )
-        if hello.get("nodes") != self._spec.nodes:
-            return f"it has --nodes={hello.get('nodes')}, not {self._spec.nodes}", "Give every host the same number"
-        if hello.get("program") != token.program_of(self._spec):
+        if hello.get("nodes") != self.spec.nodes:
+            return f"it has --nodes={hello.get('nodes')}, not {self.spec.nodes}", "Give every host the same number"
+        if hello.get("program") != token.program_of(self.spec):
             return "it starts another job: command or numbers of tasks differ", "Use a different address for each job"
         return None
 
     def _refuse(self, connection: socket.socket, channel: Channel, found: str, remedy: str) -> None:
-        asked = f"this launcher asked to join the job at --rendezvous={self._spec.rendezvous}"
+        asked = f"this launcher asked to join the job at --rendezvous={self.spec.rendezvous}"
         channel.send(event("refused", asked=asked, found=found, remedy=remedy))
         connection.close()

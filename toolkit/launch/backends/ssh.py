@@ -8,16 +8,15 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from toolkit.cluster import Cluster, Task
 from toolkit.errors import JobStopped, LaunchError
 from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import snapshot
 from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.layout import assign, check_addresses
+from toolkit.launch.supervisor.layout import check_addresses
 
 __all__ = ["SshPlace"]
 
@@ -42,7 +41,7 @@ class SshPlace(Place):
     """
 
     def __init__(self, spec: JobSpec, *, mark: str) -> None:
-        self._spec = spec
+        self.spec = spec
         self._mark = mark
         self.hosts = spec.hosts
         self.python = spec.python or sys.executable
@@ -63,17 +62,13 @@ class SshPlace(Place):
         return StartedAgent(
             [*self.command(), "--", host.name, remote],
             directory=self.directory,
-            command=list(self._spec.command),
+            command=list(self.spec.command),
             number=host.tasks,
             mark=self._mark,
             first=host == self.hosts[0],
-            silence=self._spec.silence,
-            grace=self._spec.grace,
+            silence=self.spec.silence,
+            grace=self.spec.grace,
         )
-
-    def cluster(self, ports: Mapping[Host, Sequence[int]] | None = None) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster of the hosts that are there; without ports, of all."""
-        return assign(self._spec.counts, self.hosts, self.addresses, ports)
 
     def copy(self, received: Sequence[int]) -> None:
         """Copies this directory to every host, all at once, if that was asked for; removes nothing there.
@@ -85,13 +80,13 @@ class SshPlace(Place):
             LaunchError: There is no rsync here or there, or it failed.
             JobStopped: A signal has come.
         """
-        if self._spec.copy_to is not None:
+        if self.spec.copy_to is not None:
             with concurrent.futures.ThreadPoolExecutor(max_workers=8) as several:
                 list(several.map(lambda host: self._copy(host, received), self.hosts))
 
     def command(self) -> list[str]:
         """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
-        own = ["-F", self._spec.ssh_config] if self._spec.ssh_config else []
+        own = ["-F", self.spec.ssh_config] if self.spec.ssh_config else []
         options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
         # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
         fixed = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes"]

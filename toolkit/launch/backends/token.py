@@ -11,7 +11,6 @@ import hmac
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
 
 from toolkit.errors import LaunchError
 from toolkit.launch.job.spec import JobSpec
@@ -23,19 +22,18 @@ VARIABLE = "TOOLKIT_TOKEN"
 _LEAST = 12  # Characters: of random letters and digits they are 60 bits and more.
 
 
-def make(address: str, environ: Mapping[str, str] = os.environ) -> str:
+def make(address: str) -> str:
     """Returns the token of a job whose launchers come to an address: the one that is given, or a new one.
 
     A new one is kept for launchers that share this home directory. Where it can't be, they are given it by hand.
 
     Args:
         address: HOST:PORT, as every launcher is given it.
-        environ: Where TOOLKIT_TOKEN may be.
 
     Raises:
         LaunchError: TOOLKIT_TOKEN is so short that it can be guessed.
     """
-    if given := environ.get(VARIABLE):
+    if given := os.environ.get(VARIABLE):
         if len(given) < _LEAST:
             raise LaunchError(
                 asked=f"{VARIABLE} is to prove who belongs to the job at {address}",
@@ -54,10 +52,10 @@ def make(address: str, environ: Mapping[str, str] = os.environ) -> str:
     return token
 
 
-def read(address: str, environ: Mapping[str, str] = os.environ) -> str:
+def read(address: str) -> str:
     """Returns the token that a launcher which comes to an address has; "" for none."""
     with contextlib.suppress(OSError):
-        return environ.get(VARIABLE) or file(address).read_text()
+        return os.environ.get(VARIABLE) or file(address).read_text()
     return ""
 
 

@@ -35,10 +35,10 @@ class Option:
     kind: Any
     text: str
     group: str
-    places: tuple[str, ...]
+    places: tuple[str, ...] = PLACES
     metavar: str | None
-    least: float | None
-    most: float | None
+    least: float | None = None
+    most: float | None = None
 
     def typed(self, value: Any) -> Any:
         """Returns a value that Python was given as the attribute has it: a path as a text, a list or dict as a tuple.
@@ -83,26 +83,8 @@ class Option:
         )
 
 
-def option(
-    default: Any,
-    text: str,
-    metavar: str | None = None,
-    *,
-    group: str,
-    places: tuple[str, ...] = PLACES,
-    kind: Any = "",
-    least: float | None = None,
-    most: float | None = None,
-) -> Any:
+def option(default: Any, text: str, metavar: str | None = None, *, kind: Any = "", **facts: Any) -> Any:
     """Returns a dataclass's field with all that an Option says of it; `kind` follows from the default unless given."""
-    kind = kind or {bool: "switch", tuple: "several"}.get(type(default), type(default))
-    metadata = {
-        "text": text,
-        "group": group,
-        "places": places,
-        "metavar": metavar,
-        "kind": kind,
-        "least": least,
-        "most": most,
-    }
+    kind = kind or {bool: "switch", tuple: "several"}.get(type(default), str if default is None else type(default))
+    metadata = {"text": text, "metavar": metavar, "kind": kind, **facts}
     return dataclasses.field(default=default, metadata=metadata)

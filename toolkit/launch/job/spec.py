@@ -2,11 +2,7 @@
 
 import dataclasses
 import functools
-import json
-from collections.abc import Iterator
-from typing import Any
 
-from toolkit.errors import LaunchError
 from toolkit.launch.job import checks, site_checks
 from toolkit.launch.job.checks import require
 from toolkit.launch.job.hosts import Host, parse_hosts, read_hosts
@@ -15,6 +11,10 @@ from toolkit.support import status
 
 __all__ = ["JobSpec", "options"]
 _tasks = functools.partial(option, group="how many tasks")
+_where, _anywhere = functools.partial(option, group="where"), functools.partial(option, group="more")
+_shown = functools.partial(option, group="what is shown", places=SUPERVISED)
+_more, _here = functools.partial(_anywhere, places=SUPERVISED), functools.partial(_anywhere, places=("local",))
+_cluster = functools.partial(option, group="slurm", places=("slurm", "kubernetes"))
 _ssh, _slurm, _kubernetes = (
     functools.partial(option, group=place, places=(place,)) for place in ("ssh", "slurm", "kubernetes")
 )
@@ -37,34 +37,16 @@ class JobSpec:
     chief: bool = _tasks(False, "a chief of its own, beside the workers")
     ps: int = _tasks(0, "parameter servers", "N", least=0)
     evaluator: bool = _tasks(False, "an evaluator")
-    on: str = option(
-        "local",
-        "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]",
-        "PLACE",
-        group="where",
+    on: str = _where(
+        "local", "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]", "PLACE"
     )
-    env: tuple[str, ...] = option((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]", group="where")
-    log_dir: str | None = option(
-        None,
-        "in it, the job makes a directory for its logs [runs]",
-        "DIR",
-        group="what is shown",
-        places=SUPERVISED,
-        kind=str,
+    env: tuple[str, ...] = _where((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]")
+    log_dir: str | None = _shown(None, "in it, the job makes a directory for its logs [runs]", "DIR")
+    show: tuple[str, ...] = _shown(
+        (), "show this task's lines here, all or none [the chief's, or the first worker's]; may be repeated", "TASK"
     )
-    show: tuple[str, ...] = option(
-        (),
-        "show this task's lines here, all or none [the chief's, or the first worker's]; may be repeated",
-        "TASK",
-        group="what is shown",
-        places=SUPERVISED,
-    )
-    native_logs: bool = option(
-        False, "show TensorFlow's own start-up notes too, which the logs have", group="what is shown", places=SUPERVISED
-    )
-    prefix: str = option(
-        "", "a command before each task's, such as 'numactl --cpunodebind=0'", "CMD", group="more", places=SUPERVISED
-    )
+    native_logs: bool = _shown(False, "show TensorFlow's own start-up notes too, which the logs have")
+    prefix: str = _more("", "a command before each task's, such as 'numactl --cpunodebind=0'", "CMD")
     snapshot: bool = option(
         False,
         "run a copy of the script's folder, as it is now: for jobs that wait in a queue or start again",
@@ -74,108 +56,66 @@ class JobSpec:
     max_restarts: int = option(
         0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
     )
-    start_timeout: float = option(300.0, "seconds to wait for one another [300]", "S", group="more", least=0)
-    heartbeat_timeout: float = option(
+    start_timeout: float = _anywhere(300.0, "seconds to wait for one another [300]", "S", least=0)
+    heartbeat_timeout: float = _anywhere(
         status.SECONDS_OF_SILENCE,
         "treat a task as lost after this many seconds without a heartbeat, or stopped by a signal "
         f"[{status.SECONDS_OF_SILENCE:g}]",
         "S",
-        group="more",
         least=1,
         most=3600,
     )
-    stall_timeout: float = option(
-        1800.0,
-        "end the job after so many seconds without progress; 0: never [1800]",
-        "S",
-        group="more",
-        places=SUPERVISED,
-        least=0,
+    stall_timeout: float = _more(
+        1800.0, "end the job after so many seconds without progress; 0: never [1800]", "S", least=0
     )
-    grace: float = option(
-        15.0,
-        "seconds for tasks to end before they are killed [15]; after a failure 5",
-        "S",
-        group="more",
-        places=SUPERVISED,
-        least=0,
-    )
-    as_is: bool = option(
-        False, "don't replace TensorFlow's strategies by the toolkit's in a script", group="more", places=SUPERVISED
-    )
+    grace: float = _more(15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "S", least=0)
+    as_is: bool = _more(False, "don't replace TensorFlow's strategies by the toolkit's in a script")
     open_network: bool = option(
         False,
         "allow public addresses; use it only if a firewall guards the ports",
         group="more",
         places=("local", "ssh"),
     )
-    cluster: str | None = option(
-        None, "start this machine's tasks of a tf_configs/ file", "FILE", group="more", places=("local",), kind=str
-    )
-    task: tuple[str, ...] = option(
-        (),
-        "with --cluster: start just this one, such as worker:0; may be repeated",
-        "TASK",
-        group="more",
-        places=("local",),
-    )
+    cluster: str | None = _here(None, "start this machine's tasks of a tf_configs/ file", "FILE")
+    task: tuple[str, ...] = _here((), "with --cluster: start just this one, such as worker:0; may be repeated", "TASK")
     nodes: int = option(
         1, "hosts of a rendezvous, or nodes of Slurm's [1]", "N", group="where", places=("local", "slurm"), least=1
     )
     rendezvous: str | None = option(
-        None, "where hosts meet; run the same command on each", "HOST:PORT", group="where", places=("local",), kind=str
+        None, "where hosts meet; run the same command on each", "HOST:PORT", group="where", places=("local",)
     )
-    host: str = option(
-        "127.0.0.1",
-        "address at which tasks here reach one another [127.0.0.1]",
-        "ADDRESS",
-        group="more",
-        places=("local",),
-    )
-    directory: str | None = _ssh(None, "where tasks run on each host [this directory's path]", "DIR", kind=str)
-    copy_to: str | None = _ssh(None, "copy this directory there by rsync first, and run in the copy", "DIR", kind=str)
+    host: str = _here("127.0.0.1", "address at which tasks here reach one another [127.0.0.1]", "ADDRESS")
+    directory: str | None = _ssh(None, "where tasks run on each host [this directory's path]", "DIR")
+    copy_to: str | None = _ssh(None, "copy this directory there by rsync first, and run in the copy", "DIR")
     python: str | None = option(
         None,
         "Python interpreter on each host [this one's path] or in the image [python]",
         "PATH",
         group="ssh",
         places=("ssh", "kubernetes"),
-        kind=str,
     )
-    ssh_config: str | None = _ssh(None, "for ssh -F [the user's own]", "FILE", kind=str)
+    ssh_config: str | None = _ssh(None, "for ssh -F [the user's own]", "FILE")
     min_workers: int = _ssh(0, "continue with N or more workers when hosts are lost [all]", "N", least=0)
     tasks_per_node: int | None = _slurm(None, "tasks on each node [one for each GPU asked for]", "N", kind=int, least=1)
     gpus_per_node: int = _slurm(0, "GPUs of each node: a task for each, or as --tasks_per_node says [0]", "N", least=0)
-    gpus_per_task: int = option(
-        0, "GPUs of each task that trains [0]", "N", group="slurm", places=("slurm", "kubernetes"), least=0
-    )
-    cpus_per_task: str | None = option(
-        None,
-        "cores of each task [one, or one for each of its GPUs]",
-        "N",
-        group="slurm",
-        places=("slurm", "kubernetes"),
-        kind=str,
-    )
+    gpus_per_task: int = _cluster(0, "GPUs of each task that trains [0]", "N", least=0)
+    cpus_per_task: str | None = _cluster(None, "cores of each task [one, or one for each of its GPUs]", "N")
     time: str | None = _slurm(
-        None,
-        "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]",
-        "TIME",
-        kind=str,
+        None, "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]", "TIME"
     )
     notice: int = _slurm(120, "seconds before the limit in which tasks write a checkpoint [120]", "S", least=1)
-    partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME", kind=str)
-    account: str | None = _slurm(None, "account to charge [your default]", "NAME", kind=str)
+    partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME")
+    account: str | None = _slurm(None, "account to charge [your default]", "NAME")
     setup: tuple[str, ...] = _slurm((), "a line before the job: 'module load cuda'; may be repeated", "LINE")
     sbatch: tuple[str, ...] = _slurm((), "more for sbatch; --qos, --mem and the like work too", "NAME[=VALUE]")
-    name: str = option("toolkit", "the job's name [toolkit]", "NAME", group="slurm", places=("slurm", "kubernetes"))
-    image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE", kind=str)
-    namespace: str | None = _kubernetes(None, "namespace of the objects [kubectl's]", "NAME", kind=str)
-    memory: str | None = _kubernetes(None, "memory of each task, such as 8Gi", "SIZE", kind=str)
+    name: str = _cluster("toolkit", "the job's name [toolkit]", "NAME")
+    image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE")
+    namespace: str | None = _kubernetes(None, "namespace of the objects [kubectl's]", "NAME")
+    memory: str | None = _kubernetes(None, "memory of each task, such as 8Gi", "SIZE")
     volume: tuple[str, ...] = _kubernetes((), "mount a volume claim in every task; may be repeated", "CLAIM:/PATH")
     port: int = _kubernetes(2222, "port at which tasks reach one another [2222]", "PORT", least=1024, most=65535)
     user: int = _kubernetes(1000, "user id that the container runs as, never 0 [1000]", "UID", least=1)
-    patch: str | None = _kubernetes(None, "YAML to merge into the job, for your site's settings", "FILE", kind=str)
+    patch: str | None = _kubernetes(None, "YAML to merge into the job, for your site's settings", "FILE")
 
     def __post_init__(self) -> None:
         for each in options():
@@ -187,9 +127,11 @@ class JobSpec:
         require(
             not colon or self.place == "ssh", f"--on={self.on[:80]}", "only ssh takes hosts", f"Write --on={self.place}"
         )
-        self._check_meanings()
         for each in options():
-            each.check_bounds(getattr(self, each.name))
+            value = getattr(self, each.name)
+            where = f"it applies only with --on={' or '.join(each.places)}"
+            require(value == each.default or self.place in each.places, f"--{each.name}", where, "Leave it out")
+            each.check_bounds(value)
         checks.command(self.command)
         checks.counts(self.counts)
         require(
@@ -206,7 +148,8 @@ class JobSpec:
         require(self.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
         for name in (*self.task, *(each for each in self.show if each not in checks.EVERYBODY)):
             checks.task(name)
-        checks.passable([text for _, text in self._texts()])
+        values = [getattr(self, each.name) for each in options()]
+        checks.passable([t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)])
         require(
             self.place != "slurm" or (self.cpus_per_task or "1").isdecimal(),
             f"--cpus_per_task={self.cpus_per_task}",
@@ -219,22 +162,6 @@ class JobSpec:
         if self.time is not None:
             site_checks.slurm_time(self.time, notice=self.notice)
         checks.tasks(self)
-
-    def _check_meanings(self) -> None:
-        for each in options():
-            if getattr(self, each.name) != each.default and self.place not in each.places:
-                raise LaunchError(
-                    asked=f"--{each.name}",
-                    found=f"it applies only with --on={' or '.join(each.places)}",
-                    remedy="Leave it out",
-                )
-
-    def _texts(self) -> Iterator[tuple[str, str]]:
-        for name in (found.name for found in options()):
-            value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, str):
-                    yield name, each
 
     @property
     def place(self) -> str:
@@ -279,17 +206,6 @@ class JobSpec:
             else:
                 given += [f"--{each.name}={one}" for one in (value if isinstance(value, tuple) else (value,))]
         return ["launch", *given, *(() if self.command[0] == "-m" else ("--",)), *self.command]
-
-    def to_json(self) -> str:
-        """Returns a text that `from_json` makes the same spec of."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "JobSpec":
-        """Returns the spec that `to_json` has written."""
-        held = json.loads(text).items()
-        found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in held}
-        return cls(**found)
 
 
 def options() -> tuple[Option, ...]:

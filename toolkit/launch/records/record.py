@@ -108,7 +108,7 @@ class Record:
             record.spec = dataclasses.replace(spec, command=command)
         found = {
             "id": record.id,
-            "spec": json.loads(record.spec.to_json()),
+            "spec": dataclasses.asdict(record.spec),
             "cwd": os.getcwd(),
             "at": round(time.time(), 3),
         }
@@ -252,7 +252,7 @@ class Record:
         """
         try:
             found = json.loads((self.directory / _JOB).read_text(encoding="utf-8"))
-            return {**found, "spec": JobSpec.from_json(json.dumps(found["spec"]))}
+            return {**found, "spec": JobSpec(**{**found["spec"], "command": tuple(found["spec"]["command"])})}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
                 asked=f"job {self.id}, whose logs are in {self.directory}",

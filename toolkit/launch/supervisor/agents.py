@@ -11,6 +11,7 @@ from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.events import BEAT, Event
 from toolkit.launch.job.hosts import Host
 from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.supervisor.layout import assign
 
 __all__ = ["Agents", "Place"]
 
@@ -23,11 +24,13 @@ class Place:
     """Where a job's tasks run.
 
     Attributes:
+        spec: What was asked.
         hosts: The machines, the first one's first task the chief.
         addresses: At which the tasks of each host reach one another.
         remedy: What must be so for a host's agent to start, a sentence with {host} in it.
     """
 
+    spec: JobSpec
     hosts: tuple[Host, ...]
     addresses: dict[Host, str]
     remedy: str
@@ -42,7 +45,7 @@ class Place:
         Args:
             ports: The hosts that are there, each with a port for each of its tasks.
         """
-        raise NotImplementedError
+        return assign(self.spec.counts, self.hosts, self.addresses, ports)
 
     def out(self, error: ToolkitError) -> str:  # noqa: ARG002 - it is Slurm's that looks at it.
         """Returns why the job can't stay here after this error, and is to be queued again; "" where it can."""

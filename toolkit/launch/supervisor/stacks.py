@@ -80,12 +80,16 @@ def culprits(locations: Mapping[str, Location | None]) -> str:
         locations: Where each running task is; None for one that didn't answer.
     """
     outside = {task: found for task, found in locations.items() if found is None or not found.in_tensorflow}
-    inputs = "; ".join(f"{task} at {found.input}" for task, found in locations.items() if found and found.input)
     if not outside:
-        if not inputs:
-            return "All tasks are inside TensorFlow."
-        return f"All tasks are inside TensorFlow, and the input pipeline of these has stopped: {inputs}."
-    words = "; ".join(f"{t} at {p.words}" if p else f"{t}, which doesn't answer" for t, p in outside.items())
+        stopped = [f"{task} at {found.input}" for task, found in locations.items() if found and found.input]
+        inputs = f" The input has stopped in {' and in '.join(stopped)}." if stopped else ""
+        return f"All tasks are inside TensorFlow.{inputs}"
     if len(outside) < len(locations):
-        return f"These tasks aren't in the collective that the others wait in: {words}."
-    return f"No task is inside TensorFlow: {words}."
+        words = [
+            f"{task}, which {f'is at {found.words}' if found else 'does not answer'}" for task, found in outside.items()
+        ]
+        return f"The others wait for {', and for '.join(words)}."
+    words = [
+        f"{task} at {found.words}" if found else f"{task}, which does not answer" for task, found in outside.items()
+    ]
+    return f"No task is inside TensorFlow: {'; '.join(words)}."
