@@ -33,7 +33,7 @@ CHECKS = {
     "docs": ("-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"),
 }
 SUITES = {
-    "test": ("scripts/test",),
+    "test": ("scripts/test", "-m", "not fault and not gpu and not long and not soak"),
     "oldest versions": ("scripts/test-oldest",),
     "first faults": ("scripts/test", "-m", "first and fault"),
     "long": ("scripts/test", "-m", "long and not fault and not soak"),

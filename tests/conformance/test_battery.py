@@ -112,6 +112,7 @@ def trained(strategy, replicas, model, optimizer, dtype):
     return seen[0]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "training"), CASES)
 def test_the_numbers_are_those_of_one_device(strategy, training):

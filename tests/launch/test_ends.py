@@ -8,6 +8,7 @@ import time
 import pytest
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_launcher_end_all_tasks(launcher, number):

@@ -12,6 +12,7 @@ def test_tasks_that_ran_alone_are_said_unless_nobody_can_know(launcher):
     said, left = (launcher.run("--workers=2", *flags, body="pass")[1] for flags in ([], ["--as_is"]))
     assert said.count("so each task runs alone") == 1
     assert "so each task runs alone" not in left
+    assert "alone" not in launcher.run("--workers=1", body="pass")[1]
 
 
 @pytest.mark.slow
@@ -29,6 +30,7 @@ while not os.path.exists("go"): time.sleep(0.05)
     assert b"alone" not in out
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.first
 def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
@@ -42,6 +44,7 @@ def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
     assert launcher.nothing_left(within=1) is True
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_an_exception_shows_the_users_own_lines(launcher):
     code, _, err, _ = launcher.run("--workers=2", body="if me == 0: raise ValueError('boom')\ntime.sleep(1000)")
@@ -152,14 +155,6 @@ raise ValueError("the cause")
     _, err = process.communicate(timeout=40)
     assert b"worker:1 failed first" in err
     assert process.returncode == 1
-
-
-@pytest.mark.slow
-def test_scripts_that_train_each_by_itself_are_noticed(launcher):
-    _, out, _, _ = launcher.run("--workers=2", body="print('alone')")
-    assert "no task created a multi-process strategy" in out
-    _, out, _, _ = launcher.run("--workers=1", body="print('alone')")
-    assert "no task created" not in out
 
 
 @pytest.mark.slow

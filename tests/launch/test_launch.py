@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_every_task_gets_its_tf_config_and_arguments(launcher):
     code, out, err, _ = launcher.run(

@@ -20,6 +20,7 @@ def accuracies(text):
     return [float(found) for found in re.findall(r"^(?:worker:\d \| )?accuracy ([\d.]+)$", text, re.MULTILINE)]
 
 
+@pytest.mark.smoke
 def test_it_runs_under_the_launcher_as_written(plain_starts, tmp_path):
     done = launch(tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -51,6 +51,7 @@ def counted(seen, *, epochs=2, steps=60, batch=16):
     assert seen["predicted"] == seen["here"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options",
     [

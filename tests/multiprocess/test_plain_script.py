@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = pathlib.Path(__file__).with_name("plain.py")
 
 
+@pytest.mark.smoke
 @pytest.mark.long
 def test_steps_and_speed_are_known(tmp_path):
     events = """

@@ -75,6 +75,7 @@ def alone(optimizer=None, **extra):
     return _ALONE[key]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(

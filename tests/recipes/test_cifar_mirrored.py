@@ -58,6 +58,7 @@ def undisturbed(tmp_path_factory):
     return run, done.stdout
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_run_writes_what_the_contract_says(undisturbed):
     run, out = undisturbed
@@ -85,6 +86,7 @@ def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
     assert "(3, 10)" in done.stdout, done.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.fault
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["INT", "KILL"])

@@ -65,6 +65,7 @@ def undisturbed(tmp_path_factory):
     return out, folder / "run"
 
 
+@pytest.mark.smoke
 def test_both_workers_end_with_the_same_weights_and_metrics(undisturbed):
     out, run = undisturbed[0], undisturbed[1]
     hashes = re.findall(r"worker:(\d) \| Done: .*weights (\w+)", out)

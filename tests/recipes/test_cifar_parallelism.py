@@ -50,6 +50,7 @@ def test_in_two_processes_the_bytes_are_those_predicted(tmp_path):
         assert 0.985 <= row["measured_bytes"] / row["predicted_bytes"] < 1.15, row
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_hybrid(recipe, tmp_path):
     done = recipe.run(

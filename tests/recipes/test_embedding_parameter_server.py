@@ -13,6 +13,7 @@ def loss(text):
     return float(re.search(r"loss (\d\.\d+); the best possible is 0\.250", text)[1])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("variables", ["round_robin", "sharded"])
 def test_it_learns_beside_parameter_servers(tmp_path, variables):
     arguments = ("-m", "recipes.embedding_parameter_server", f"--variables={variables}", *FLAGS)

@@ -61,6 +61,7 @@ def finish(process, *, limit=250):
         process.wait()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_killed_and_started_again_it_ends_with_the_same_weights(folder, workers):
     whole, killed = f"whole {workers}", f"killed {workers}"

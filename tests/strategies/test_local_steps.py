@@ -65,6 +65,7 @@ def test_weights_are_those_of_the_definition(four_devices, local, count):
     np.testing.assert_allclose(np.vstack([kernel, bias]), by_numpy(local, replicas=count), rtol=0, atol=1e-5)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_an_average_after_each_step_is_the_synchronous_run(four_devices):
     together = strategies.create("mirrored", devices=four_devices[:2])

@@ -90,6 +90,7 @@ def last(place):
     return place.replace(":", ".").rpartition(".")[2]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_under_other_strategies_keras_runs_as_it_is(four_devices):
     strategies.create("mirrored", devices=four_devices[:2])

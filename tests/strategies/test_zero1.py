@@ -104,6 +104,7 @@ def test_a_loss_scale_is_agreed_on(four_devices):
     assert 0 < int(many.optimizer.iterations.numpy()) < 9  # Some have overflowed, and were left out by all.
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_each_replica_keeps_its_part_only(four_devices):
     model = trained(create(four_devices), OPTIMIZERS["Adam"])

@@ -70,6 +70,7 @@ def undisturbed(tmp_path_factory, four_devices):
 LONG = (pytest.mark.slow, pytest.mark.long)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("method", "call", "step"),
     [
@@ -125,6 +126,7 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
     assert figures(history) == figures(undisturbed[2])
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_complete_run_resumes_to_its_own_end(tmp_path, four_devices, undisturbed):
     shutil.copytree(undisturbed[3], tmp_path / "run")

@@ -89,6 +89,7 @@ PICTURES = [
 ]
 
 
+@pytest.mark.smoke
 def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     path = made(tmp_path)
     assert report.write([path]) == path / "report.html"
