@@ -30,7 +30,6 @@ def killed(request, tmp_path_factory):
         return request.param, outcomes, job.finish()
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("moment", faulty.MOMENTS)
 def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
     name, outcomes, _ = killed
@@ -49,7 +48,6 @@ def test_it_is_noticed_and_named_and_the_job_goes_on(killed, moment, measured):
     assert found.resumed == found.kept
 
 
-@pytest.mark.smoke
 def test_the_weights_are_those_of_an_undisturbed_run(killed, undisturbed, measured):
     name, outcomes, weights = killed
     measured(f"SIGKILL of {name} at four moments: final weights", restarts=len(outcomes))

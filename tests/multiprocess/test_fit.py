@@ -40,7 +40,6 @@ def test_both_workers_end_with_the_same_metrics_and_weights(seen, kind):
     assert first[kind]["weights"] == second[kind]["weights"]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("kind", SAME)
 def test_the_numbers_are_those_of_one_process(seen, kind):
     (first, _), _, one = seen
