@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --data_dir=~/tensorflow_datasets [--replicas=2,4] [--seeds=3] [--epochs=10]
 
 A small CNN (convolutions of 16, 32 and 64 filters, 66 thousand parameters), CIFAR-10, SGD with momentum 0.9 whose rate
-falls by a cosine, batches of 128 together. Each run is a process of its own with as many devices on this machine, and
+falls by a cosine, batches of 128 together. Each run is its own process with as many devices on this machine, and
 ends with the accuracy on the 10,000 test pictures; runs of one seed begin with the same weights and order. Figures are
 medians and ranges over the seeds. About two minutes a run on two cores; `--out` keeps what was run.
 """

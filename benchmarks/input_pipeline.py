@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _rate(dataset: Any, count: int) -> float:
-    # An iterator of its own each time: one that is left would go on filling its buffers while the other is timed.
+    # Its own iterator each time: one that is left would go on filling its buffers while the other is timed.
     batches = iter(dataset)
     for _ in range(50):
         next(batches)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.one_gpu --out=DIR [--only=numbers,speed] [--place=CPU]
 
-Each part is a process with a limit of its own, whose output goes to DIR/PART.log; what it measured is gathered in
+Each part is a process with its own limit, whose output goes to DIR/PART.log; what it measured is gathered in
 DIR/figures.json, and DIR/summary.txt has a line for each. One card is two logical GPUs wherever two replicas are
 needed. With --place=CPU logical CPU devices stand in and everything is small: a rehearsal, whose figures say nothing.
 """

@@ -4,7 +4,7 @@
 
 Network namespaces stand for the hosts: chief, worker:0 and ps:0 on one, worker:1 and ps:1 on the
 other. The network has 12.6 M parameters, 99 % of them in FC layers. Bytes are counted by the kernel
-on each ps's own connections, those of its own host's worker included. Rounds of all three in turn.
+on each ps's own connections, those of its host's worker included. Rounds of all three in turn.
 """
 
 import json

@@ -4,7 +4,7 @@
 
 With --emulate=never on GPUs. With --recompute, activations are computed again in the backward pass.
 
-Networks on which nothing was calibrated, each in a process of its own, with Adam, on random examples of a small size.
+Networks on which nothing was calibrated, each in its own process, with Adam, on random examples of a small size.
 Time: devices are measured, then steps of Keras's `fit`, in turn; the median of the rounds' ratios. Memory:
 TensorFlow's profiler tells what its allocator was asked for, and the allocator itself what it took for that; each the
 most of six steps. Targets: 10 % either way for time; predicted memory no less than what is then used, nor 10 % more.
@@ -175,7 +175,7 @@ def _text_transformer() -> Any:
 
 
 def _text_of_blocks() -> Any:
-    """Six of such blocks, each a layer of one's own."""
+    """Six of such blocks, each one's own layer."""
     import keras
     from keras import layers
 

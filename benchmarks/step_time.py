@@ -31,7 +31,7 @@ def main() -> None:
     by_hand(), recipe()  # Traces both.
     ratios = []
     for number in range(_ROUNDS.value):
-        # The order alternates: whoever runs second finds warmer caches.
+        # The order alternates: the second finds warmer caches.
         first, second = (by_hand, recipe) if number % 2 else (recipe, by_hand)
         seconds = {first: first(), second: second()}
         ratios.append(seconds[recipe] / seconds[by_hand])

@@ -1,4 +1,4 @@
-"""Jobs by ssh that lose a task, or a host: they go on, with fewer hosts too, and sharded layers are cut anew."""
+"""Jobs by ssh that lose a task, or a host: they go on, with fewer hosts too, and sharded layers are cut again."""
 
 import contextlib
 import json

@@ -46,7 +46,7 @@ load = CheckpointStore.load
 
 
 def damaged(store):  # Only the chief has one.
-    raise CheckpointError(asked="resume", found="all is damaged", remedy="Begin anew")
+    raise CheckpointError(asked="resume", found="all is damaged", remedy="Begin again")
 
 
 CheckpointStore.load = damaged
@@ -75,7 +75,7 @@ def test_nan_on_one_replica_ends_all_and_an_unlike_restore_is_refused(tmp_path):
         codes = group.wait(limit=200)
         outputs = group.outputs
     assert codes == [2, 2], outputs
-    assert "REFUSED resume, but all is damaged. Begin anew." in outputs[0]
+    assert "REFUSED resume, but all is damaged. Begin again." in outputs[0]
     assert "REFUSED all tasks train together, but worker:0 can't begin: resume, but all is damaged." in outputs[1]
     for text in outputs:
         assert "DIVERGED Training has diverged: after step 6, " in text

@@ -102,7 +102,7 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     (log,) = (tmp_path / "logs").glob("launch-*/worker-1.log")
     run.until(lambda: log.read_text(errors="replace").count("worker:1 serves at") == 2, limit=100)
     # A new connection is tried after waits that grow; the last epoch begins when there is one, and is
-    # long enough for what the worker has to make anew.
+    # long enough for what the worker has to make again.
     run.until("Cluster successfully recovered", limit=100)
     (tmp_path / "go").touch()
     assert run.wait(limit=150) == 0, run.text[-3000:]

@@ -40,7 +40,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class Sequence(keras.utils.PyDataset):
-    """As people write it: in an order of its own, drawn anew by NumPy after each epoch."""
+    """As people write it: in an order of its own, drawn again by NumPy after each epoch."""
 
     def __init__(self):
         super().__init__()

@@ -102,7 +102,7 @@ def test_a_finished_run_keeps_its_figures(tmp_path, capsys):
     with Run(tmp_path / "run", resume=True) as again:
         again.fit(model(), X, Y, epochs=8, **QUIET)
     assert again.summary == json.loads((tmp_path / "run/summary.json").read_text()) == run.summary
-    assert "Already complete: 8 of 8 epochs. To train anew, remove " in capsys.readouterr().out
+    assert "Already complete: 8 of 8 epochs. To train again, remove " in capsys.readouterr().out
 
 
 def test_variables_of_tensorflow_are_kept(tmp_path):

@@ -181,7 +181,7 @@ def test_results_that_can_not_be_written_are_no_traceback_and_resume_writes_them
 
 
 class Unsaved(keras.layers.Layer):
-    """It can't be made anew: Keras saves no model with it. Its weight has no name of its own."""
+    """It can't be made again: Keras saves no model with it. Its weight has no name of its own."""
 
     def __init__(self, made_of):
         super().__init__()

@@ -21,7 +21,7 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
 
     Args:
         action: What to do. An int that it returns is the exit code.
-        interrupted: The last word after Ctrl-C, where the action has none of its own.
+        interrupted: The last word after Ctrl-C, if the action has none.
     """
     try:
         result = action()
@@ -39,7 +39,7 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
         _complain(interrupted, stopped=True)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read has enough, as `head` does. Python would try to write the rest once more at exit.
+        # The reader has enough, as `head` does. Python would try to write the rest once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:

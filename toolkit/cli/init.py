@@ -1,4 +1,4 @@
-"""Write a train.py of your own that trains under every strategy, and a job.sh for Slurm.
+"""Write your own train.py that trains under every strategy, and a job.sh for Slurm.
 
     toolkit init
     toolkit init mine --nodes=4 --gpus_per_node=8 --time=2-00:00:00

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER)
 
 
-# Flags of launch that are meant for it wherever they stand, unless the script has such a flag of its own.
+# Flags of launch that are meant for it wherever they stand, unless the script has a flag of that name.
 _MEANT = re.compile(r"--(workers|ps|chief|evaluator|nodes|on|cluster|rendezvous|max_restarts|detach|dry_run)(=|$)")
 
 

@@ -33,7 +33,7 @@ _COMMANDS = {
     "plan": "choose which layers of a model to replicate and which to shard",
     "report": "write one HTML page about a run, or several compared",
     "scaling": "run a recipe at several sizes; show the speed-up and the bottleneck",
-    "init": "write a train.py of your own, and a job.sh for Slurm",
+    "init": "write your own train.py, and a job.sh for Slurm",
     "recipe": "run a recipe that came with the toolkit",
     "tf-config": "generate, check or explain TF_CONFIG",
 }
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: What follows the program's name; `sys.argv[1:]` unless given.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # Closed by whoever started this.
+    if sys.stdout is None:  # Closed by the parent process.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is open as long as the program runs.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A terminal that can't show a letter shows its number.

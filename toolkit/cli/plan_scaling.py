@@ -32,7 +32,7 @@ class Point:
 
 
 def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, counts: Sequence[int]) -> list[Point]:
-    """Simulates numbers of replicas, each with the same batch of its own, and as many to a host as in the setting.
+    """Simulates numbers of replicas, each with the same batch, and as many to a host as in the setting.
 
     Args:
         layers: As `costs` returns them.

@@ -4,7 +4,7 @@
     toolkit recipe cifar_mirrored --gpus=2
     toolkit recipe cifar_mirrored --help
 
-Without a name it lists them. It is `python -m recipes.cifar_mirrored`, also where a folder of your own is called
+Without a name it lists them. It is `python -m recipes.cifar_mirrored`, also where your own folder is called
 `recipes`.
 """
 

@@ -60,7 +60,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     cluster = _asked_for(arguments)
     if bool(arguments.task) == arguments.all:
         raise ClusterError(
-            asked="each task has a TF_CONFIG of its own",
+            asked="each task has its own TF_CONFIG",
             found="both --task and --all are given" if arguments.all else "neither --task nor --all is given",
             remedy=f"Give --all, or name one task. The tasks are {cluster.listed()}",
         )

@@ -218,7 +218,7 @@ def _repeated(value: dict) -> list[Problem]:
 def _syntax(text: str, error: json.JSONDecodeError) -> Problem:
     before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
     reason = error.msg[:1].lower() + error.msg[1:]
-    # Python 3.13 has a message of its own for this, and points at the comma.
+    # Python 3.13 has its own message for this, and points at the comma.
     if (before.endswith(",") and after[:1] in ("}", "]")) or error.msg.startswith("Illegal trailing comma"):
         reason, cure = "a comma is followed by nothing", "Remove the comma"
     elif error.msg == "Extra data":

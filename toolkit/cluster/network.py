@@ -1,7 +1,7 @@
-"""What can come between the tasks of a cluster: web proxies, and whoever reaches a public address.
+"""What can come between the tasks of a cluster: web proxies, and strangers who reach a public address.
 
 gRPC sends to peers through a web proxy where one is set, and TensorFlow then waits for ever. TensorFlow's servers obey
-whoever reaches them.
+every program that reaches them.
 """
 
 import ipaddress

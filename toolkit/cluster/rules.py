@@ -143,12 +143,12 @@ def _alike(jobs: dict[str, dict[int, str]], places: dict[str, str]) -> Iterator[
             if (other, number) == (job, index):
                 continue
             found = f"{other}:{number} has the address {address} already"
-            cure = "Give each task a host or a port of its own"
+            cure = "Give each task its own host or port"
             if (other, job) == ("chief", "worker"):
                 cure = "Leave it out of worker: a task is either chief or worker, and the chief trains too"
             elif job == "evaluator" and other in ("chief", "worker"):
                 found += ", and an evaluator is none of those that train together"
-                cure = "Give the evaluator an address of its own"
+                cure = "Give the evaluator its own address"
             yield Problem(place=f"{places[job]}[{index}]", found=found, cure=cure)
 
 

@@ -15,7 +15,7 @@ backends    where a job can run: this machine, hosts by ssh or at a rendezvous, 
 here        supervising a job in this process
 functions   a function on its way to the tasks, and its results
 started     a job that was started: found again, watched, asked and ended
-detached    a job in a session of its own
+detached    a job in its own session
 starting    from a spec to a job at its place, or to what would be done there
 launcher    jobs from Python: functions in the place of scripts
 """

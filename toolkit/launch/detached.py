@@ -1,4 +1,4 @@
-"""A job that outlives its terminal: the same supervisor, in a session of its own.
+"""A job that outlives its terminal: the same supervisor, in its own session.
 
     python .../alone.py toolkit.launch.detached DIRECTORY
 
@@ -29,7 +29,7 @@ _TICK = 0.05
 
 
 def start(spec: JobSpec, record: Record | None = None) -> Entry:
-    """Starts a job in a session of its own, and returns when its tasks are started.
+    """Starts a job in its own session, and returns when its tasks are started.
 
     Args:
         spec: What is asked.

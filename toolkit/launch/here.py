@@ -57,7 +57,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
 
 
 def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
-    """Joins a job that another host's launcher supervises; a record of its own has its beginning and its end."""
+    """Joins a job that another host's launcher supervises; its own record has its beginning and its end."""
     if record is None:
         joining.join(spec, received)
         return

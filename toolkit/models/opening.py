@@ -80,7 +80,7 @@ def _loaded(path: pathlib.Path) -> Any:
         raise ModelError(
             asked=asked,
             found=f"Keras can't open it: {text[:200].rstrip('.')}",
-            remedy="Where it has classes of your own, give module:function instead of the file",
+            remedy="Where it has your own classes, give module:function instead of the file",
         ) from None
 
 

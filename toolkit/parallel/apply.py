@@ -20,11 +20,11 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     """Returns a model with sharded layers, and layers computed again, where the plan says so, and the same weights.
 
     Call it under the strategy's scope, then compile what it returns: losses, optimizer and metrics are not taken
-    over. Layers that the plan replicates are made anew too, from their configuration.
+    over. Layers that the plan replicates are made again too, from their configuration.
 
     Args:
-        model: A built model of any kind, under any strategy or none: functional, Sequential, or a class of one's own,
-            with layers within layers. It stays as it is. Classes of one's own must be made by `from_config` from what
+        model: A built model of any kind, under any strategy or none: functional, Sequential, or one's own class,
+            with layers within layers. It stays as it is. One's own classes must be made by `from_config` from what
             their `get_config` returns, as for `keras.models.clone_model`.
         plan: Made of this model, or of one with the same layers.
         exchange_dtype: "float16" or "bfloat16", in which activations of sharded layers are exchanged; None for the
@@ -33,7 +33,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
     Raises:
         ModelError: The plan is another model's, or the model can't be copied.
     """
-    from toolkit.parallel.layers.kinds import anew, settings_of
+    from toolkit.parallel.layers.kinds import rebuilt, settings_of
     from toolkit.strategies.fit.recompute import recomputed
 
     layers = dict(trace(model).layers)
@@ -54,7 +54,7 @@ def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None 
         _LOG.warning(
             "The plan shards no layer of model %r: every replica holds all layers, as without a plan", model.name
         )
-    copy = copy_model(model, lambda layer: anew(layer, settings))
+    copy = copy_model(model, lambda layer: rebuilt(layer, settings))
     if plan.setting.recompute:
         again = {id(layers[name]) for name in plan.recomputed}
         for layer, mine in zip(sublayers(model), sublayers(copy), strict=True):

@@ -43,7 +43,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
     import keras
     from keras.src.models import Functional
 
-    # A class of one's own may have functional's ways and yet make itself from a configuration of its own.
+    # One's own class may have functional's ways and yet make itself from its own configuration.
     ways = (keras.Sequential, Functional)
     cloned = is_graph(model) and any(type(model).get_config is way.get_config for way in ways)
     try:

@@ -45,13 +45,13 @@ __all__ = [
 
 
 def batch_gradients(gradients, variables):
-    """Returns the whole batch's gradients in a loop of your own around `strategy.run`, such as to clip by their norm.
+    """Returns the whole batch's gradients in your own loop around `strategy.run`, such as to clip by their norm.
 
         gradients = toolkit.strategies.batch_gradients(tape.gradient(loss, variables), variables)
         optimizer.apply(tf.clip_by_global_norm(gradients, 1.0)[0], variables)
 
     `optimizer.apply` doesn't add them up once more. In `fit` there is no need for it: there `tape.gradient` itself
-    returns the whole batch's gradients in a `train_step` of your own.
+    returns the whole batch's gradients in your own `train_step`.
 
     Args:
         gradients: A tensor, `tf.IndexedSlices` or None for each variable, of a loss that is divided by the global
@@ -71,7 +71,7 @@ def batch_gradients(gradients, variables):
 
 
 def batch_mean(values, weights=None):
-    """Returns a loss that is a mean over the whole batch, in a `train_step` or a loop of your own, on any strategy.
+    """Returns a loss that is a mean over the whole batch, in a `train_step` or your own loop, on any strategy.
 
         loss = toolkit.strategies.batch_mean(errors, mask)     # in the place of sum(errors * mask) / sum(mask)
 
@@ -83,7 +83,7 @@ def batch_mean(values, weights=None):
 
     Returns:
         A scalar of the dtype of `values`. In `fit` replicas' scalars are averaged by their share of the examples, in
-        a loop of your own their gradients are summed; both come to sum(values * weights) / sum(weights) over the whole
+        your own loop their gradients are summed; both come to sum(values * weights) / sum(weights) over the whole
         batch, and 0 where all weights are 0. Call it outside of a `tf.function`, a branch or a loop within the step:
         replicas exchange their sums of weights.
     """
@@ -93,7 +93,7 @@ def batch_mean(values, weights=None):
 
 
 def enable_fit(strategy):
-    """Makes Keras 3's `fit` work under a MultiWorkerMirroredStrategy of your own; see `multi_worker.enable_fit`."""
+    """Makes Keras 3's `fit` work under your own MultiWorkerMirroredStrategy; see `multi_worker.enable_fit`."""
     from toolkit.strategies import multi_worker
 
     return multi_worker.enable_fit(strategy)
@@ -102,7 +102,7 @@ def enable_fit(strategy):
 def wait_for_steps(model: Any) -> None:
     """Waits until every step that was sent to a worker is done, and sets the step count and metrics.
 
-    `fit` does so at the end of each epoch. Call it in a callback of your own before you read weights
+    `fit` does so at the end of each epoch. Call it in your own callback before you read weights
     in mid-epoch. Under other strategies there is nothing to wait for.
 
     Args:

@@ -1,7 +1,7 @@
 """What is known of the step, the build or the read that a thread is at: tf.distribute traces each replica in its own.
 
-One object for all of it, `here`, so that whoever reads a step can see what any of its parts may ask. Whoever sets
-something does it by `known`, for a block.
+One object for all of it, `here`, so that a reader of a step can see what any of its parts may ask. `known` sets
+something, for a block.
 """
 
 import contextlib

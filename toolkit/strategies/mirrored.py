@@ -48,7 +48,7 @@ def create(devices: Sequence[str]) -> MirroredStrategy:
     The devices are always named: left to itself, TensorFlow reads TF_CONFIG here and takes another
     host's devices for this one's.
     """
-    # Each strategy's exchanges have keys of their own, or those of a second one in the process would be taken for the
+    # Each strategy's exchanges have their own keys, or those of a second one in the process would be taken for the
     # first's: TensorFlow's tests of its own strategies count them up in this way, too.
     MirroredStrategy._collective_key_base = (MirroredStrategy._collective_key_base + 100_000) % 2**30
     return enable(MirroredStrategy(list(devices)))

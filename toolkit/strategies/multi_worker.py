@@ -47,13 +47,13 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
     Attributes:
         cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
 
-    A process trains with others once: whoever makes a second strategy of the same cluster gets the first. TensorFlow
+    A process trains with others once: a second strategy of the same cluster gets the first. TensorFlow
     would connect the processes again, each at another time.
 
     Args:
         cluster_resolver: A resolver of TensorFlow's; None for what the environment describes.
         communication_options: TensorFlow's; None for its defaults.
-        communication: "nccl", "ring", or "auto" for NCCL where each replica has a GPU of its own; an implementation
+        communication: "nccl", "ring", or "auto" for NCCL where each replica has its own GPU; an implementation
             in `communication_options` comes first.
         start_timeout: Seconds to wait for the other tasks; None for 300, or what the launcher says.
         every_step: Whether something is exchanged in each step. A process of one core then gets a second thread, by

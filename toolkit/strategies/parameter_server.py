@@ -102,7 +102,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return stream
 
     def distribute_datasets_from_function(self, dataset_fn: Callable, options: Any = None) -> Any:  # noqa: ARG002
-        """Each worker makes a dataset of its own, by the same function, and reads it endlessly.
+        """Each worker makes its own dataset, by the same function, and reads it endlessly.
 
         Args:
             dataset_fn: Takes a `tf.distribute.InputContext`; returns a `tf.data.Dataset`.

@@ -54,7 +54,7 @@ def create(
         gradients: How replicas exchange them, under mirrored and multi_worker; None for the
             defaults of `GradientExchange`.
         communication: What processes exchange tensors by, under multi_worker: "nccl", "ring", or "auto" for NCCL where
-            each replica has a GPU of its own, the ring elsewhere.
+            each replica has its own GPU, the ring elsewhere.
         shards: How many replicas together hold one copy of the sharded layers, under mirrored and multi_worker; such
             groups of replicas train data parallel. None for all replicas in one group; with 1, every replica holds
             whole layers.

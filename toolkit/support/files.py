@@ -73,7 +73,7 @@ def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathli
     try:
         yield aside
         aside.replace(path)
-    except OSError as error:  # Whoever asked for `path` knows of no other name.
+    except OSError as error:  # The caller knows `path` and no other name.
         for part in ("filename", "strerror"):
             if (text := getattr(error, part)) is not None:
                 setattr(error, part, str(text).replace(str(aside), str(path)))

@@ -24,7 +24,7 @@ __all__ = [
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Operations of whose results nothing is known from here.
 _UNKNOWN = ("Iterator", "Optional", "Call", "If", "While", "PyFunc")
-# Operations that draw random numbers by a state of their own; those without one compute from their seeds.
+# Operations that draw random numbers by their own state; those without one compute from their seeds.
 _DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Stateful(Uniform|Standard|Truncated|Random)|Rng")
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 _DECIDES = {"cond_v2": "pred", "indexed_case": "branch_index"}
@@ -93,7 +93,7 @@ def differs(
     Args:
         tensors: Of the graph that is being traced, or of one around it.
         same: Those that are known to be the same.
-        drawn: Those from which each replica draws numbers of its own, such as seeds.
+        drawn: Those from which each replica draws its own numbers, such as seeds.
     """
     known, seeds = {id(each) for each in same}, {id(each) for each in drawn}
     found = Differs.NOWHERE

@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 def outside(function: Callable[[], _Result]) -> _Result:
-    """Calls a function in a thread of its own, waits for it, and returns what it does, or raises what it raises.
+    """Calls a function in its own thread, waits for it, and returns what it does, or raises what it raises.
 
     It sees no graph, strategy, replica, stateless scope or device that its caller has entered.
     """

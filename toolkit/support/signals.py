@@ -62,7 +62,7 @@ def recorded(numbers: Collection[int] = SIGNALS) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def waiting_for_children() -> Iterator[None]:
-    """Lets ends of child processes be waited for, where whoever started this program had SIGCHLD ignored."""
+    """Lets ends of child processes be waited for, where the parent process had SIGCHLD ignored."""
     ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

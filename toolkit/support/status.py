@@ -41,13 +41,13 @@ __all__ = [
 
 SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named by it: the same in all tasks and all attempts.
-PARTIAL = "TOOLKIT_PARTIAL"  # "1" where launchers of other hosts start the other tasks, each with a job id of its own.
+PARTIAL = "TOOLKIT_PARTIAL"  # "1" where launchers of other hosts start the other tasks, each with its own job id.
 LOGS = "TOOLKIT_LOGS"  # The directory of the launcher's record of the job.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
 CALL = "TOOLKIT_CALL"  # The file of a function that takes the place of a script.
-RESUME = "TOOLKIT_RESUME"  # "1" where whoever starts tasks doesn't know whether it is again.
+RESUME = "TOOLKIT_RESUME"  # "1" if the program that starts tasks doesn't know whether it is again.
 
 SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, counts as gone unless it is said.
 
@@ -66,7 +66,7 @@ def job_id() -> str | None:
 def attempt_id() -> str | None:
     """Returns what all tasks of this attempt of a job share and no others do; None where nothing says it.
 
-    Where each host has a launcher of its own, each gives the job another id: tasks that compared them would refuse one
+    Where each host has its own launcher, each gives the job another id: tasks that compared them would refuse one
     another.
     """
     job = job_id()
@@ -163,7 +163,7 @@ def report(**facts: Any) -> None:
 
 
 def _connected(path: str) -> socket.socket:
-    """The connection to the launcher; a process that was forked from another makes one of its own."""
+    """The connection to the launcher; a process that was forked from another makes its own."""
     global _channel
     if _channel is None or _channel[0] != os.getpid():
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, in a run: `fit` goes through the batches, the user's function does a step."""
+"""The user's own training loop, in a run: `fit` goes through the batches, the user's function does a step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -104,7 +104,7 @@ def loop_of(
         raise RequestError(
             asked="best= keeps the best model",
             found=f"the loop has several: {', '.join(models)}",
-            remedy="Leave best out, and save them in a callback of your own",
+            remedy="Leave best out, and save them in your own callback",
         )
     strategy = next(iter(models.values())).distribute_strategy
     if not strategies.computes_here(strategy):

@@ -117,12 +117,12 @@ def in_words(
     """
     if checkpoint is None:
         return ""
-    anew = f" To train anew, remove {directory} or name another directory." if directory else ""
+    how = f" To train again, remove {directory} or name another directory." if directory else ""
     every = counted(epochs, "epoch")
     if ended:
-        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {every}.{anew}"
+        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {every}.{how}"
     if resumed.epoch >= epochs:
-        return f"Already complete: {min(resumed.epoch, epochs)} of {every}.{anew}"
+        return f"Already complete: {min(resumed.epoch, epochs)} of {every}.{how}"
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"

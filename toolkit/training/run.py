@@ -50,7 +50,7 @@ class Run:
         best: A metric, such as "val_loss": the model of the epoch with its best value is kept as best.keras, as by
             `keras.callbacks.ModelCheckpoint`, which knows which metrics are to grow. None for no such model.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown of their
-            time is kept; False or 0 for none. A TensorBoard callback of your own that profiles goes before.
+            time is kept; False or 0 for none. Your own TensorBoard callback that profiles goes before.
         membership: Who takes part, and who this process is; None for what the environment says.
         chief: Whether this process, and no other, uses the run directory; None for what the membership says.
 
@@ -270,7 +270,7 @@ class Run:
         return history
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
-        """Calls a step of your own for each batch: a custom training loop, with all that `fit` does around one.
+        """Calls your own step for each batch: a custom training loop, with all that `fit` does around one.
 
             run.loop(train_step, dataset, state={"model": model, "optimizer": optimizer}, epochs=5)
 

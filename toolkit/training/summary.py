@@ -205,7 +205,7 @@ def _last_line(summary: Mapping[str, Any], directory: object) -> str:
 def write_model(model: "keras.Model", path: pathlib.Path) -> None:
     """Writes a model, whole or not at all; of a `Loop` each of its models, by its name.
 
-    Of a model that Keras can't save, such as one with a layer of the user's own without `get_config`, it writes the
+    Of a model that Keras can't save, such as one with the user's own layer without `get_config`, it writes the
     weights instead, beside `path` as model.weights.h5.
 
     Args:

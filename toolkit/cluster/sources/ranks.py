@@ -15,7 +15,7 @@ __all__ = ["MOST", "TASKS", "membership", "text", "whole"]
 
 TASKS = "TOOLKIT_TASKS"  # "chief:1,worker:2,ps:1".
 MOST = 100_000  # Tasks.
-# Below 32768, where Linux begins to hand out ports to whoever connects, and clear of what is well known.
+# Below 32768, where Linux begins to hand out ports to outgoing connections, and clear of what is well known.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 

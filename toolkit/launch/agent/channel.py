@@ -41,7 +41,7 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that whoever sends should wait, too."""
+        """Whether so much waits to be sent that the sender should wait, too."""
         return len(self._rest) > _BACKLOG
 
     @property

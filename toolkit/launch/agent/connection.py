@@ -1,4 +1,4 @@
-"""An agent as its supervisor has it: a program of its own at the end of a connection, on this machine or another."""
+"""An agent as its supervisor has it: a program at the other end of a connection, on this machine or another."""
 
 import contextlib
 import math
@@ -123,7 +123,7 @@ def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> Star
     """Returns a new agent of this machine.
 
     It never counts its supervisor as gone for its silence: that may be stopped by Ctrl-Z, and its end closes the pipe.
-    The tasks end with it at once: whoever starts the job again has nobody in the way.
+    The tasks end with it at once: a job that is started again has nobody in the way.
 
     Args:
         number: For how many tasks it is to hold ports.

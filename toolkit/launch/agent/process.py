@@ -119,7 +119,7 @@ class TaskProcess:
             return {"cpu": 0.0, "memory": 0, "computes": False, "stopped": False, "dying": dying(self.pid)}
 
     def signal(self, number: int) -> None:
-        """Signals the task itself, which knows what to do with processes of its own."""
+        """Signals the task itself, which knows what to do with its own processes."""
         if self.code is None:
             # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
             with contextlib.suppress(ProcessLookupError):

@@ -119,7 +119,7 @@ def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str,
 
 
 def _slurm(task: Task, cluster: Cluster, here: Sequence[Task]) -> dict[str, str]:
-    """What one srun for all tasks would set: an agent is a step of its own, and all of its tasks would be the first."""
+    """What one srun for all tasks would set: an agent is its own step, and all of its tasks would be the first."""
     nodes = list(dict.fromkeys(_cluster.split(cluster.address(each))[0] for each in cluster.tasks))
     total, node = len(cluster.tasks), nodes.index(_cluster.split(cluster.address(task))[0])
     numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(here).index(task), "NODEID": node}
@@ -163,7 +163,7 @@ def _gpus(
     """
     if not devices.inventory.take().gpus:
         return {}, ""
-    # Numbers of the user's own mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
+    # The user's own numbers mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
     own = "CUDA_VISIBLE_DEVICES" in environ
     order = {} if own else {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
     every = visible_gpus(environ)

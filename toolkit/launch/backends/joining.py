@@ -92,7 +92,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
         outputs: dict[str, Output] = {}
         agent = started_here(number=asked["number"], command=spec.command)
         try:
-            # Whoever asks, what runs here is what the user of this host has said.
+            # What runs here is what the user of this host has said.
             own: dict[str, Any] = {"command": list(spec.command), "environment": spec.environment}
             own["prefix"] = shlex.split(spec.prefix)
             own["call"] = base64.b64encode(work).decode()

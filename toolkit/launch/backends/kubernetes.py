@@ -70,7 +70,7 @@ def _check(spec: JobSpec) -> None:
         ("namespace", spec.namespace, spec.namespace is None or _is_name(spec.namespace), "Use a-z, 0-9 and -"),
         ("image", image, named, "Name it as `docker pull` does, best with a tag or digest"),
         ("memory", spec.memory, spec.memory is None or _QUANTITY.fullmatch(spec.memory), "Write such as 8Gi"),
-        ("volume", ", ".join(mounts), len(set(mounts)) == len(mounts), "Mount each volume at a place of its own"),
+        ("volume", ", ".join(mounts), len(set(mounts)) == len(mounts), "Mount each volume at its own place"),
     ):
         require(bool(fits), f"--{flag}={value!s:.80}", "Kubernetes doesn't take that", remedy)
     for text in (*spec.command, *spec.env, *spec.volume, spec.python or ""):

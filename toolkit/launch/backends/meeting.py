@@ -42,7 +42,9 @@ def listen(spec: JobSpec) -> socket.socket | None:
         return made
     except OSError as error:
         made.close()
-        if error.errno == errno.EADDRINUSE:  # By this job's first launcher, or by whoever says otherwise when asked.
+        if (
+            error.errno == errno.EADDRINUSE
+        ):  # By this job's first launcher, or by another program, which says otherwise when asked.
             return None
         raise LaunchError(
             asked=f"--rendezvous={spec.rendezvous} is this machine, whose launcher listens there",

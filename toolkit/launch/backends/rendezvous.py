@@ -70,7 +70,7 @@ class _Seat(ConnectedAgent):
         return time.monotonic() - self._made if self.free else self._channel.silence
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Sends what is asked for, to whoever is there, but for what that host has by itself."""
+        """Sends what is asked for, to those that are there, except for what that host has by itself."""
         if not self.free:
             super().send(kind, **{name: fact for name, fact in facts.items() if name not in _OWN})
 
@@ -220,7 +220,7 @@ class RendezvousPlace(Place):
             hello = said[0] if said and said[0]["event"] == "hello" else None
             if hello is None:
                 if channel.ended or channel.silence > _HELLO or said or channel.strange:
-                    connection.close()  # Whoever it was.
+                    connection.close()  # Not one of ours.
                 else:
                     waiting.append((connection, channel, number))
                 continue

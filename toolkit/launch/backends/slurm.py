@@ -96,7 +96,7 @@ def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs
         record: What has been begun of it; None for a new one.
 
     Returns:
-        What is kept of it.
+        Its record.
 
     Raises:
         LaunchError: Slurm isn't there, or doesn't take the job.
@@ -132,7 +132,7 @@ def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs
 
 
 def head(spec: JobSpec, job: jobs.Entry) -> str:
-    """Returns what is said of a job that was submitted."""
+    """Returns the message about a submitted job."""
     tasks, nodes = counted(sum(rooms(spec)), "task"), counted(spec.nodes, "node")
     return f"launch: Slurm job {job.slurm}, {tasks} on {nodes}; logs in {job.directory}"
 
@@ -190,7 +190,7 @@ def follow_job(
 
 
 def _submitted(command: list[str]) -> str:
-    # In a session of its own: a Ctrl-C that sbatch got, too, could leave a job behind that nobody knows.
+    # In its own session: a Ctrl-C that sbatch got, too, could leave a job behind that nobody knows.
     done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]

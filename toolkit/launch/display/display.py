@@ -58,7 +58,7 @@ class Display:
         self._live: Any = None
         self._news = threading.Condition()
         self._closing = False
-        self._gone = sys.stdout is None  # Closed by whoever started this.
+        self._gone = sys.stdout is None  # Closed by the parent process.
         if sys.stdout is not None:  # What was printed before comes before.
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
@@ -215,7 +215,7 @@ class Display:
             self._gone = True
 
     def _write(self, data: bytes) -> None:
-        if sys.stdout is not sys.__stdout__:  # A notebook's, or a test's: it has no file of its own.
+        if sys.stdout is not sys.__stdout__:  # A notebook's, or a test's: it has no file.
             with self._unless_gone():
                 sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()

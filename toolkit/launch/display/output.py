@@ -1,4 +1,4 @@
-"""A task's output: into its log file as it is, and as whole, prefixed lines to whoever watches."""
+"""A task's output: into its log file as it is, and as whole, prefixed lines to the display."""
 
 import collections
 import contextlib

@@ -103,7 +103,7 @@ def room_here(number: int) -> None:
     require(
         number <= _MOST_HERE,
         f"{number:,} tasks on this machine",
-        f"that is more than {_MOST_HERE:,}, and each is a process with a TensorFlow of its own",
+        f"that is more than {_MOST_HERE:,}, and each is a process with its own TensorFlow",
         "Start fewer",
     )
 

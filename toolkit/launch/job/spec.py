@@ -34,7 +34,7 @@ class JobSpec:
     command: tuple[str, ...]
 
     workers: int | None = _tasks(None, "workers [one for each GPU, or one]", "N", kind=int, least=0)
-    chief: bool = _tasks(False, "a chief of its own, beside the workers")
+    chief: bool = _tasks(False, "a chief in addition to the workers")
     ps: int = _tasks(0, "parameter servers", "N", least=0)
     evaluator: bool = _tasks(False, "an evaluator")
     on: str = _where(
@@ -120,7 +120,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         for each in options():
             object.__setattr__(self, each.name, each.typed(getattr(self, each.name)))
-        if self.on.startswith("ssh:@"):  # Read once, here: a launcher in a session of its own may see another file.
+        if self.on.startswith("ssh:@"):  # Read once, here: a launcher in its own session may see another file.
             object.__setattr__(self, "on", f"ssh:{','.join(read_hosts(self.on.removeprefix('ssh:@')))}")
         require(self.place in PLACES, f"--on={self.on[:80]}", "there is no such place", f"Choose {', '.join(PLACES)}")
         colon = self.place != self.on

@@ -31,7 +31,7 @@ _KEPT = 50  # Jobs that are over and still listed.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is kept of a job that was started.
+    """The entry of a job in the list of jobs.
 
     Attributes:
         id: Its id.

@@ -143,7 +143,7 @@ class Record:
 
         Args:
             error: What has ended it; None where it is done.
-            text: What is said of a job that is done.
+            text: The last message about the job.
         """
         words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
         self.add(
@@ -205,7 +205,7 @@ class Record:
             raise _unwritable(self.directory, error) from error
 
     def forget_call(self) -> None:
-        """Removes it, and what it has come to: whoever has waited for that has it."""
+        """Removes it, and what it has come to: the caller who waited for that has it."""
         with contextlib.suppress(OSError):
             (self.directory / _CALL).unlink(missing_ok=True)
             shutil.rmtree(self.directory / _RESULTS, ignore_errors=True)

@@ -94,7 +94,7 @@ class Agents:
         self._shared = False
         self._called = 0.0
         self.missing: list[Host] = []
-        # A thread of its own: a log on a disk that stands still stops nobody's signs of life.
+        # Its own thread: a log on a disk that stands still stops nobody's signs of life.
         self._over = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 

@@ -35,7 +35,7 @@ class Attempt:
     Args:
         spec: What was asked.
         crew: The tasks, not started yet.
-        received: Signals to the launcher are appended to it, by whoever made it.
+        received: The caller appends signals to the launcher to it.
         asked_for_stacks: Likewise those that ask where the tasks are.
         budget: Restarts that are left.
         back: Returns the name of a host that is to be taken in again, "" while there is none.

@@ -38,7 +38,7 @@ class Crew:
         number: The attempt's number, from 1.
         record: Keeps what happens, and knows the job's id and its directory.
         display: Where lines and messages go.
-        received: Signals to the launcher are appended to it, by whoever made it.
+        received: The caller appends signals to the launcher to it.
 
     Attributes:
         tasks: What is known of each.

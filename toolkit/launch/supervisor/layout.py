@@ -45,7 +45,7 @@ def assign(
     """Returns the cluster of the hosts that are there, and each task's host.
 
     Args:
-        counts: How many tasks of each job; workers are numbered anew where hosts are gone.
+        counts: How many tasks of each job; workers are renumbered where hosts are gone.
         hosts: All hosts, in their order.
         addresses: The address of each.
         ports: The hosts that are there, each with a port for each of its tasks; None for all hosts and any ports.

@@ -31,7 +31,7 @@ def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int],
     Args:
         spec: What is asked.
         place: Returns where it runs.
-        received: Signals to the launcher are appended to it, by whoever made it.
+        received: The caller appends signals to the launcher to it.
         record: What has been begun of it; None for a new one.
 
     Returns:

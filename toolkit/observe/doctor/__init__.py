@@ -7,7 +7,7 @@ gpus         cards, driver, libraries, and whether TensorFlow sees them
 machine      processor, limits, disks, shared memory (/dev/shm), the clock
 network      the hosts of a cluster
 data         the data sets that are there
-training     ten steps of training, run in a process of its own
+training     ten steps of training, run in its own process
 self_test    one device, two replicas and two processes, compared
 """
 

@@ -1,4 +1,4 @@
-"""Ten steps of training in a process of its own, and what they came to.
+"""Ten steps of training in its own process, and what they came to.
 
     python -m toolkit.observe.doctor.training STRATEGY REPLICAS OUT.json
 

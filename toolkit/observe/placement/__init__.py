@@ -4,7 +4,7 @@ private    hooks of TensorFlow that are not public
 names      devices as people write them
 report     where everything ran: operations, copies between devices, variables
 observing  running something once, and watching
-placing    layers of a model on devices of their own
+placing    layers of a model on their own devices
 """
 
 import lazy_loader

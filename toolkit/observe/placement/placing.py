@@ -1,4 +1,4 @@
-"""Layers of a model on devices of their own, outside of any strategy: layer-wise model parallelism."""
+"""Layers of a model on their own devices, outside of any strategy: layer-wise model parallelism."""
 
 import difflib
 import functools

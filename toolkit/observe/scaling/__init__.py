@@ -1,7 +1,7 @@
 """How a recipe's speed grows with replicas: come here to measure it at several sizes, and to learn what bounds it.
 
 verdict  the laws of Amdahl and Gustafson, and in words what bounds the speed
-running  what is to be measured, and the recipe at each size in a process of its own
+running  what is to be measured, and the recipe at each size in its own process
 """
 
 from toolkit.observe.scaling.running import ScalingRequest, measure

@@ -1,4 +1,4 @@
-"""A recipe at several sizes, each in a process of its own: what is to be measured, checked before, and measured."""
+"""A recipe at several sizes, each in its own process: what is to be measured, checked before, and measured."""
 
 import ctypes
 import dataclasses

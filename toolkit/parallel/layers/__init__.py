@@ -6,5 +6,5 @@ base          what layers have in common whose weights are sharded
 dense         ShardedDense, ShardedEinsumDense and ShardedConv2D
 embedding     ShardedEmbedding
 attention     ShardedMultiHeadAttention and ShardedGroupedQueryAttention
-kinds         which of Keras's layers have sharded ones, and layers made anew
+kinds         which of Keras's layers have sharded ones, and layers made again
 """

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _KEPT = "toolkit_kept_split"  # The collection of a function's graph that has what layers have kept split.
-_of_this_replica = threading.local()  # tf.distribute traces each replica in a thread of its own.
+_of_this_replica = threading.local()  # tf.distribute traces each replica in its own thread.
 
 
 class Counts(NamedTuple):

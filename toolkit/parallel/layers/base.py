@@ -100,7 +100,7 @@ class Sharded(Exchanging):
         if getattr(self, "lora_rank", None) or getattr(self, "quantization_mode", None):
             refuse(asked, "it is quantized, or has LoRA weights", "Leave it replicated")
         if (groups := getattr(self, "groups", 1)) > 1:
-            refuse(asked, f"it has {groups} groups, each with channels of its own", "Leave it replicated")
+            refuse(asked, f"it has {groups} groups, each with its own channels", "Leave it replicated")
 
     def _call_outside_steps(self, inputs: Any, operation: Callable) -> tf.Tensor:
         """Computes what the plain layer does, with weights gathered from all replicas."""

@@ -1,6 +1,6 @@
-"""Which of Keras's layers have sharded ones, and layers made anew with one in the place of the other.
+"""Which of Keras's layers have sharded ones, and layers made again with one in the place of the other.
 
-A layer of one's own makes the layers within it in its own code. While such a layer is made anew, what it makes of
+One's own layer makes the layers within it in its own code. While such a layer is made again, what it makes of
 Keras's classes is counted; those that are to be sharded come as the sharded class in the second of two rounds.
 """
 
@@ -19,7 +19,7 @@ from toolkit.parallel.layers.dense import ShardedConv2D, ShardedDense, ShardedEi
 from toolkit.parallel.layers.embedding import ShardedEmbedding
 from toolkit.support.wrapping import instead
 
-__all__ = ["anew", "plain_class", "plain_layer", "settings_of"]
+__all__ = ["plain_class", "plain_layer", "rebuilt", "settings_of"]
 
 _NAMED = {"name", "trainable", "dtype"}  # Every layer's own.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -89,7 +89,7 @@ def _from_its_configuration(layer: Any) -> Any:
         ) from error
 
 
-def anew(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
+def rebuilt(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
     """Returns a layer like this one without its weights, of which some are sharded.
 
     Args:

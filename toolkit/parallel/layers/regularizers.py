@@ -18,7 +18,7 @@ _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 class ShardedRegularizer(keras.regularizers.Regularizer):
     """A regularizer of a whole variable, which Keras calls in a step with one shard of it.
 
-    In a step of `fit` every replica's loss has the penalty, and in a loop of the user's own 1/replicas of it. A shard's
+    In a step of `fit` every replica's loss has the penalty, and in the user's own loop 1/replicas of it. A shard's
     gradient is summed over the groups of the mesh only: so a penalty that is a sum over elements counts 1/groups there,
     and as often as there are shards here. Any other is computed from the gathered variable, whose gradient is brought
     back.

@@ -1,7 +1,7 @@
 """What each layer of a model costs: operations, weights, activations. Nothing is computed for it.
 
 A multiplication and an addition are two operations. They are counted in TensorFlow's graph of one call of the model, so
-that layers of one's own count as Keras's do; what can't be seen there is said. Backward, a product is computed again
+that one's own layers count as Keras's do; what can't be seen there is said. Backward, a product is computed again
 for each of its factors that needs a gradient, and what is elementwise once. `tests/parallel/test_count.py` holds the
 counts against TensorFlow's profiler.
 """
@@ -92,7 +92,7 @@ def costs(model: "keras.Model", *, length: int | None = None) -> tuple[LayerCost
     """Returns the costs of each layer, in the order in which they are called.
 
     Args:
-        model: A built Keras model of any kind, which is traced. Models and layers of one's own are taken apart.
+        model: A built Keras model of any kind, which is traced. Models and one's own layers are taken apart.
         length: How long sequences are, where the model takes any length: what stands for each dimension that it leaves
             open, beside that of examples. Without it, what such layers compute isn't known.
 
@@ -118,7 +118,7 @@ def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
             working=working,
             workspace=_workspace(layer),
         )
-        # What only calls others has no costs of its own.
+        # What only calls others has no costs.
         if cost.operations != 0 or cost.parameters or cost.state or not seen.is_divided(layer):
             found.append(cost)
     return tuple(_with_sources(found, dict(seen.layers), seen))

@@ -8,7 +8,7 @@ from toolkit.parallel.plan.division import REPLICATED, SUMS, Choice, Setting, by
 
 __all__ = ["layer_memory", "memory_of", "recomputed"]
 
-_UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them compute with, in threads of their own.
+_UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them compute with, in their own threads.
 
 
 def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> dict[str, float]:

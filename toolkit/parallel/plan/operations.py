@@ -149,7 +149,7 @@ def bytes_in_loops(layer: Any, call: Call) -> int:
 
 
 def _ways(layer: Any) -> list:
-    """Returns a layer of Keras's, or the two of a bidirectional one; none of a class of one's own."""
+    """Returns a layer of Keras's, or the two of a bidirectional one; None for one's own class."""
     kind = type(layer)
     if not kind.__module__.startswith("keras."):  # It may compute anything under that name.
         return []

@@ -50,7 +50,7 @@ class Call:
 class Trace:
     """The layers of a model in the order of their first calls, and what each did.
 
-    Layers of Keras's own are taken whole, with what is in them; models and layers of one's own are taken apart.
+    Layers of Keras's own are taken whole, with what is in them; models and one's own layers are taken apart.
 
     Attributes:
         layers: (name, layer) of each; "head/fc1" is within "head". The model itself has its own name, and is there as

@@ -67,5 +67,5 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
     if saving and replicas > 1 and states == ["replicated"]:
         states = ["replicated", "sharded"]
     again = [False, True] if saving and not setting.recompute else [setting.recompute]
-    for count, parts, state, anew in itertools.product(steps, shards, states, again):
-        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=anew)
+    for count, parts, state, recompute in itertools.product(steps, shards, states, again):
+        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=recompute)

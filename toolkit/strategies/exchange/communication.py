@@ -50,7 +50,7 @@ def choose(
     if why := _lacking(gpus):
         if asked == "nccl":
             raise StrategyError(
-                asked="communication='nccl'", found=why, remedy="Leave it out, or give each replica a GPU of its own"
+                asked="communication='nccl'", found=why, remedy="Leave it out, or give each replica its own GPU"
             )
     elif asked == "auto" and here > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         why = f"{here} workers on {host} may use the same GPUs, because CUDA_VISIBLE_DEVICES isn't set"

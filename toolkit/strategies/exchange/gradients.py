@@ -63,7 +63,7 @@ def over_replicas(
     Args:
         gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
         exchange: How they are sent.
-        memories: What is kept of those that are compressed, and None for others; () where none is.
+        memories: The unsent parts of compressed gradients, and None for others; () if none is compressed.
         scale: By what they are multiplied in this step, against underflow.
     """
     if any(memories):

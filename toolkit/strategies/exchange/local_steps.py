@@ -1,6 +1,6 @@
 """Steps without an exchange: replicas train by themselves, and average what they have learnt every so many steps.
 
-Between two averages replica r makes steps of its own from the same weights x to y_r, with n_r examples. Then
+Between two averages replica r makes its own steps from the same weights x to y_r, with n_r examples. Then
 
     y = sum over r of n_r * y_r / sum over r of n_r
     d = x - y;   v = momentum * v + d;   x' = x - rate * (d + momentum * v)

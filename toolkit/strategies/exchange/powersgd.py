@@ -69,7 +69,7 @@ def sums(
 
     Args:
         gradients: Weighted gradients of variables that are compressed, of any shape.
-        memories: What this replica keeps of each; it is set anew, unless a sum isn't finite.
+        memories: What this replica keeps of each; it is replaced, unless a sum isn't finite.
         others: Tensors that are sent as they are, in float32.
         dtype: In which elements are sent; None for their own.
         scale: By what gradients are multiplied, against underflow in 16 bits, in this step.

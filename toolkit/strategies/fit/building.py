@@ -3,7 +3,7 @@
 On one device Keras lets the first step make what isn't there yet. Under a strategy it takes a batch from the data,
 calls the model on tensors without values, and so fails where a model has no `call`, as GANs have none, and takes the
 first shuffle from the data. Here the data's own description of its batches takes the place of a batch; and a
-`train_step` of the user's own makes the variables as it does on one device: it is run once on tensors without values,
+the user's own `train_step` makes the variables as it does on one device: it is run once on tensors without values,
 in which gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten.
 
 Keras has no public hook for it: `Model._maybe_symbolic_build`, which models of our strategies have of their own, and

@@ -2,7 +2,7 @@
 
 Keras 3 knows nothing of other workers. A `CallbackList` is the one object through which each call of `fit`, `evaluate`
 or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it is given
-methods of its own; others are left alone. `tests/strategies/test_fit_callbacks.py` fails when Keras changes there.
+its own methods; others are left alone. `tests/strategies/test_fit_callbacks.py` fails when Keras changes there.
 """
 
 import functools
@@ -170,7 +170,7 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
     if _some_read_weights(callbacks):  # Callbacks of the chief's alone may save.
         take_snapshots(variables_of(model))
     original(callbacks, *args, **kwargs)
-    # Whoever goes on finds what the chief's callbacks have written; and all stop together.
+    # The processes that go on find what the chief's callbacks have written; and all stop together.
     model.stop_training = bool(_largest(model, bool(model.stop_training)))
 
 
@@ -188,7 +188,7 @@ def _largest(model: Any, value: int) -> int:
 
 
 def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback has anything of the user's own done about a batch, which may end an epoch on one worker.
+    """Whether a callback does anything of the user's own about a batch, which may end an epoch on one worker.
 
     Workers then ask one another after each batch, which takes one or two milliseconds; others' steps cost nothing.
     """

@@ -28,6 +28,6 @@ def export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: 
         if together and not is_chief(strategy):  # The directory is everybody's; to trace, all have what one has.
             filepath = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-")), "exported")
         result = original(model, filepath, *args, **kwargs)
-    if together:  # Whoever goes on may load it.
+    if together:  # The processes that go on may load it.
         extremes(strategy, np.array([0], np.int64))
     return result

@@ -1,7 +1,7 @@
 """Activations that are computed again in the backward pass, instead of being kept until then: `keras.RematScope`.
 
 Keras leaves it to `tf.recompute_grad`, which takes no keyword arguments in a graph, where Keras always gives one
-(`training`), and which draws dropout anew. Here the second computation sees what the first one saw: the values that
+(`training`), and which draws dropout again. Here the second computation sees what the first one saw: the values that
 seeds and statistics had before it, Keras's masks, and the mixed precision and the mode of training that it was called
 in. It imports TensorFlow, and is imported where that is wanted.
 """

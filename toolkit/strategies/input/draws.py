@@ -15,7 +15,7 @@ from toolkit.strategies.input.batch_split import without_options
 
 __all__ = ["Draw", "draws_of", "in_the_order_of_threads", "other_in_each_process"]
 
-# Operations that draw from a state of their own or from a generator's, and that set a variable, as Keras's layers do.
+# Operations that draw from their own state or from a generator's, and that set a variable, as Keras's layers do.
 _DRAWS = re.compile(
     r"(Random(Uniform(Int)?|StandardNormal|Shuffle(V2)?|Poisson(V2)?|Gamma)|TruncatedNormal|ParameterizedTruncatedNormal"
     r"|Multinomial|SampleDistortedBoundingBox(V2)?|Stateful(Uniform|UniformInt|UniformFullInt|StandardNormal(V2)?"

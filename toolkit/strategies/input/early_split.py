@@ -5,7 +5,7 @@ device's. What costs is rarely the reading: it is the functions that `map` calls
 
     files.shuffle(1000).map(decode).batch(64).prefetch(2)
 
-is made anew with batches of what comes before `map`: each worker calls `decode` for its own share only. The examples
+is made again with batches of what comes before `map`: each worker calls `decode` for its own share only. The examples
 are the same, because a function is moved only where it has no state: random numbers, variables and Python stay where
 they are. TensorFlow's datasets don't say in public what they are made of; `tests/strategies/test_early_split.py` says
 so when that changes, and then everybody decodes everything.

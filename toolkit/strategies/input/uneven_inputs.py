@@ -1,4 +1,4 @@
-"""Uneven inputs, joined: where each worker reads data of its own, an epoch ends for all with the shortest."""
+"""Uneven inputs, joined: where each worker reads its own data, an epoch ends for all with the shortest."""
 
 import logging
 from collections.abc import Iterator

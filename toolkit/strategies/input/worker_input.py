@@ -18,7 +18,7 @@ from toolkit.strategies.processes.agreement import extremes, process_index, proc
 
 __all__ = ["ReadsShares"]
 
-_READ_AHEAD = 2  # Batches, where TensorFlow has no thread of its own that brings them to devices.
+_READ_AHEAD = 2  # Batches, where TensorFlow has no thread that brings them to devices.
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -26,7 +26,7 @@ class ReadsShares:
     """Goes before TensorFlow's class of a strategy of several processes.
 
     Attributes:
-        first_batch: That of the data which Keras's loop was given last; None where each worker has data of its own.
+        first_batch: That of the data which Keras's loop was given last; None where each worker has its own data.
     """
 
     first_batch: FirstBatch | None = None
@@ -110,5 +110,5 @@ class ReadsShares:
             raise StrategyError(
                 asked="every worker is to read the whole data set, and to keep its share of each batch",
                 found=f"the workers' data have different lengths, such as {lowest} and {highest} batches",
-                remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has data of its own",
+                remedy="Give all workers the same data, or set AutoShardPolicy.OFF where each has its own data",
             )

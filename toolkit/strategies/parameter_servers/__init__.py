@@ -11,7 +11,7 @@ tables     large tables of which a step pulls and pushes a few rows
 variables  a model's variables, by what a step does with them, and a step's own copy
 pushes     what a step assigns, sent to the ps
 worker_step  a step: pull, compute, push
-updates    of variables that are sharded, in a step and in a loop of the user's own
+updates    of variables that are sharded, in a step and in the user's own loop
 whole_metrics  metrics whose state is no sum
 functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from

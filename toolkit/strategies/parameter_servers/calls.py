@@ -108,10 +108,12 @@ class Calls:
         scalars = _on_chief(np.int64(items[0] if stream.kind == "numbered" else 0)), _on_chief(np.int64(second))
         sent = [leaf for item in items for leaf in item] if stream.kind == "sent" else []
 
-        def call(anew: bool) -> Any:
+        def call(restarted: bool) -> Any:
             for index, value in self._counters.branched_after(since).items():  # Known when others' steps are done.
                 counters[index] = _on_chief(value)
-            own = [stream.iterator(private.worker_index(), anew=anew)] if stream.kind == "per worker" else sent
+            own = (
+                [stream.iterator(private.worker_index(), restarted=restarted)] if stream.kind == "per worker" else sent
+            )
             return run(*scalars, counters, own)
 
         return call

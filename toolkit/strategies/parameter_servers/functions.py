@@ -118,7 +118,7 @@ def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Seq
 class _BuildingStep:
     """A step that is traced, and never run, so that optimizers that a step is the first to use have their variables.
 
-    Keras makes those of the optimizer that a model was compiled with. A `train_step` of the user's own may keep others.
+    Keras makes those of the optimizer that a model was compiled with. The user's own `train_step` may keep others.
     """
 
     def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
@@ -218,7 +218,7 @@ def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -
 def single_replica(strategy: Any) -> Iterator[None]:
     """While entered, a function is traced as the one replica of a step.
 
-    `strategy.run` would give the replica a thread of its own, and `merge_call`, in which updates are applied, would go
+    `strategy.run` would give the replica its own thread, and `merge_call`, in which updates are applied, would go
     back to the first thread. Keras's scopes are thread-local: a `StatelessScope` with the step's copies that is entered
     in the replica's thread isn't seen in the other.
     """

@@ -110,7 +110,7 @@ class Cell(StandIn):
         self.shape = value.shape
         self.dtype = value.dtype
         self.send: Callable[[tf.Tensor, tf.Tensor], Any] | None = None
-        # A name of its own for each step that is traced: a worker runs one after another, so that none shares it.
+        # A separate name for each step that is traced: a worker runs one after another, so that none shares it.
         self.handle = tf.raw_ops.VarHandleOp(
             dtype=value.dtype, shape=value.shape, shared_name=f"toolkit_cell_{next(_numbers)}"
         )

@@ -1,4 +1,4 @@
-"""A variable whose rows are sharded over several ps, and which is whole for whoever reads it.
+"""A variable whose rows are sharded over several ps, and which is whole to its readers.
 
 TensorFlow's own ShardedVariable breaks in Keras 3: a gradient tape asks it for the one handle that it
 doesn't have, and an optimizer can't update it.
@@ -82,7 +82,7 @@ class ServerShardedVariable:
 
     @property
     def handle(self) -> tf.Tensor:
-        """What gradient tapes take for this variable, in a loop of the user's own: one tensor in each function."""
+        """What gradient tapes take for this variable, in the user's own loop: one tensor in each function."""
         graph = tf.compat.v1.get_default_graph()
         within = graph
         while within is not None:

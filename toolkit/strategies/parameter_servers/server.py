@@ -95,7 +95,7 @@ def _serve(cluster: Cluster, task: Task) -> NoReturn:
         del server
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(128 + received[0] if received else 0)  # TensorFlow's server has no end of its own.
+        os._exit(128 + received[0] if received else 0)  # TensorFlow's server never ends by itself.
 
 
 def _config(task: Task) -> Any:

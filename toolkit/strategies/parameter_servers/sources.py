@@ -82,15 +82,15 @@ class Stream:
         flat = [_of_any_size(spec) for spec in tf.nest.flatten(self.element_spec)]
         return [flat[index] for _ in range(count) for index in self.present]
 
-    def iterator(self, worker: int, *, anew: bool) -> Any:
+    def iterator(self, worker: int, *, restarted: bool) -> Any:
         """Returns a worker's iterator, made on it; call it where operations run there.
 
         Args:
             worker: The worker's index.
-            anew: Whether the worker may be another process than before.
+            restarted: Whether the worker may be another process than before.
         """
         make, iterators = self.facts
-        if anew or worker not in iterators:
+        if restarted or worker not in iterators:
             iterators[worker] = iter(make(worker))
         return iterators[worker]
 
@@ -133,7 +133,7 @@ class Stream:
             count: The number of shares.
 
         Raises:
-            StrategyError: Each worker reads data of its own.
+            StrategyError: Each worker reads its own data.
         """
         if self.kind == "per worker":
             raise StrategyError(

@@ -28,7 +28,7 @@ _BY_ELEMENT = {getattr(keras.optimizers, name).update_step for name in _OPTIMIZE
 
 
 class LocalTable(LocalValue):
-    """A table on the ps, in a step: whoever looks rows up gets those alone; whoever reads it gets the whole.
+    """A table on the ps, in a step: a lookup gets its rows alone, and a read gets the whole table.
 
     Args:
         value: The `tf.Variable` or `ServerShardedVariable`.

@@ -1,4 +1,4 @@
-"""Updates of variables that are sharded over several ps: in our steps, and in a loop of the user's own."""
+"""Updates of variables that are sharded over several ps: in our steps, and in the user's own loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def adapt_updates(strategy: Any) -> None:
         result = None
         for index, shard in enumerate(shards_of(var)):
             given = tuple(_rows(var, value, index) for value in args)
-            if step is None and isinstance(var, ServerShardedVariable):  # In a loop of the user's own.
+            if step is None and isinstance(var, ServerShardedVariable):  # In the user's own loop.
                 with _ShardScope(var, index):
                     result = original(shard, fn, given, kwargs, group)
             elif step is None:

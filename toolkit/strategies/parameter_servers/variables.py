@@ -121,7 +121,7 @@ def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> 
     table = None if scope is None else scope.values.get(id(x))
     if isinstance(table, LocalTable):
         return table.lookup(tf.convert_to_tensor(indices))
-    if table is None and isinstance(held, ServerShardedVariable):  # In a loop of the user's own.
+    if table is None and isinstance(held, ServerShardedVariable):  # In the user's own loop.
         if held.trainable:
             private.accessed(held)
         return Rows(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
@@ -237,7 +237,7 @@ class Variables:
 
 
 def _is_table(variable: Any) -> bool:
-    """Whether rows of a variable may be looked up, and the whole is worth a message of its own."""
+    """Whether rows of a variable may be looked up, and the whole is worth its own message."""
     dtype = tf.as_dtype(variable.dtype)
     size = math.prod(variable.shape) * dtype.size
     return bool(variable.trainable) and dtype.is_floating and len(variable.shape) == 2 and size > _SMALL

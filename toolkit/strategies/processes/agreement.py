@@ -117,7 +117,7 @@ def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """
     if processes(strategy) > 1:
         with tf.device("CPU:0"):
-            # The barrier has a group of its own: in the group of the sums, a process that is at the barrier would have
+            # The barrier has its own group: in the group of the sums, a process that is at the barrier would have
             # its value added into a sum in which another process still is.
             tf.raw_ops.CollectiveReduceV2(
                 input=[1.0],

@@ -1,8 +1,8 @@
 """Files that every worker of a script writes under the same name: each is whole at any moment.
 
 Every worker of an unmodified script calls `model.save`, or saves a `tf.train.Checkpoint`, with the same path. Written
-in place, they would write into each other's files. Each writes them, although they write the same: whoever goes on may
-read them at once, and a worker that left it to the chief could read older ones, or have a disk of its own.
+in place, they would write into each other's files. Each worker writes them, although all write the same: it may read
+them at once, and if it left them to the chief, it could read older ones, or have its own disk.
 """
 
 import contextlib

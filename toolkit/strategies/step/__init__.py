@@ -19,5 +19,5 @@ accumulation  gradients of several steps, added up by each replica for itself an
 routes        which gradients are still to be exchanged, where a tape has exchanged some
 loss_scale    losses that are scaled, and steps that overflow
 optimizer     `apply`: gradients are summed over replicas, then each does what one device does
-tape          gradients that a step of the user's own sees: those of the whole batch
+tape          gradients that the user's own step sees: those of the whole batch
 """

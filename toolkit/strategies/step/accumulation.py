@@ -39,7 +39,7 @@ class _Adding:
     Attributes:
         waits: For each variable, whether its gradients are still those of this replica.
         total: Whether they are all replicas', of which each has added its part.
-        memories: What is kept of each gradient that is compressed.
+        memories: The unsent part of each compressed gradient.
     """
 
     waits: list[bool]

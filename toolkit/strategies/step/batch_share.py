@@ -4,7 +4,7 @@ Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A scr
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
 and its gradient is sum over r of w_r * g_r. So a loss stays l_r, `optimizer.apply` multiplies gradients by w_r and
 all-reduces (`reduced` in `step/routes.py`), and in a step of `fit` a strategy says that there is one replica, so that
-nobody divides a loss by their number. A loop of the user's own around `strategy.run` sums, as TensorFlow's guides have
+nobody divides a loss by their number. The user's own loop around `strategy.run` sums, as TensorFlow's guides have
 it.
 
 A loss that Keras divides by the replica's own sum of weights or mask, d_r, becomes l_r * (d_r / sum over r of d_r) /
@@ -52,7 +52,7 @@ class Known:
     Attributes:
         exchanged: Gradients that are the same on every replica.
         shards: Those of variables of which each replica has a shard, by replica and the variables' ids: parts of one.
-        drawn: Seeds by which each replica draws numbers of its own.
+        drawn: Seeds by which each replica draws its own numbers.
     """
 
     exchanged: list[tf.Tensor] = dataclasses.field(default_factory=list)

@@ -48,7 +48,7 @@ def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainabl
 
 
 def _apply_finite(original: Callable, *args: Any) -> None:
-    """What a LossScaleOptimizer does where gradients are finite, in a thread of its own for each replica."""
+    """What a LossScaleOptimizer does where gradients are finite, in its own thread for each replica."""
     if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
         original(*args)
         return

@@ -8,7 +8,7 @@ device, with the same numbers on every replica: whether they are finite, the nor
 accumulated; and each replica updates its own copies of the variables, so that nothing has to meet inside a branch.
 
 Gradients of shards stay where they are. The others may be sent in 16 bits and in packs, the last layers' first. In a
-step of `fit` each counts by its replica's share of the examples; in a loop of the user's own they are summed, as
+step of `fit` each counts by its replica's share of the examples; in the user's own loop they are summed, as
 TensorFlow's guides have it.
 
 There is no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
@@ -56,7 +56,7 @@ def adapt_optimizers() -> None:
     """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing.
 
     `apply` and `build` are wrapped, and no methods of objects as the others are: an optimizer that is on no model, as
-    in a loop of one's own, would else be a replica's own, and silently.
+    in one's own loop, would else be a replica's own, and silently.
     """
     wrap(keras.optimizers.Optimizer, "build", _build)
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
@@ -221,7 +221,7 @@ def reduced(
         later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
         weighted: The numbers of those that are weighted by this replica's share already, as of a scaled loss.
         alike: The numbers of those that all replicas have alike already.
-        memories: What is kept of each gradient that is compressed, None for others; () where none is.
+        memories: The unsent part of each compressed gradient, None for others; () if none is compressed.
         scale: By what gradients are multiplied in this step.
     """
     strategy, share = tf.distribute.get_strategy(), batch_share.current()
@@ -286,7 +286,7 @@ def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable
 @functools.lru_cache(maxsize=4)
 def _say_exchanged(strategy: Any) -> None:  # noqa: ARG001 - Once for each.
     _LOG.warning(
-        "Gradients are exchanged in each step of a loop of your own: replicas train by themselves in fit only, and "
+        "Gradients are exchanged in each step of your own loop: replicas train by themselves in fit only, and "
         "LocalSteps has no effect here"
     )
 

@@ -94,7 +94,7 @@ def _busiest(optimizers: Sequence[Any]) -> Any:
 
 
 class _FromStep:
-    """Takes the place of a `Model.train_function`, and has it made anew after so many steps."""
+    """Takes the place of a `Model.train_function`, and has it made again after so many steps."""
 
     def __init__(self, model: keras.Model, make: Callable[[], Any], start: int) -> None:
         self._model, self._start, self._function = model, start, model.train_function

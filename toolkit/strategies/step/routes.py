@@ -1,6 +1,6 @@
 """Which gradients an optimizer is given that are still to be exchanged, where a tape has exchanged some.
 
-In a step of the user's own a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
+In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
 what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
 
 - known: nothing that differs between replicas. It stays as it is.
@@ -31,7 +31,7 @@ class Routes:
     Attributes:
         known: Those that all replicas have alike.
         drawn: Those that differ by random numbers only.
-        weighted: Those that are parts of a sum already: of a scaled loss, or in a loop of the user's own.
+        weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
     """
 
     known: frozenset[int] = frozenset()

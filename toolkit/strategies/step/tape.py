@@ -1,4 +1,4 @@
-"""Gradients of all replicas, as `tf.GradientTape.gradient` returns them in a step of the user's own, in `fit`.
+"""Gradients of all replicas, as `tf.GradientTape.gradient` returns them in the user's own step, in `fit`.
 
 What a `train_step` does with gradients before `optimizer.apply` it does with those of the whole batch: clips them by a
 norm, adds noise, adds them up, or goes up their slope for a moment. Replica r's are multiplied by its share w_r and
@@ -133,7 +133,7 @@ def _is_variable(each: Any) -> bool:
 
 
 def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
-    """Returns the sums of all replicas' gradients in a loop of the user's own; see `strategies.batch_gradients`."""
+    """Returns the sums of all replicas' gradients in the user's own loop; see `strategies.batch_gradients`."""
     grads, count = list(gradients), collectives.replica_id_and_count()[1]
     if count == 1 or batch_share.current() is not None:  # In `fit` a tape has exchanged them.
         return grads

@@ -1,7 +1,7 @@
 """A `train_step` or `test_step` on several replicas: it knows its replica's share, and its logs are the whole batch's.
 
 In a step each replica sees its own metrics and its own share of the batch only, and Keras takes the mean of what the
-replicas return. Here, whatever of it is the result of a metric is computed anew from the sums of all replicas, which
+replicas return. Here, whatever of it is the result of a metric is computed again from the sums of all replicas, which
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
 """
 
@@ -141,7 +141,7 @@ def _known_to_all(logs: Any) -> Any:
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives each replica draws of its own: its copy of a generator's state is the others', and so would noise be."""
+    """Gives each replica its own draws: its copy of a generator's state is the others', and so would noise be."""
     seed = original(generator, *args, **kwargs)
     replica = collectives.own_id()
     if not tf.is_tensor(seed):
@@ -169,7 +169,7 @@ class _Result(NamedTuple):
 def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
     """While entered by a replica, notes which tensors are results of a model's metrics, by the tensors' ids.
 
-    A train_step may return them under names of its own, and beside others.
+    A train_step may return them under its own names, and beside others.
     """
     noted: dict[int, _Result] = {}
     metrics = [metric for metric in model.metrics if isinstance(metric, keras.Metric)]

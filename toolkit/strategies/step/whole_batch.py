@@ -81,7 +81,7 @@ def _replace(compiled: Any) -> None:
 
 
 class WholeShare(Share):
-    """The share of whoever has the whole batch.
+    """The share of a process that has the whole batch.
 
     Args:
         note: Takes metrics whose state isn't a sum; None where nobody asks for them.

@@ -29,14 +29,14 @@ def check_equal_weights(model: keras.Model) -> None:
     """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
 
     Training would go on without a word where they differ. Of a sharded variable each worker holds
-    shards of its own, which are compared with those of other groups, where there are any.
+    its own shards, which are compared with those of other groups, where there are any.
 
     Raises:
         StrategyError: On every worker, where any two differ.
     """
     variables: list[Any] = []
     sharded: list[Any] = []
-    # Replicas that train by themselves have optimizers of their own until an epoch's end, in which a run may go on.
+    # Replicas that train by themselves have their own optimizers until an epoch's end, in which a run may go on.
     alike = variables_of(model) if options_of(model.distribute_strategy).local is None else model.variables
     for variable in alike:
         (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)

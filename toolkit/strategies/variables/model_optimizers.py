@@ -1,4 +1,4 @@
-"""The optimizers of a model: Keras's own, and those that one with a `train_step` of its own keeps, such as a GAN."""
+"""The optimizers of a model: Keras's own, and those that one with its own `train_step` keeps, such as a GAN."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["is_built", "optimizers_of", "trained_by", "variables_of"]
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Returns the optimizers among a model's attributes, of which the one that it was compiled with is the first.
 
-    Those in lists, dicts and objects of the user's own, such as a trainer, are among them.
+    Those in lists, dicts and the user's own objects, such as a trainer, are among them.
     """
     kept: list[Any] = []
     for value in (getattr(model, "optimizer", None), *vars(model).values()):
@@ -22,7 +22,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 
 def _is_helper(value: Any) -> bool:
-    """Whether it is an object of a class of the user's own that is no part of Keras's or TensorFlow's."""
+    """Whether it is an object of a class that is neither Keras's nor TensorFlow's."""
     ours = ("builtins", "keras", "tensorflow", "numpy", "toolkit", "types")
     known = any(kind.__module__.partition(".")[0] in ours for kind in type(value).__mro__[:-1])
     return hasattr(value, "__dict__") and not known

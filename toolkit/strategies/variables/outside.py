@@ -80,7 +80,7 @@ def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
 
 
 def holds_variables(strategy: tf.distribute.Strategy) -> bool:
-    """Whether variables of its own are needed for training under it: replicas' copies, or on parameter servers."""
+    """Whether its own variables are needed for training under it: replicas' copies, or on parameter servers."""
     return mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
 
 

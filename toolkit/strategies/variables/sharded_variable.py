@@ -1,6 +1,6 @@
 """A variable of which each replica of a group holds a shard; read, saved and set it is whole.
 
-Under tf.distribute each replica has a copy of its own of every variable. Nothing says that the copies must be equal:
+Under tf.distribute each replica has its own copy of every variable. Nothing says that the copies must be equal:
 here each holds its shard, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
 `save`, `get_weights`, checkpoints and another number of replicas know nothing of shards.
 """

@@ -107,7 +107,7 @@ def make_in_scope(optimizer: Any, make: Callable[[], Any]) -> Any:
         with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
             return make()
 
-    # A loop of the user's own may be the first to use an optimizer, in a replica of a step.
+    # The user's own loop may be the first to use an optimizer, in a replica of a step.
     return inside() if tf.distribute.in_cross_replica_context() else outside(inside)
 
 

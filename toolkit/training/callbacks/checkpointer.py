@@ -289,5 +289,5 @@ def _check_finite(
 def _finite(array: np.ndarray) -> bool:
     if array.dtype.kind in "biuS":
         return True
-    # bfloat16 and float8 are kinds of their own.
+    # bfloat16 and float8 are their own kinds.
     return bool(np.isfinite(array if array.dtype.kind in "fc" else array.astype(np.float32)).all())

@@ -24,8 +24,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 class CallbackState:
     """Saves and restores what callbacks count in attributes: plain values, arrays, or lists and dicts of them.
 
-    Only what has changed since training began counts: what a constructor was given is the user's, and may be given
-    anew when a run is resumed. What a callback holds besides (functions, files, models) was given to it, or is made
+    Only what has changed since training began counts: what a constructor was given is the user's, and may differ
+    when a run is resumed. What a callback holds besides (functions, files, models) was given to it, or is made
     again when training begins. An attribute that changes during training and is none of these can't be saved: the
     callback is then named, once.
 

@@ -80,7 +80,7 @@ def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple
             raise CheckpointError(
                 asked=f"the checkpoint is to be restored into model {model.name!r}",
                 found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
-                remedy="Resume with the model and optimizer that the run was started with, or train anew: remove the "
+                remedy="Resume with the model and optimizer that the run was started with, or train again: remove the "
                 "run's directory or name another",
             )
     return variables, saved
@@ -170,7 +170,7 @@ def _variables(model: "keras.Model") -> dict:
 
     # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
     # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
-    optimizers = _optimizers(model)  # None in a loop of the user's own that updates weights by itself.
+    optimizers = _optimizers(model)  # None in the user's own loop that updates weights by itself.
     if is_built(model) and len(optimizers) == 1 and not optimizers[0].built:
         with model.distribute_strategy.scope():
             optimizers[0].build(model.trainable_variables)

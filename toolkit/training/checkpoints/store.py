@@ -10,7 +10,7 @@ that is written again is renamed aside meanwhile, and still found there: no mome
     DIRECTORY/.writing-NAME     not finished: removed by the next `save`
               .replaced-NAME    the earlier NAME, which counts until there is a new one
               .removing-NAME    no longer wanted
-              damaged-NAME      found damaged, and kept for whoever wants to look
+              damaged-NAME      found damaged, and kept for inspection
 """
 
 import contextlib

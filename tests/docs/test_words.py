@@ -1,0 +1,45 @@
+"""Words of stiff English, of which each has a plain one: in the manual, in messages, docstrings and comments."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    *(page for page in (ROOT / "docs").rglob("*.md") if "generated" not in page.parts),
+]
+SOURCES = [path for folder in ("toolkit", "recipes", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+INSTEAD = {
+    r"anew": "again",
+    r"whoever|whomever": "the program, user or task that is meant",
+    r"wherefrom|wherein|thereof|therein": "from which, in which",
+    r"an? [\w`.-]+ of (its|their|one's|the user's|your) own": "its own ...",
+    r"(what|which) is (said|kept) of": "the thing that is meant",
+    r"which (is said|says so)": "a message says so",
+    r"which has which": "the thing that is meant",
+}
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_plain_word_is_used(path):
+    text = " ".join(path.read_text(encoding="utf-8").split())
+    found = {
+        match[0]: plain
+        for word, plain in INSTEAD.items()
+        for match in re.finditer(rf"\b({word})\b", text, re.IGNORECASE)
+    }
+    assert not found, f"{path}: write {found}"
+
+
+LONGEST = 30  # Words of a sentence of the manual.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page):
+    text = re.sub(r"```.*?```|<!--.*?-->|^[|#%].*?$|^    .*?$", "\n\n", page.read_text("utf-8"), flags=re.S | re.M)
+    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text)
+    sentences = [" ".join(each.split()) for block in blocks for each in re.split(r"(?<=[.:;?!)])\s", block)]
+    long = [each for each in sentences if len(each.split()) > LONGEST]
+    assert not long, long
