@@ -37,15 +37,23 @@ _LATENCY = 50.0  # Microseconds: a small message through TCP inside a data centr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     parser.add_argument("model", metavar="MODEL", help="name, module:function or .keras file")
-    where = parser.add_argument_group("where it is to train")
+    where = parser.add_argument_group("where it will train")
     where.add_argument("--replicas", type=int, default=2, metavar="N", help="replicas in all [2]")
     where.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts that they are on [1]")
-    where.add_argument("--bandwidth", metavar="1Gbit", help="between hosts, each way; needed where there are several")
     where.add_argument(
-        "--inside", default=None, metavar="12GB", help=f"between replicas of a host, bytes a second [{_INSIDE}]"
+        "--bandwidth",
+        metavar="RATE",
+        help="network bandwidth between hosts in each direction, such as 1Gbit; needed with --hosts",
     )
     where.add_argument(
-        "--latency", type=float, default=_LATENCY, metavar="US", help=f"microseconds of a message [{_LATENCY:g}]"
+        "--inside", default=None, metavar="RATE", help=f"bytes a second between replicas of one host [{_INSIDE}]"
+    )
+    where.add_argument(
+        "--latency",
+        type=float,
+        default=_LATENCY,
+        metavar="US",
+        help=f"latency of one message, in microseconds [{_LATENCY:g}]",
     )
     where.add_argument(
         "--overlap",
@@ -65,8 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speed.add_argument(
         "--measure", action="store_true", help="measure devices, and the network between them, on this machine"
     )
-    what = parser.add_argument_group("how it is to train")
-    what.add_argument("--length", type=int, metavar="L", help="of sequences, where the model takes any length")
+    what = parser.add_argument_group("training settings")
+    what.add_argument("--length", type=int, metavar="L", help="length of sequences, for models that accept any length")
     what.add_argument(
         "--global_batch_size", type=int, metavar="B", help="examples per step, over all replicas [64 for each]"
     )
@@ -74,13 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gradient_dtype", choices=DTYPES, default="float32", help="communication dtype of gradients [float32]"
     )
     what.add_argument(
-        "--gradient_rank", type=int, metavar="R", help="PowerSGD sends factors of so many columns [whole gradients]"
+        "--gradient_rank", type=int, metavar="R", help="predict for PowerSGD with this rank [whole gradients]"
     )
     what.add_argument(
         "--activation_dtype", choices=DTYPES, default="float32", help="communication dtype of activations [float32]"
     )
     what.add_argument(
-        "--memory", metavar="8GB", help="memory of each replica; the plan is the fastest that fits into it"
+        "--memory",
+        metavar="SIZE",
+        help="memory of each replica, such as 8GB; the plan is the fastest that fits into it",
     )
     what.add_argument(
         "--shards",
@@ -88,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="replicas that together hold one copy of the sharded layers [the fastest]",
     )
-    what.add_argument("--shard_optimizer", action="store_true", help="each replica keeps its part of the slots")
+    what.add_argument(
+        "--shard_optimizer", action="store_true", help="split the optimizer's state (its slots) over replicas"
+    )
     what.add_argument(
         "--slots",
         type=int,
@@ -96,7 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the optimizer keeps for each weight: momentum 1, Adam 2 [as the model is compiled, or 1]",
     )
     shown = parser.add_argument_group("what is shown")
-    shown.add_argument("--most", type=int, metavar="N", help="simulate up to so many replicas [--replicas]")
+    shown.add_argument(
+        "--most", type=int, metavar="N", help="also predict for up to N replicas [the value of --replicas]"
+    )
     shown.add_argument("--save", metavar="FILE", help="write the plan as JSON, for toolkit.parallel.Plan.load")
     shown.add_argument("--chart", metavar="FILE", help="draw time and speed-up against replicas: .png or .svg")
     shown.add_argument("--json", action="store_true", help="print the plan as JSON instead")

@@ -34,18 +34,18 @@ class JobSpec:
     command: tuple[str, ...]
 
     workers: int | None = _tasks(None, "workers [one for each GPU, or one]", "N", kind=int, least=0)
-    chief: bool = _tasks(False, "a chief in addition to the workers")
+    chief: bool = _tasks(False, "start a chief as well as the workers")
     ps: int = _tasks(0, "parameter servers", "N", least=0)
     evaluator: bool = _tasks(False, "an evaluator")
     on: str = _where(
         "local", "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]", "PLACE"
     )
     env: tuple[str, ...] = _where((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]")
-    log_dir: str | None = _shown(None, "in it, the job makes a directory for its logs [runs]", "DIR")
+    log_dir: str | None = _shown(None, "the job creates a directory for its logs in this one [runs]", "DIR")
     show: tuple[str, ...] = _shown(
         (), "show this task's lines here, all or none [the chief's, or the first worker's]; may be repeated", "TASK"
     )
-    native_logs: bool = _shown(False, "show TensorFlow's own start-up notes too, which the logs have")
+    native_logs: bool = _shown(False, "show TensorFlow's start-up messages too; the log files always have them")
     prefix: str = _more("", "a command before each task's, such as 'numactl --cpunodebind=0'", "CMD")
     snapshot: bool = option(
         False,
@@ -56,20 +56,20 @@ class JobSpec:
     max_restarts: int = option(
         0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
     )
-    start_timeout: float = _anywhere(300.0, "seconds to wait for one another [300]", "S", least=0)
+    start_timeout: float = _anywhere(
+        300.0, "seconds for which tasks wait for each other at the start [300]", "S", least=0
+    )
     heartbeat_timeout: float = _anywhere(
         status.SECONDS_OF_SILENCE,
-        "treat a task as lost after this many seconds without a heartbeat, or stopped by a signal "
+        "treat a task as lost after S seconds without a heartbeat, or suspended by a signal such as SIGSTOP "
         f"[{status.SECONDS_OF_SILENCE:g}]",
         "S",
         least=1,
         most=3600,
     )
-    stall_timeout: float = _more(
-        1800.0, "end the job after so many seconds without progress; 0: never [1800]", "S", least=0
-    )
+    stall_timeout: float = _more(1800.0, "end the job after S seconds without progress; 0: never [1800]", "S", least=0)
     grace: float = _more(15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "S", least=0)
-    as_is: bool = _more(False, "don't replace TensorFlow's strategies by the toolkit's in a script")
+    as_is: bool = _more(False, "don't replace TensorFlow's strategies in a script with the toolkit's")
     open_network: bool = option(
         False,
         "allow public addresses; use it only if a firewall guards the ports",
@@ -79,7 +79,12 @@ class JobSpec:
     cluster: str | None = _here(None, "start this machine's tasks of a tf_configs/ file", "FILE")
     task: tuple[str, ...] = _here((), "with --cluster: start just this one, such as worker:0; may be repeated", "TASK")
     nodes: int = option(
-        1, "hosts of a rendezvous, or nodes of Slurm's [1]", "N", group="where", places=("local", "slurm"), least=1
+        1,
+        "number of hosts (--rendezvous) or of Slurm nodes [1]",
+        "N",
+        group="where",
+        places=("local", "slurm"),
+        least=1,
     )
     rendezvous: str | None = option(
         None, "where hosts meet; run the same command on each", "HOST:PORT", group="where", places=("local",)
@@ -89,7 +94,7 @@ class JobSpec:
     copy_to: str | None = _ssh(None, "copy this directory there by rsync first, and run in the copy", "DIR")
     python: str | None = option(
         None,
-        "Python interpreter on each host [this one's path] or in the image [python]",
+        "Python interpreter on each host [the path of this one]; for Kubernetes in the image [python]",
         "PATH",
         group="ssh",
         places=("ssh", "kubernetes"),
@@ -97,17 +102,21 @@ class JobSpec:
     ssh_config: str | None = _ssh(None, "for ssh -F [the user's own]", "FILE")
     min_workers: int = _ssh(0, "continue with N or more workers when hosts are lost [all]", "N", least=0)
     tasks_per_node: int | None = _slurm(None, "tasks on each node [one for each GPU asked for]", "N", kind=int, least=1)
-    gpus_per_node: int = _slurm(0, "GPUs of each node: a task for each, or as --tasks_per_node says [0]", "N", least=0)
+    gpus_per_node: int = _slurm(
+        0, "GPUs of each node; one task for each, unless --tasks_per_node is given [0]", "N", least=0
+    )
     gpus_per_task: int = _cluster(0, "GPUs of each task that trains [0]", "N", least=0)
     cpus_per_task: str | None = _cluster(None, "cores of each task [one, or one for each of its GPUs]", "N")
     time: str | None = _slurm(
         None, "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]", "TIME"
     )
-    notice: int = _slurm(120, "seconds before the limit in which tasks write a checkpoint [120]", "S", least=1)
+    notice: int = _slurm(120, "tell tasks S seconds before the time limit to write a checkpoint [120]", "S", least=1)
     partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME")
     account: str | None = _slurm(None, "account to charge [your default]", "NAME")
     setup: tuple[str, ...] = _slurm((), "a line before the job: 'module load cuda'; may be repeated", "LINE")
-    sbatch: tuple[str, ...] = _slurm((), "more for sbatch; --qos, --mem and the like work too", "NAME[=VALUE]")
+    sbatch: tuple[str, ...] = _slurm(
+        (), "another option of sbatch; --qos, --mem and so on work directly", "NAME[=VALUE]"
+    )
     name: str = _cluster("toolkit", "the job's name [toolkit]", "NAME")
     image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE")
     namespace: str | None = _kubernetes(None, "namespace of the objects [kubectl's]", "NAME")
