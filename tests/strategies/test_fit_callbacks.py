@@ -1,9 +1,8 @@
-"""What is wrapped of Keras for several processes, without starting any: a strategy that says it has two."""
+"""Files and callbacks of several workers, where a fault is hard to have in two processes: see multiprocess/test_fit.py."""
 
 import re
 
 import keras
-import numpy as np
 import pytest
 
 from toolkit.errors import StrategyError
@@ -24,69 +23,16 @@ def worker(monkeypatch, *, chief):
     """A compiled model whose strategy has several processes, of which this is the chief or another."""
     for module in (callbacks, shared_files):
         monkeypatch.setattr(module, "processes", lambda _: 2)
-    monkeypatch.setattr(callbacks, "_has_replicas", lambda _: True)
     monkeypatch.setattr(callbacks, "is_chief", lambda _: chief)
-    averaged = []
-    monkeypatch.setattr(callbacks, "average_statistics", averaged.append)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     models.prepare(model)
-    return model, averaged
-
-
-def fit(model, *callbacks):
-    data = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-    model.fit(*data, epochs=2, batch_size=4, validation_data=data, callbacks=list(callbacks), verbose=0)
-
-
-def written(folder, *, chief, monkeypatch):
-    model, averaged = worker(monkeypatch, chief=chief)
-    fit(
-        model,
-        keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
-        keras.callbacks.ModelCheckpoint(str(folder / "w.weights.h5"), save_weights_only=True, save_freq=1),
-        keras.callbacks.CSVLogger(str(folder / "log.csv")),
-        keras.callbacks.TensorBoard(str(folder / "board")),
-        keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
-    )
-    return sorted(path.name for path in folder.iterdir()), averaged
-
-
-@pytest.mark.slow
-def test_callbacks_of_the_chief_write(adapted, tmp_path, monkeypatch):
-    names, _ = written(tmp_path, chief=True, monkeypatch=monkeypatch)
-    assert names == ["backup", "board", "log.csv", "model.keras", "w.weights.h5"]
-
-
-@pytest.mark.slow
-def test_callbacks_of_the_others_do_not(adapted, tmp_path, monkeypatch):
-    names, _ = written(tmp_path, chief=False, monkeypatch=monkeypatch)
-    assert names == []
-
-
-@pytest.mark.slow
-def test_statistics_agree_before_validation_and_at_the_end_of_each_epoch(adapted, monkeypatch):
-    model, averaged = worker(monkeypatch, chief=True)
-    fit(model)
-    assert len(averaged) == 4
-
-
-@pytest.mark.slow
-def test_a_model_of_one_process_is_left_alone(adapted, tmp_path, monkeypatch):
-    _, averaged = worker(monkeypatch, chief=False)
-    for module in (callbacks, shared_files):
-        monkeypatch.setattr(module, "processes", lambda _: 1)
-    monkeypatch.setattr(callbacks, "_has_replicas", lambda _: False)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    fit(model, keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras")))
-    assert averaged == []
-    assert (tmp_path / "model.keras").exists()
+    return model
 
 
 @pytest.mark.parametrize("name", ["model.keras", "it's a.b.keras", "plain.weights.h5"])
 def test_every_worker_saves_whole_files_and_leaves_nothing_beside_them(adapted, tmp_path, monkeypatch, name):
-    model, _ = worker(monkeypatch, chief=False)
+    model = worker(monkeypatch, chief=False)
     path = tmp_path / name
     path.write_text("an older one")
     (model.save_weights if name.endswith("h5") else model.save)(path)
@@ -95,7 +41,7 @@ def test_every_worker_saves_whole_files_and_leaves_nothing_beside_them(adapted, 
 
 
 def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkeypatch):
-    model, _ = worker(monkeypatch, chief=True)
+    model = worker(monkeypatch, chief=True)
     path = tmp_path / "some.weights.h5"
     model.save_weights(path)
     before = path.read_bytes()
@@ -114,7 +60,7 @@ def test_the_chief_replaces_a_file_whole_or_not_at_all(adapted, tmp_path, monkey
 
 @pytest.mark.parametrize("name", ["some.weights.h5", "whole.keras"])
 def test_a_save_that_fails_names_the_file_that_was_asked_for(adapted, tmp_path, monkeypatch, name):
-    model, _ = worker(monkeypatch, chief=True)
+    model = worker(monkeypatch, chief=True)
     path = tmp_path / "no such" / name
     with pytest.raises(OSError, match=re.escape(str(path))) as caught:
         (model.save_weights if name.endswith("h5") else model.save)(path)
@@ -150,7 +96,7 @@ def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch
 
 def test_a_checkpoint_callback_may_be_given_to_a_second_fit(adapted, tmp_path, monkeypatch):
     """One that ended in an exception has left it quiet on a worker that isn't chief: for the next, it is the user's."""
-    model, _ = worker(monkeypatch, chief=False)
+    model = worker(monkeypatch, chief=False)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
     for _ in range(2):
         given = keras.callbacks.CallbackList([saving], model=model)

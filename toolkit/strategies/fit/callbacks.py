@@ -2,7 +2,7 @@
 
 Keras 3 knows nothing of other workers. A `CallbackList` is the one object through which each call of `fit`, `evaluate`
 or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it is given
-its own methods; others are left alone. `tests/strategies/test_fit_callbacks.py` fails when Keras changes there.
+its own methods; others are left alone. `tests/multiprocess/test_fit.py` fails when Keras changes there.
 """
 
 import functools
