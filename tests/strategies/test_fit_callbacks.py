@@ -1,4 +1,4 @@
-"""Files and callbacks of several workers, where a fault is hard to have in two processes: see multiprocess/test_fit.py."""
+"""Files and callbacks of several workers, with faults that two processes hardly have (multiprocess/test_fit.py)."""
 
 import re
 
