@@ -93,8 +93,6 @@ class TaskState:
             self.code, self.ended = event["code"], now
             if self.code:
                 self.failed_at = min(self.failed_at or now, now)
-            else:
-                self.facts["state"] = "done"
 
     def _take_report(self, facts: Mapping[str, Any], at: float) -> None:
         if facts.get("state") == "ending":
