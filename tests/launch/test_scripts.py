@@ -145,9 +145,9 @@ def test_what_a_script_prints_is_not_touched(launcher):
 def test_how_many_behind_the_script_is_noticed(launcher):
     script = launcher.write("import sys; print(sys.argv[1:])")
     _, out, err, _ = launcher.run(command=[str(script), "--workers=2"])
-    assert "note: --workers=2 stands behind the script, which gets it; launch has its own before it" in err
+    assert "note: --workers=2 after the script: the script gets that. For the launcher, write it before" in err
     assert "['--workers=2']" in out
-    assert "stands behind" not in launcher.run("--workers=1", command=[str(script)])[2]
+    assert "after the script" not in launcher.run("--workers=1", command=[str(script)])[2]
 
 
 @pytest.mark.slow

@@ -89,7 +89,9 @@ def run(given: argparse.Namespace) -> None:
     behind = [word for word in spec.command[1:] if (found := _MEANT.match(word)) and _unsaid(spec, found[1])]
     if behind:
         print(
-            f"note: {behind[0]} stands behind the script, which gets it; launch has its own before it", file=sys.stderr
+            f"note: {', '.join(behind)} after the script: the script gets that. For the launcher, write it before the "
+            "script",
+            file=sys.stderr,
         )
     if message := start(spec, detach=given.detach):
         print(message)

@@ -5,9 +5,9 @@
     toolkit plan model.keras --replicas=2 --measure
     toolkit plan keras.applications:MobileNetV2 --replicas=2 --device=A100
 
-MODEL is {models}, a function that returns a model (module:function, or file.py:function), or a
-.keras file, which is opened in safe mode. Functions that take `weights` are called with weights=None, so that nothing
-is downloaded. Nothing is trained.
+MODEL is {models} (each for pictures of 32 x 32), a function that returns a model
+(module:function, or file.py:function), or a .keras file, which is opened in safe mode. Functions that take `weights`
+are called with weights=None, so that nothing is downloaded. Nothing is trained.
 """
 
 import argparse

@@ -73,6 +73,10 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         + ", from a copy of the script's folder" * spec.snapshot
         + f", started again at most {spec.max_restarts} times" * bool(spec.max_restarts),
     ]
+    if directory is None:
+        about.append(
+            "# For reading: `toolkit launch` submits it with a directory for the job. `toolkit init` writes a job.sh."
+        )
     # A login shell knows `module` and the like; a line that fails ends the job, before it runs without what is missing.
     setup = ["set -e", *spec.setup] if spec.setup else []
     shell = "#!/bin/bash -l" if setup else "#!/bin/sh"

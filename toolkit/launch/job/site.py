@@ -12,6 +12,7 @@ may be repeated, all of it counts, but for what has the same name. What means no
 Under [slurm] options of sbatch may stand by their own names, such as mem = "64G".
 """
 
+import difflib
 import os
 import pathlib
 import sys
@@ -55,7 +56,9 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
                 if table == "slurm" and name not in known and name.replace("_", "-") in SBATCH:
                     name, value = "sbatch", [f"{name.replace('_', '-')}={value}"]  # noqa: PLW2901
                 if name not in known:
-                    raise _wrong(path, f"{name} in [{table}]", "See `toolkit launch --help=all`")
+                    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+                    meant = f"Did you mean {near[0]}? " if near else ""
+                    raise _wrong(path, f"{name} in [{table}]", f"{meant}`toolkit launch --help=all` lists them all")
                 option = known[name]
                 typed = _typed(path, option, value)
                 if table not in ("launch", place) or place not in option.places:

@@ -12,6 +12,7 @@ __all__ = ["Location", "culprits", "in_a_collective", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # By which a graph calls a Python function.
+_OURS = re.compile(r"/toolkit/(cli|data|devices|launch|models|observe|parallel|strategies|support|training)/")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -50,9 +51,7 @@ def locate(stacks: str) -> Location | None:
 
 def _own_line(frames: Sequence[re.Match]) -> str:
     """Returns the innermost of these lines that is no library's, or else the innermost."""
-    own = [
-        f for f in frames if not f["file"].startswith((*_LIBRARIES, "<frozen")) and "/toolkit/launch/" not in f["file"]
-    ]
+    own = [f for f in frames if not (f["file"].startswith((*_LIBRARIES, "<frozen")) or _OURS.search(f["file"]))]
     frame = (own or frames)[0]
     return f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
 
@@ -84,12 +83,9 @@ def culprits(locations: Mapping[str, Location | None]) -> str:
         stopped = [f"{task} at {found.input}" for task, found in locations.items() if found and found.input]
         inputs = f" The input has stopped in {' and in '.join(stopped)}." if stopped else ""
         return f"All tasks are inside TensorFlow.{inputs}"
+    places = {task: found and (found.input or found.words) for task, found in outside.items()}
     if len(outside) < len(locations):
-        words = [
-            f"{task}, which {f'is at {found.words}' if found else 'does not answer'}" for task, found in outside.items()
-        ]
+        words = [f"{task}, which {f'is at {where}' if where else 'does not answer'}" for task, where in places.items()]
         return f"The others wait for {', and for '.join(words)}."
-    words = [
-        f"{task} at {found.words}" if found else f"{task}, which does not answer" for task, found in outside.items()
-    ]
+    words = [f"{task} at {where}" if where else f"{task}, which does not answer" for task, where in places.items()]
     return f"No task is inside TensorFlow: {'; '.join(words)}."

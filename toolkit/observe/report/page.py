@@ -101,7 +101,7 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
     slow = [event for event in run.events if event["event"] == "waits" and isinstance(event.get("share"), float)]
     found += [
         f"{head}{event['task']} kept the others waiting for {event['share']:.0%} of their time: by its input, or by "
-        "what it does between steps."
+        "what it does between steps. Their waiting counts as communication."
         for event in slow
     ]
     step = run.summary.get("step")
@@ -111,7 +111,7 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
             f"{step['exchanging']:.1f} ms of it, {step.get('hidden', 0) / step['exchanging']:.0%} of that behind "
             "computing."
         )
-    if not several and isinstance(step, dict) and step.get("milliseconds") and not run.summary.get("emulated"):
+    if not (several or slow or run.summary.get("emulated")) and isinstance(step, dict) and step.get("milliseconds"):
         share = step.get("communication", 0) / step["milliseconds"]
         if share > _MOSTLY:
             found.append(

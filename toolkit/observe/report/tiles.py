@@ -85,6 +85,8 @@ def _step(run: RunData) -> Tile | None:
     shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
     shares["other"] = max(0, 100 - sum(shares.values()))
     more = ", ".join(f"{share}% {part}" for part, share in shares.items())
+    late = [event["task"] for event in run.events if event["event"] == "waits"]
+    more += f"; most of the communication is waiting for {late[0]}" if late else ""
     return Tile(name="a step", value=f"{whole:,.1f} ms", more=more)
 
 
