@@ -9,7 +9,7 @@ import time
 import pytest
 
 from toolkit.launch.agent import waiting
-from toolkit.launch.supervisor.stacks import culprits, locate
+from toolkit.launch.supervisor.stacks import culprits, folded, locate
 
 LIBRARY = sysconfig.get_path("purelib")
 STUCK = f"""Thread 0x00007f (most recent call first):
@@ -59,6 +59,18 @@ def test_a_generator_is_named_and_not_who_waits_for_it():
     found = locate(FUNCTION.replace(IN_STEP, f"Current thread 0x00007e (most recent call first):\n{waits}"))
     words = culprits({"worker:0": locate(IN_STEP), "worker:1": found})
     assert words == "The others wait for worker:1, which is at train.py, line 12, in load."
+
+
+def test_frames_of_libraries_are_folded_and_their_threads_left_out():
+    assert folded(STUCK) == (
+        "Current thread 0x00007e (most recent call first):\n"
+        '  File "/home/me/train.py", line 31 in on_batch_end\n'
+        "  ... 1 frame of libraries\n"
+        '  File "/home/me/train.py", line 90 in <module>'
+    )
+    assert "script_ops" not in folded(FUNCTION)
+    assert "line 12 in load" in folded(FUNCTION)
+    assert folded("") == ""
 
 
 def test_so_is_a_file_that_is_waited_for():

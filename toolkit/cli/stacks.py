@@ -2,9 +2,8 @@
 
     toolkit stacks [ID]
 
-ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
-runs. The
-stacks are also in the tasks' logs. The job goes on.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that runs.
+Frames of libraries are folded here; the tasks' logs have the whole stacks. The job goes on.
 """
 
 import argparse
@@ -27,8 +26,9 @@ def run(given: argparse.Namespace) -> None:
     """
     from toolkit.launch import Job
     from toolkit.launch.records import jobs
+    from toolkit.launch.supervisor.stacks import folded
 
     words, found = Job(jobs.find(given.job, runs=True)).where()
     for task, text in found.items():
-        print(f"--- {task} ---\n{text.strip() or '(it did not answer)'}\n")
+        print(f"--- {task} ---\n{folded(text.strip()) or '(it did not answer)'}\n")
     print(words)

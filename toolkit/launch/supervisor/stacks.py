@@ -7,8 +7,9 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 
 from toolkit.launch.events import WAITS
+from toolkit.support.words import counted
 
-__all__ = ["Location", "culprits", "in_a_collective", "locate"]
+__all__ = ["Location", "culprits", "folded", "in_a_collective", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # By which a graph calls a Python function.
@@ -51,9 +52,36 @@ def locate(stacks: str) -> Location | None:
 
 def _own_line(frames: Sequence[re.Match]) -> str:
     """Returns the innermost of these lines that is no library's, or else the innermost."""
-    own = [f for f in frames if not (f["file"].startswith((*_LIBRARIES, "<frozen")) or _OURS.search(f["file"]))]
-    frame = (own or frames)[0]
+    frame = ([frame for frame in frames if _is_own(frame["file"])] or frames)[0]
     return f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is the user's: no library's, and none of this toolkit's."""
+    return not (file.startswith((*_LIBRARIES, "<frozen")) or _OURS.search(file))
+
+
+def folded(stacks: str) -> str:
+    """Returns stacks with a line in the place of each run of frames that aren't the user's.
+
+    Threads without a frame of the user's are left out, but for the main one, the last.
+    """
+    *others, main = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)
+    shown = []
+    for thread in [*others, main]:
+        lines, hidden = [], 0
+        for line in [*thread.splitlines(), ""]:
+            frame = _FRAME.match(line)
+            if frame and not _is_own(frame["file"]):
+                hidden += 1
+                continue
+            if hidden:
+                lines.append(f"  ... {counted(hidden, 'frame')} of libraries")
+                hidden = 0
+            lines.append(line)
+        if thread is main or any((frame := _FRAME.match(line)) and _is_own(frame["file"]) for line in lines):
+            shown.append("\n".join(lines).rstrip())
+    return "\n\n".join(shown)
 
 
 def _in_functions(threads: Iterable[str]) -> str:
