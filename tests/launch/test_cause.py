@@ -83,6 +83,7 @@ def test_native_notes_are_no_last_lines(task):
     only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
     words = str(failure.error(only, [only]))
     assert words.endswith(":\n  mine")
+    assert failure.last_lines(only) == ["mine"]
 
 
 @pytest.mark.parametrize(

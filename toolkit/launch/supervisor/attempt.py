@@ -238,7 +238,7 @@ class Attempt:
                 exit_code=code if code is None or code >= 0 else None,
                 signal=-code if code is not None and code < 0 else None,
                 words=words,
-                last_lines=first.output.last_lines()[-_KEPT:],
+                last_lines=failure.last_lines(first)[-_KEPT:],
             )
         )
 

@@ -8,7 +8,7 @@ from toolkit.errors import TaskFailed
 from toolkit.launch.display.lines import Chatter
 from toolkit.launch.supervisor.state import TaskState
 
-__all__ = ["error", "exit_code"]
+__all__ = ["error", "exit_code", "last_lines"]
 
 _TAIL = 20  # Lines of a task's output in a message.
 
@@ -52,9 +52,14 @@ def _resume(tasks: Iterable[TaskState]) -> str:
     )
 
 
-def _tail(task: TaskState) -> str:
+def last_lines(task: TaskState) -> list[str]:
+    """Returns a task's last lines without TensorFlow's notes, or with them where there is nothing else."""
     lines = task.output.last_lines()
-    lines = [line.decode() for line in Chatter().without([line.encode() for line in lines])] or lines
+    return [line.decode() for line in Chatter().without([line.encode() for line in lines])] or lines
+
+
+def _tail(task: TaskState) -> str:
+    lines = last_lines(task)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
     if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
