@@ -90,8 +90,8 @@ GENERATED = "((numpy.stack([load(n) for n in range(4 * m, 4 * m + 4)]), numpy.on
 @pytest.mark.parametrize(
     ("data", "how", "said"),
     [
-        (MAPPED, "time.sleep(1000)", r"The input has stopped in worker:1 at train.py, line \d+, in load\."),
-        (MAPPED, "pass", r"The input has stopped in worker:1 at \S*slow file\."),
+        (MAPPED, "time.sleep(1000)", r"The input of worker:1 is at train.py, line \d+, in load\."),
+        (MAPPED, "pass", r"The input of worker:1 is at \S*slow file\."),
         (GENERATED, "time.sleep(1000)", r"The others wait for worker:1, which is at train.py, line \d+, in load\."),
     ],
     ids=["a Python function", "a file", "a generator"],

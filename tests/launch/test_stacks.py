@@ -50,7 +50,7 @@ def test_a_function_of_the_input_pipeline_is_named_before_what_waits_for_it():
     found = locate(FUNCTION)
     assert (found.in_tensorflow, found.input) == (True, "train.py, line 12, in load")
     words = culprits({"worker:0": locate(IN_STEP), "worker:1": found})
-    assert words.endswith("The input has stopped in worker:1 at train.py, line 12, in load.")
+    assert words.endswith("The input of worker:1 is at train.py, line 12, in load.")
     assert culprits({"worker:0": locate(IN_STEP)}) == "All tasks are inside TensorFlow."
 
 

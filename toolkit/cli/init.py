@@ -65,4 +65,4 @@ def run(given: argparse.Namespace) -> None:
             remedy="Name another directory",
         ) from error
     print(f"Written: {folder / 'train.py'} and {folder / 'job.sh'}")
-    print("Try it with `python train.py`. Then put your data and your model in the place of `data` and `build`.")
+    print("Try it with `python train.py`. Then replace `data` and `build` with your own data and model.")

@@ -12,7 +12,7 @@
 # One process on each node trains on all of the node's GPUs. Two minutes before its time is up, train.py writes a
 # checkpoint and ends with 143: the job is queued again, and goes on from there.
 
-# Here stands what your site's Python needs: module load ..., or source .venv/bin/activate.
+# Add the lines that your site needs for Python here, such as module load ... or source .venv/bin/activate.
 srun python train.py
 code=$?
 if [ "$code" -eq 143 ]; then

@@ -108,8 +108,8 @@ def culprits(locations: Mapping[str, Location | None]) -> str:
     """
     outside = {task: found for task, found in locations.items() if found is None or not found.in_tensorflow}
     if not outside:
-        stopped = [f"{task} at {found.input}" for task, found in locations.items() if found and found.input]
-        inputs = f" The input has stopped in {' and in '.join(stopped)}." if stopped else ""
+        reading = [f"{task} is at {found.input}" for task, found in locations.items() if found and found.input]
+        inputs = f" The input of {', and of '.join(reading)}." if reading else ""
         return f"All tasks are inside TensorFlow.{inputs}"
     places = {task: found and (found.input or found.words) for task, found in outside.items()}
     if len(outside) < len(locations):
