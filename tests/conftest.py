@@ -74,11 +74,18 @@ def no_process_left():
     """Fails a test that leaves a child process running, and ends it."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    left = [p for p in psutil.Process().children(recursive=True) if p not in before and p.is_running()]
-    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE and p.pid not in preloaded.servers()]
+    left = [p for p in psutil.Process().children(recursive=True) if p not in before and _runs(p)]
+    left = [p for p in left if p.pid not in preloaded.servers()]
     for process in left:
         process.kill()
     assert not left, f"left running: {left}"
+
+
+def _runs(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It has ended between the two.
+        return False
 
 
 @pytest.fixture
