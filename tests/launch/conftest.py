@@ -77,11 +77,12 @@ class Launcher:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("TOOLKIT_TEST") == str(self.folder):
+                mine = process.environ().get("TOOLKIT_TEST") == str(self.folder)
+                if mine and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except (psutil.Error, OSError):
                 continue
-        return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def nothing_left(self, *, within):
         deadline = time.monotonic() + within
