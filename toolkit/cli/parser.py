@@ -1,7 +1,6 @@
 """The command line of a `toolkit` command: argparse, with this toolkit's messages."""
 
 import argparse
-import difflib
 import re
 import sys
 import textwrap
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from toolkit.errors import RequestError
+from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["Parser", "check_least", "unknown"]
 
@@ -112,12 +112,12 @@ def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> Reques
     """Returns the error for a name that isn't among those there are, with the one it may have been meant for."""
     # Dashes are alike in all of them, and say nothing.
     plain = {each.lstrip("-"): each for each in names}
-    near = [plain[each] for each in difflib.get_close_matches(name.lstrip("-"), plain, n=1, cutoff=0.7)]
-    near += [each for key, each in plain.items() if key.startswith(f"{name.lstrip('-')}_")]
+    meant = name.lstrip("-")
+    near = nearest(meant, plain) or next((key for key in plain if key.startswith(f"{meant}_")), None)
     return RequestError(
         asked=f"{kind} {name}",
         found=f"there is no such {kind}",
-        remedy=(f"Did you mean {near[0]}? " if near else "") + f"`{lists} --help` lists them all",
+        remedy=did_you_mean(near and plain[near]) + f"`{lists} --help` lists them all",
     )
 
 

@@ -1,6 +1,5 @@
 """A recipe as a program: parsing its flags, and `--help`."""
 
-import difflib
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from toolkit.cli import log
 from toolkit.cli.ending import exit_code
 from toolkit.cli.flags import GROUPS
 from toolkit.errors import RequestError
+from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["run"]
 
@@ -69,11 +69,11 @@ def _parse(arguments: list[str]) -> None:
 
 
 def _unknown(name: str) -> RequestError:
-    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
+    near = nearest(name, _names())
     return RequestError(
         asked=f"--{name}",
         found="there is no such flag",
-        remedy=(f"Did you mean --{near[0]}? " if near else "") + "--help lists them all",
+        remedy=did_you_mean(near and f"--{near}") + "--help lists them all",
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from toolkit.cluster import addresses
 from toolkit.cluster.problems import Problem, inside, shown
+from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["JOBS", "Reading", "index_fault", "job_cure", "read"]
 
@@ -70,7 +71,7 @@ def job_cure(name: object) -> str:
     near = _nearest(name)
     if near and name in _OTHER_NAMES:
         return f"Call it {near}, as TensorFlow 2 does"
-    return (f"Did you mean {near}? " if near else "") + "The jobs are " + ", ".join(JOBS)
+    return did_you_mean(near) + "The jobs are " + ", ".join(JOBS)
 
 
 def index_fault(value: object) -> str | None:
@@ -91,10 +92,8 @@ def index_fault(value: object) -> str | None:
 def _nearest(name: object) -> str | None:
     if not isinstance(name, str):
         return None
-    import difflib  # Late: most clusters have no mistake.
-
-    near = difflib.get_close_matches(name[:40].strip().lower(), [*JOBS, *_OTHER_NAMES], n=1, cutoff=0.6)
-    return _OTHER_NAMES.get(near[0], near[0]) if near else None
+    near = nearest(name.strip().lower(), [*JOBS, *_OTHER_NAMES])
+    return _OTHER_NAMES.get(near, near) if near else None
 
 
 def _entries(tasks: object, place: str, problems: list[Problem]) -> dict[int, object]:

@@ -7,13 +7,13 @@
 cloudpickle takes functions along that no module holds, such as a notebook's.
 """
 
-import difflib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch.started import Job
+from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["Launcher", "run", "submit"]
 
@@ -159,8 +159,7 @@ class Launcher:
         unknown = set(self._spec) - {option.name for option in options()}
         if unknown:
             name = sorted(unknown)[0]
-            near = difflib.get_close_matches(name, [option.name for option in options()], n=1, cutoff=0.7)
-            meant = f"Did you mean {near[0]}? " if near else ""
+            meant = did_you_mean(nearest(name, (option.name for option in options())))
             raise LaunchError(
                 asked=f"{name}= is given to a launcher",
                 found="it is none of its options",

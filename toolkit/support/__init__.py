@@ -10,7 +10,7 @@ graphs      what a result is computed from in TensorFlow's graphs, and how
 scopes      work outside of the scopes of its caller
 wrapping    a function of somebody else's, wrapped once
 taken_over  what is wrapped and called of Keras's and TensorFlow's insides: a table, checked before training
-words       numbers of things, in words
+words       numbers of things in words, and "Did you mean"
 versions    which packages are installed
 signals     signals that ask a program to stop: recorded, or obeyed with a message
 status      what a task and the launcher that started it tell each other

@@ -1,8 +1,22 @@
-"""Numbers of things, in words."""
+"""Numbers of things in words, and the name that a mistaken one was meant for."""
 
-__all__ = ["counted"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["counted", "did_you_mean", "nearest"]
 
 
 def counted(number: int, noun: str) -> str:
     """Returns such as "1 task" or "2,000 tasks"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that is most like another one, or None where none is."""
+    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.7)
+    return near[0] if near else None
+
+
+def did_you_mean(name: str | None) -> str:
+    """Returns "Did you mean NAME? ", to put before what to do; nothing for None."""
+    return f"Did you mean {name}? " if name else ""

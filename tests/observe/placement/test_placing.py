@@ -63,7 +63,7 @@ def test_a_device_that_is_not_there_is_answered_with_those_that_are(four_devices
 
 
 def test_a_layer_that_is_not_there(four_devices):
-    with pytest.raises(ModelError, match="the layers of .* are first, second. Did you mean 'first'"):
+    with pytest.raises(ModelError, match="the layers of .* are first, second. Did you mean first"):
         place(model(), {"frist": "CPU:1"})
 
 

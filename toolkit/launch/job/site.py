@@ -12,7 +12,6 @@ may be repeated, all of it counts, but for what has the same name. What means no
 Under [slurm] options of sbatch may stand by their own names, such as mem = "64G".
 """
 
-import difflib
 import os
 import pathlib
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 from toolkit.errors import LaunchError
 from toolkit.launch.job.options import PLACES, Option
 from toolkit.launch.job.site_checks import SBATCH
+from toolkit.support.words import did_you_mean, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,8 +56,7 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
                 if table == "slurm" and name not in known and name.replace("_", "-") in SBATCH:
                     name, value = "sbatch", [f"{name.replace('_', '-')}={value}"]  # noqa: PLW2901
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-                    meant = f"Did you mean {near[0]}? " if near else ""
+                    meant = did_you_mean(nearest(name, known))
                     raise _wrong(path, f"{name} in [{table}]", f"{meant}`toolkit launch --help=all` lists them all")
                 option = known[name]
                 typed = _typed(path, option, value)

@@ -1,6 +1,5 @@
 """Layers of a model on their own devices, outside of any strategy: layer-wise model parallelism."""
 
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from toolkit.errors import ModelError, StrategyError
 from toolkit.observe.placement.names import device
 from toolkit.parallel.graph import copy_model, is_graph, layers_of
 from toolkit.parallel.layers.kinds import plain_layer
+from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["place"]
 
@@ -67,11 +67,10 @@ def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
         names = [layer.name for layer in layers]
         for name in rule:
             if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1)
                 raise ModelError(
                     asked=f"the rule places the layer {name!r}",
                     found=f"the layers of {model.name!r} are {', '.join(names[:30])}",
-                    remedy=(f"Did you mean {near[0]!r}? " if near else "") + "Give one of those names",
+                    remedy=did_you_mean(nearest(str(name), names)) + "Give one of those names",
                 )
         given = {layer.name: rule.get(layer.name) for layer in layers}
     elif callable(rule):
