@@ -109,7 +109,10 @@ def test_the_first_page_counts_the_cells_of_the_table():
     columns = ("mirrored", "run", "workers", "in_turn", "rounds", "free")
     counts = collections.Counter(row[column].partition(":")[0] for row in rows for column in columns)
     same, works, refused = (counts[word] for word in ("same numbers", "works", "refused"))
-    said = f"{same} cells same numbers, {works} works, {refused} refused in a sentence"
+    said = (
+        f"of {6 * len(rows)} combinations, {same} have the same numbers, {works} work with other numbers (asynchronous "
+        f"updates, random draws), {refused} are refused"
+    )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{len(rows)} things that Keras users do" in text
     assert said in text

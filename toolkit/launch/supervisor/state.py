@@ -112,7 +112,7 @@ class TaskState:
         self.looks += 1
         self._cpu, self._memory, self.dying = event["cpu"], event["memory"], event["dying"]
         self.stopped_since = (self.stopped_since or now) if event["stopped"] else None
-        if event["computes"] and self.facts["state"] != "training":  # Who reports steps is judged by them.
+        if event["computes"] and self.facts["state"] != "training":  # Later only steps are progress.
             self.progressed = now
 
     @property
