@@ -1,4 +1,4 @@
-"""Starting and watching tasks; the launcher never imports TensorFlow.
+"""Starts and watches tasks. The launcher never imports TensorFlow.
 
 A star: a job is described once, one supervisor decides what happens to it, agents do it on each machine, all by events
 of one form, and a place is how agents are reached.
@@ -35,7 +35,7 @@ __all__ = [
     "submit",
 ]
 
-# Every agent and every task imports this package when it starts, and needs none of these.
+# Every agent and every task imports this package at its start and needs none of these.
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     submod_attrs={

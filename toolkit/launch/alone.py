@@ -1,4 +1,4 @@
-"""Runs a module of this package as a program, with nothing beside the user's script taken for what it imports.
+"""Runs a module of this package as a program, so that no file beside the user's script is imported by mistake.
 
     python .../toolkit/launch/alone.py MODULE [ARGUMENTS ...]
 
@@ -10,7 +10,7 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line that runs a module so."""
+    """Returns the command line that runs a module in this way."""
     return [sys.executable, __file__, module, *arguments]
 
 

@@ -1,4 +1,4 @@
-"""A job that outlives its terminal: the same supervisor, in its own session.
+"""Runs a job that outlives its terminal: the same supervisor, in its own session.
 
     python .../alone.py toolkit.launch.detached DIRECTORY
 
@@ -29,7 +29,7 @@ _TICK = 0.05
 
 
 def start(spec: JobSpec, record: Record | None = None) -> Entry:
-    """Starts a job in its own session, and returns when its tasks are started.
+    """Starts a job in its own session, and returns when its tasks have started.
 
     Args:
         spec: What is asked.
@@ -56,15 +56,15 @@ def start(spec: JobSpec, record: Record | None = None) -> Entry:
 
 
 def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequence[int]) -> None:
-    """Waits until its tasks are started, and shows meanwhile what its supervisor says."""
+    """Waits until its tasks have started, and meanwhile shows its supervisor's messages."""
     begun = False
     while True:
         found = record.new()
         begun = begun or any(event["event"] == "attempt" for event in found)
         for each in found:
-            if each["event"] == "note" and not begun:  # Such as which hosts are awaited.
+            if each["event"] == "note" and not begun:  # For example, for which hosts it waits.
                 output.say(each["text"])
-        if received:  # Nobody has been told its id yet.
+        if received:  # The user doesn't know its id yet.
             process.terminate()
             process.wait()
             raise JobStopped(received[0])
@@ -74,7 +74,7 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
                 raise LaunchError(asked=end["asked"], found=end["found"], remedy=end["remedy"])
             raise TaskFailed(end["text"], code=end["code"])
         if any(event["event"] in ("started", "end") for event in found):
-            threading.Thread(target=process.wait, daemon=True).start()  # Or a notebook gathers dead children.
+            threading.Thread(target=process.wait, daemon=True).start()  # Or a notebook reaps child processes.
             return
         if process.poll() is not None:
             last_lines = record.beginnings().splitlines()[-1:] or ["nothing, and perhaps the disk is full"]
@@ -90,7 +90,7 @@ def _main() -> int:
     record = Record(pathlib.Path(sys.argv[1]))
     try:
         spec: JobSpec = record.job()["spec"]
-        # What the tasks write is in their logs; this one has what the launcher itself has to say.
+        # The logs hold the output of tasks; this file holds the launcher's own messages.
         run_here(dataclasses.replace(spec, show=spec.show or ("none",)), record)
     except ToolkitError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -1,4 +1,4 @@
-"""What happens in a job, in one form: in memory, between machines, and in events.jsonl.
+"""The events of a job, in one form: in memory, between machines, and in events.jsonl.
 
 An event is a dictionary that JSON can hold. "event" says what it is, one of `KINDS`; "task" whose it is, where it is a
 task's. What an agent is asked for has the same form.
@@ -11,8 +11,9 @@ __all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "event", "line",
 
 Event = dict[str, Any]
 
-# Each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other way;
-# "rendezvous": before the job begins there), what it holds, and what it says.
+# For each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other
+# way;
+# "rendezvous": before the job begins), its fields, and its meaning.
 KINDS: dict[str, tuple[str, str, str]] = {
     "job": ("record", "id", "a job begins"),
     "attempt": ("record", "number, tasks", "its tasks are started"),
@@ -47,13 +48,13 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "over": ("rendezvous", "code, text, stopped", "how the job has ended"),
 }
 
-WAITS = "A thread waits for the file "  # A line among a task's stacks, before the path.
-BEAT = 1.0  # Seconds between two signs of life.
-_LONGEST = 256 << 20  # Bytes; what is longer is no event.
+WAITS = "A thread waits for the file "  # A line in a file of stacks that introduces a path.
+BEAT = 1.0  # Seconds between two heartbeats.
+_LONGEST = 256 << 20  # The most bytes of an event.
 
 
 def event(kind: str, **facts: Any) -> Event:
-    """Returns an event of one of the kinds that there are."""
+    """Returns an event of a known kind."""
     if kind not in KINDS:
         raise ValueError(f"{kind} is no kind of event")
     return {"event": kind, **facts}
@@ -65,24 +66,24 @@ def line(found: Event) -> bytes:
 
 
 def text(written: bytes) -> str:
-    """Returns bytes in a form that JSON can hold, whether or not they are UTF-8."""
+    """Encodes bytes for JSON, whether or not they are UTF-8."""
     return written.decode("utf-8", errors="surrogateescape")
 
 
 def data(held: str) -> bytes:
-    """Returns the bytes that `text` was given."""
+    """Returns the bytes that `text` encoded."""
     return held.encode("utf-8", errors="surrogateescape")
 
 
 class Reader:
-    """Takes bytes as they come, and returns whole events.
+    """Splits a stream of bytes into events.
 
     Attributes:
         strange: The last lines that were none, such as a shell's greeting.
     """
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []  # Of a line whose end hasn't come.
+        self._rest: list[bytes] = []  # The beginning of an incomplete line.
         self.strange: list[str] = []
 
     def events(self, piece: bytes) -> list[Event]:

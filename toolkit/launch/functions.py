@@ -1,4 +1,4 @@
-"""A function on its way to a job's tasks, and what it has come to there; `task.called` is the other side."""
+"""Sends a function to a job's tasks and collects its results; `task.called` is the other side."""
 
 import inspect
 import pickle
@@ -14,16 +14,16 @@ from toolkit.launch.records.record import Record
 
 __all__ = ["cause", "name", "pickled", "results"]
 
-_MOST = 64 << 20  # Bytes of a function with its arguments.
+_MOST = 64 << 20  # The most bytes of a function with its arguments.
 
 
 def name(function: Any) -> str:
-    """Returns what a function is called in messages."""
+    """Returns a function's name for messages."""
     return str(getattr(function, "__qualname__", function))
 
 
 def pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
-    """Returns a function with its arguments, as `task.called` reads them.
+    """Returns a function with its arguments, in the form that `task.called` reads.
 
     Raises:
         LaunchError: It can't be called so, can't be pickled, or takes more than 64 MiB.
@@ -40,11 +40,11 @@ def pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
             else f"it can't be called with these arguments ({error})",
             remedy="Give a function and all its arguments; for a script use toolkit.launch.submit",
         ) from None
-    except ValueError:  # One of C's, which doesn't say what it takes.
+    except ValueError:  # A function in C, which has no signature.
         pass
     try:
         work = cloudpickle.dumps((function, args, kwargs))
-    except Exception as error:  # Whatever an object's own __reduce__ raises.
+    except Exception as error:  # An object's own __reduce__ may raise anything.
         raise LaunchError(
             asked=f"{called} is to run in the job's tasks",
             found=f"it or its arguments can't be pickled ({error})",
@@ -60,24 +60,24 @@ def pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def _files(function: Any) -> dict[str, str]:
-    """Returns the files of a function, and of those beside it that come along, by their names."""
+    """Returns the source files of a function and of the functions sent with it, by their names."""
     every = [function, *getattr(function, "__globals__", {}).values()]
     found = [each for each in every if isinstance(each, types.FunctionType)]
     return {each.__qualname__: each.__code__.co_filename for each in found}
 
 
 def _returned(record: Record) -> dict[str, tuple[bool, Any]]:
-    """Returns, by tasks, whether the function returned, and what it returned or raised."""
+    """Returns, for each task, whether the function returned, and its result or exception."""
     return {name: cloudpickle.loads(data) for name, data in record.results().items()}
 
 
 def cause(record: Record) -> BaseException | None:
-    """Returns what the first function that failed has raised; None for what can't be sent."""
+    """Returns the exception of the first function that failed; None if it can't be sent."""
     return next((found for good, found in _returned(record).values() if not good), None)
 
 
 def results(record: Record) -> list[Any]:
-    """Returns what the function has returned in each task of the last attempt, None where it hasn't."""
+    """Returns the function's result in each task of the last attempt, or None."""
     events = Record(record.directory).new()
     tasks: list[str] = next((event["tasks"] for event in reversed(events) if event["event"] == "attempt"), [])
     found = _returned(record)

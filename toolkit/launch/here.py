@@ -1,4 +1,4 @@
-"""Supervising a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
+"""Supervises a job in this process: on this machine, on hosts by ssh, or with launchers of other hosts."""
 
 import secrets
 import signal
@@ -44,7 +44,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
         if record is not None:
             record.add("note", text=message)
 
-    def nearly_up(*_: object) -> None:  # What some clusters send before they kill: Python would die of it.
+    def nearly_up(*_: object) -> None:  # Some clusters send this before they kill, and it would end Python.
         received.append(signal.SIGTERM)
 
     notice = signals.handle((signal.SIGUSR1,), nearly_up)
@@ -57,7 +57,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
 
 
 def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
-    """Joins a job that another host's launcher supervises; its own record has its beginning and its end."""
+    """Joins a job that another host's launcher supervises, and records its beginning and its end."""
     if record is None:
         joining.join(spec, received)
         return

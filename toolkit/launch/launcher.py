@@ -1,4 +1,4 @@
-"""Jobs from Python: functions in the place of scripts, and a job as an object.
+"""Launches jobs from Python: functions in place of scripts, and a job as an object.
 
     toolkit.launch.run(train, 0.1, workers=2)
     toolkit.launch.Launcher(workers=2, on="slurm").run(train, rate=0.1)
@@ -17,7 +17,7 @@ from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["Launcher", "run", "submit"]
 
-_HANGUP = 129  # The code of a lost terminal.
+_HANGUP = 129  # The exit code after the terminal was closed.
 
 
 def run(function: Callable[..., Any], *args: Any, **spec: Any) -> list[Any]:
@@ -43,7 +43,7 @@ def submit(what: Callable[..., Any] | str | os.PathLike, *args: Any, **spec: Any
 
 
 class Launcher:
-    """How jobs are to be launched: their options apart from the arguments of what runs in them.
+    """How to launch jobs: all options except the arguments of what runs in them.
 
     Args:
         spec: Attributes of a `JobSpec` but the command: workers=2, on="slurm", max_restarts=1 ...
@@ -88,7 +88,7 @@ class Launcher:
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
-        runs_on = False  # When this returns.
+        runs_on = False  # Set when this returns.
         try:
             if spec.place == "slurm":
                 from toolkit.launch.backends import slurm
@@ -108,7 +108,7 @@ class Launcher:
                 record.forget_call()
 
     def submit(self, what: Callable[..., Any] | str | os.PathLike, *args: Any, **kwargs: Any) -> Job:
-        """Starts a function or a script in the tasks of a job that goes on by itself, and returns the job.
+        """Starts a function or a script in the tasks of a detached job, and returns the job.
 
         Args:
             what: As `run` takes it; or the path of a script, or "-m" and then the name of a module.
@@ -176,5 +176,5 @@ class Launcher:
 
 
 def _stopped(error: JobStopped) -> BaseException:
-    """Returns what a loop over several jobs doesn't take for the failure of one."""
+    """Returns the exception types that a loop over several jobs must not take for the failure of one."""
     return KeyboardInterrupt(str(error)) if error.exit_code == 130 else SystemExit(str(error))

@@ -1,4 +1,4 @@
-"""A job that was started, on this machine or under Slurm: found again, watched, asked and ended."""
+"""A started job, on this machine or under Slurm: finds, watches, queries and stops it."""
 
 import itertools
 import os
@@ -21,15 +21,15 @@ from toolkit.support import signals
 
 __all__ = ["Job"]
 
-_SECONDS = 0.2  # Between two looks at a job.
-_RARELY = 25  # Looks for each in which Slurm's controller, which is everybody's, is asked.
+_SECONDS = 0.2  # Seconds between two checks of a job.
+_RARELY = 25  # With Slurm, every so many checks ask Slurm's controller, which all users share.
 _ANSWER = 15.0  # Seconds in which a launcher answers.
-_LEAVING = 5.0  # Seconds that it may take to leave.
-_LATE = 3.0  # Seconds after which one that is gone has written all that it will.
+_LEAVING = 5.0  # Seconds that it may take to exit.
+_LATE = 3.0  # Seconds after which a launcher that is gone has written everything.
 
 
 class Job:
-    """A job that goes on by itself, on this machine, by ssh or under Slurm.
+    """A detached job on this machine, by ssh or under Slurm.
 
     Args:
         found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them; None for the newest.
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """How it is: "running", "done", "exit code 1", "stopped", "dead"; under Slurm also "pending" and the like."""
+        """Its state: "running", "done", "exit code 1", "stopped", "dead"; under Slurm also "pending" and the like."""
         return self._entry.state()
 
     @property
@@ -66,11 +66,11 @@ class Job:
 
     @property
     def failure(self) -> Failure | None:
-        """The task that failed first in its last attempt, as far as is known; None where none has."""
+        """The task that failed first in its last attempt; None if none failed or if it isn't known."""
         return self._entry.record.failure()
 
     def done(self) -> bool:
-        """Says whether it has ended, in whatever way; of one on another machine, whether its logs say so."""
+        """Returns whether it has ended in any way; for a job on another machine, whether its logs say so."""
         return self._entry.over or not (self._entry.alive or self._entry.elsewhere)
 
     def wait(self, timeout: float | None = None) -> str:
@@ -88,13 +88,13 @@ class Job:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
             time.sleep(_SECONDS)
-        ended = time.monotonic()  # Its launcher says so a moment before it has left.
+        ended = time.monotonic()  # Its launcher reports the end a moment before it exits.
         while self._entry.runs and self._entry.pid != os.getpid() and time.monotonic() - ended < _LEAVING:
             time.sleep(_SECONDS / 10)
         return self.state
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Waits for its end, and returns what the function has returned in each task; of a script, None for each.
+        """Waits for its end; returns the function's result in each task, or None for each task of a script.
 
         Args:
             timeout: As for `wait`.
@@ -120,11 +120,11 @@ class Job:
         return functions.results(record)
 
     def attempts(self) -> dict[int, list[str]]:
-        """Returns the tasks of each attempt that it has started, by its number."""
+        """Returns the tasks of each attempt, by the attempt's number."""
         return {event["number"]: event["tasks"] for event in self._events("attempt")}
 
     def logs(self, task: str = "", attempt: int | None = None) -> str:
-        """Returns what a task has written.
+        """Returns a task's output.
 
         Args:
             task: Such as "worker:1"; "" for the first.
@@ -137,7 +137,7 @@ class Job:
         return b"".join(self._entry.record.written(task or tasks[0], number)).decode(errors="replace")
 
     def show(self, tasks: Sequence[str], *, attempt: int | None = None, native_logs: bool = False) -> None:
-        """Prints what tasks have written.
+        """Prints the output of tasks.
 
         Args:
             tasks: Their names; () for all.
@@ -156,7 +156,7 @@ class Job:
                     display.wait()
 
     def follow(self, *, show: Sequence[str] = (), native_logs: bool = False, lines: int | None = None) -> None:
-        """Prints what it does until its end.
+        """Prints its output until it ends.
 
         Args:
             show: Names of the tasks whose lines are printed, or "all"; () for the first one that trains.
@@ -180,7 +180,7 @@ class Job:
                     return
                 self._follow(follower, received)
             except JobStopped:
-                if not received:  # It was stopped by somebody else.
+                if not received:  # Another program has stopped it.
                     raise
                 then = f"job {self.id} runs on, and `toolkit stop {self.id}` ends it"
                 raise JobStopped(received[0], then=then) from None
@@ -189,7 +189,7 @@ class Job:
             follower.conclude()
 
     def stacks(self) -> dict[str, str]:
-        """Returns each task's Python stacks, as they are now.
+        """Returns each task's current Python stack.
 
         Raises:
             LaunchError: It doesn't run, or its launcher doesn't answer.
@@ -197,11 +197,11 @@ class Job:
         return self.where()[1]
 
     def where(self) -> tuple[str, dict[str, str]]:
-        """Returns a sentence about whom its tasks wait for, and their Python stacks; raises as `stacks` does."""
+        """Returns a sentence that names the task the others wait for, and all stacks; raises as `stacks` does."""
         self._check_here(f"`toolkit stacks {self.id}`")
         job = self._entry
         begun = [event["event"] for event in self._events("attempt", "requeue")]
-        if not job.alive or begun[-1:] != ["attempt"]:  # Queued again, it has no tasks yet.
+        if not job.alive or begun[-1:] != ["attempt"]:  # A job that is queued again has no tasks yet.
             raise LaunchError(
                 asked=f"`toolkit stacks {self.id}` asks where its tasks are",
                 found=f"the job is {self.state}",
@@ -217,7 +217,7 @@ class Job:
                 found="its launcher is stopped, as by SIGSTOP or Ctrl-Z",
                 remedy=f"Let it go on: kill -CONT {job.pid}",
             )
-        elif signals.is_in(job.pid, signal.SIGUSR2, "SigCgt"):  # Else a notebook's process would end of it.
+        elif signals.is_in(job.pid, signal.SIGUSR2, "SigCgt"):  # Otherwise the signal would end a notebook's process.
             os.kill(job.pid, signal.SIGUSR2)
         deadline = time.monotonic() + _ANSWER
         while time.monotonic() < deadline and job.alive:
@@ -244,8 +244,8 @@ class Job:
                 controller.stop(job.slurm)
             else:
                 os.kill(job.pid, signal.SIGTERM)
-                os.kill(job.pid, signal.SIGCONT)  # Where somebody has stopped it.
-        # Slurm may be hours about a node that is gone: of the job itself nothing runs then.
+                os.kill(job.pid, signal.SIGCONT)  # If another program has stopped it.
+        # Slurm may take hours over a node that is gone; the job's processes have ended by then.
         while job.alive and self.state != "completing":
             time.sleep(_SECONDS * (_RARELY if job.slurm else 1))
         return self.state
@@ -254,7 +254,7 @@ class Job:
         return [event for event in self._entry.record.new() if event["event"] in kinds]
 
     def _chosen(self, attempt: int | None, tasks: Sequence[str]) -> tuple[int, list[str]]:
-        """Returns an attempt's number, the last for None, and its tasks, which must have those that are named."""
+        """Returns an attempt's number (None: the last) and its tasks, after checking that it has the named ones."""
         if not self.directory.is_dir():
             raise LaunchError(
                 asked=f"the logs of job {self.id}",

@@ -1,4 +1,4 @@
-"""From a spec to a job at its place, or to what would be done there."""
+"""Starts a job from a spec at its place, or describes what would be started."""
 
 import os
 import shlex
@@ -27,7 +27,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: This program received a signal to stop.
     """
-    # Imported here: every task's start-up imports this package, and needs none of these.
+    # Imported here: every task imports this package at its start and needs none of these.
     from toolkit.launch.here import run_here
 
     if spec.place == "slurm":
@@ -47,7 +47,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
 
 
 def dry_run(spec: JobSpec) -> str:
-    """Returns what would be run, with secrets masked. Starts nothing, and connects to no host.
+    """Returns the commands that would be run, with secrets masked. Starts nothing and connects to no host.
 
     The text is a shell command for each task (on this machine), a line for each host (ssh), the batch script (Slurm)
     or the manifest (Kubernetes).

@@ -1,4 +1,4 @@
-"""What starts, signals and watches the tasks of one machine, and tells what happens.
+"""Starts, signals and watches the tasks of one machine, and reports events.
 
 Come here for how a task is started on its machine, and for what becomes of its processes.
 

@@ -1,4 +1,4 @@
-"""Whether a task that says nothing computes, by the processor time that it uses."""
+"""Whether a task without output is computing, judged by its processor time."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _WINDOW = 1.0  # Seconds of processor time to judge by.
 
 
 class Activity:
-    """Tells computing from what idle threads use.
+    """Distinguishes a task that computes from one with idle threads.
 
     Args:
         clock: Returns the time, in seconds.
@@ -24,7 +24,7 @@ class Activity:
         self._used = 0.0
 
     def computes(self, used: float) -> bool:
-        """Returns whether the task has computed since it was last asked about.
+        """Returns whether the task has computed since the last call.
 
         Args:
             used: Processor time of the task so far, of all its threads, in seconds.

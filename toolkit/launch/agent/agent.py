@@ -1,4 +1,4 @@
-"""Starts, signals and watches the tasks of this machine, as its supervisor asks; tells what happens.
+"""Starts, signals and watches the tasks of this machine for its supervisor, and reports events.
 
 It is the one object of a process, see `program`, to which whatever the tasks leave behind falls when they end.
 """
@@ -30,9 +30,9 @@ from toolkit.support import signals, status
 __all__ = ["Agent"]
 
 _ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "look", "finish", "beat")
-_AT_ONCE = 50  # Processes looked at in a second: more are looked at less often.
+_AT_ONCE = 50  # How many processes are sampled per second. With more processes, each is sampled less often.
 _PIECE = 1 << 20  # Bytes of a function's result in one event.
-_ANSWER = 3.0  # Seconds in which stacks are waited for.
+_ANSWER = 3.0  # Seconds to wait for stacks.
 
 
 class Agent:
@@ -68,8 +68,8 @@ class Agent:
         return self._selector.fileno()
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Does what is asked for; what can't be done is an event."""
-        if kind not in _ASKED:  # A later version's.
+        """Carries out a request; a request that fails becomes an event."""
+        if kind not in _ASKED:  # A request of a later version.
             return
         try:
             getattr(self, f"_{kind}")(**facts)
@@ -77,7 +77,7 @@ class Agent:
             self._tell("refused", asked=error.asked, found=error.found, remedy=error.remedy)
 
     def read(self, *, silent: bool = False) -> list[Event]:
-        """Returns what has happened.
+        """Returns the events since the last call.
 
         Args:
             silent: Leave what the tasks have written where it is: they wait when they write more than a pipe holds.
@@ -101,7 +101,7 @@ class Agent:
         return happened
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Kills the tasks that still run."""
         self._finish()
         self._reports.close()
         self._held.close()
@@ -111,11 +111,11 @@ class Agent:
         self._events.append(event(kind, **facts))
 
     def _tell_result(self, process: TaskProcess) -> None:
-        """Tells what a function has left in the place of a script."""
+        """Sends the result of a function that ran in place of a script."""
         if self._call is not None:
             left = self._call.with_name(f"{self._call.name}.{process.spec.file_name}")
             with contextlib.suppress(FileNotFoundError):
-                with left.open("rb") as file:  # In pieces: a line of JSON is read as a whole.
+                with left.open("rb") as file:  # In pieces, because the other side reads a line of JSON as a whole.
                     while piece := file.read(_PIECE):
                         self._tell("result", task=str(process.task), data=base64.b64encode(piece).decode())
                 self._tell("result", task=str(process.task), data="")
@@ -130,7 +130,7 @@ class Agent:
         first: bool = False,
         **_: Any,
     ) -> None:
-        """Holds ports for so many tasks, or those that are given."""
+        """Reserves ports for this many tasks, or the given ports."""
         checks.script(command, where=f" on {socket.gethostname()}" if mark else "")
         for task, port in (given or {}).items():
             self._held.given(port, task=task)
@@ -153,7 +153,7 @@ class Agent:
         prefix: Sequence[str] = (),
         **_: Any,
     ) -> None:
-        """Starts tasks; those of an earlier attempt have ended."""
+        """Starts tasks. Those of an earlier attempt must have ended."""
         sharing.forget(self._mark)
         self._clear()
         own = {status.ATTEMPT: str(attempt), status.LOGS: logs}
@@ -184,7 +184,7 @@ class Agent:
             self._again(name)
 
     def _again(self, task: str, **_: Any) -> None:
-        """Starts one task, perhaps in the place of one that has ended."""
+        """Starts one task, perhaps in place of a task that has ended."""
         spec = self._specs[task]
         if task in self._processes:
             self._replaced.append(self._processes.pop(task))
@@ -197,7 +197,7 @@ class Agent:
 
     def _signal(self, number: int, task: str | None = None, **_: Any) -> None:
         for process in self._chosen(task):
-            # One that Python is only starting answers Ctrl-C with pages of its own imports.
+            # While Python is still starting, Ctrl-C would print pages of tracebacks from its own imports.
             begun = str(process.task) in self._states
             process.signal(number if begun or number != signal.SIGINT else signal.SIGTERM)
 
@@ -206,15 +206,15 @@ class Agent:
             process.kill()
 
     def _stacks(self, **_: Any) -> None:
-        """Has tasks write their Python stacks; they answer even if TensorFlow holds the interpreter lock."""
+        """Has tasks write their Python stacks; this works even if TensorFlow holds the interpreter lock."""
         self._asked_for_stacks = time.monotonic()
-        for name in self._states:  # Before it is ready the signal would end it.
+        for name in self._states:  # Before the task is ready, the signal would end it.
             self._processes[name].signal(signal.SIGUSR1)
             for path in waiting.files(self._processes[name].main):
                 self._tell("stacks", task=name, text=f"{events.WAITS}{path}\n")
 
     def _look(self, **_: Any) -> None:
-        """Tells how each process is, and the steps that have been reported since the last time."""
+        """Reports each process's state, and the steps reported since the last time."""
         self._looked = time.monotonic()
         for name, facts in self._latest.items():
             self._tell("report", task=name, facts=facts, ago=0.0)
@@ -224,7 +224,7 @@ class Agent:
                 self._tell("sample", task=name, **process.sample())
 
     def _finish(self, **_: Any) -> None:
-        """Ends whatever still runs of the tasks, and whatever they have left behind."""
+        """Kills the tasks that still run, and all processes that they left behind."""
         for process in self._processes.values():
             process.kill()
         left = descendants.end(but={process.pid for process in (*self._processes.values(), *self._replaced)})
@@ -236,7 +236,7 @@ class Agent:
             self._tell("note", text=f"note: {names} still ran when the script had ended, and was ended, too")
 
     def _beat(self, **_: Any) -> None:
-        """The supervisor lives."""
+        """The supervisor is alive."""
 
     def _clear(self) -> None:
         self._finish()
@@ -264,10 +264,10 @@ class Agent:
     def _take_report(self, facts: Mapping[str, Any]) -> None:
         name = facts["task"]
         if name not in self._processes or not self._processes[name].is_main(facts.get("pid")):
-            return  # Of a child of the task's own.
+            return  # A child process of the task.
         news = facts.get("state", "") != self._states.get(name, "")
         self._states[name] = facts.get("state", self._states.get(name, ""))
-        if not news:  # A step: the last one counts, once a second.
+        if not news:  # Of reported steps only the last counts, once a second.
             self._latest[name] = {**self._latest.get(name, {}), **facts}
             return
         facts = {**self._latest.pop(name, {}), **facts}

@@ -1,4 +1,4 @@
-"""Events to and fro over a pair of pipes or a socket, without ever waiting."""
+"""Exchanges events over a pair of pipes or a socket without ever blocking."""
 
 import os
 import threading
@@ -8,12 +8,12 @@ from toolkit.launch.events import Event, Reader, line
 
 __all__ = ["Channel"]
 
-_AT_ONCE = 1 << 18  # Bytes that are read or written in one call.
-_BACKLOG = 16 << 20  # Bytes that wait for a connection which takes none, before nothing more is read for it.
+_AT_ONCE = 1 << 18  # Bytes read or written in one call.
+_BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
 
 
 class Channel:
-    """Two descriptors, which stay their owner's.
+    """Two file descriptors, which the caller owns and closes.
 
     Args:
         reading: What the other end's events come from.
@@ -41,20 +41,20 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that the sender should wait, too."""
+        """Whether so much waits to be sent that the sender should pause."""
         return len(self._rest) > _BACKLOG
 
     @property
     def strange(self) -> list[str]:
-        """The last lines that were no events."""
+        """The last lines that weren't events."""
         return self._reader.strange
 
     def fileno(self) -> int:
-        """The descriptor that events come from."""
+        """The descriptor from which events are read."""
         return self._reading
 
     def send(self, *events: Event) -> None:
-        """Sends as much as the other end takes, and keeps the rest; to one that is gone, nothing. Any thread may."""
+        """Sends as much as the other end accepts and keeps the rest; nothing to a closed connection. Thread-safe."""
         with self._lock:
             if self._closed:
                 return
@@ -62,20 +62,20 @@ class Channel:
                 self._rest += line(event)
             try:
                 while self._rest:
-                    # A bytearray's beginning is cheap.
+                    # Deleting from a bytearray's beginning is cheap.
                     del self._rest[: os.write(self._writing, self._rest[:_AT_ONCE])]
             except BlockingIOError:
                 pass
-            except OSError:  # Noticed as the end of what comes.
+            except OSError:  # The reading side notices it.
                 self._rest.clear()
 
     def close(self) -> None:
-        """Sends nothing more: its owner is about to close the descriptors, whose numbers are used again."""
+        """Stops sending: the owner is about to close the descriptors, whose numbers may be used again."""
         with self._lock:
             self._closed = True
 
     def read(self) -> list[Event]:
-        """Returns the events that have come; sends on what the other end hasn't taken yet."""
+        """Returns the events received, and sends more of what is waiting."""
         self.send()
         found = []
         try:

@@ -1,4 +1,4 @@
-"""An agent as its supervisor has it: a program at the other end of a connection, on this machine or another."""
+"""An agent as its supervisor sees it: a program at the other end of a connection, on this machine or another."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ __all__ = ["ConnectedAgent", "StartedAgent", "started_here"]
 
 
 class ConnectedAgent:
-    """An agent, and the connection to it.
+    """An agent and the connection to it.
 
     Args:
         channel: The connection.
@@ -35,7 +35,7 @@ class ConnectedAgent:
 
     @property
     def gone(self) -> bool:
-        """Whether the connection has ended, and all that came of it is read."""
+        """Whether the connection has ended and all data from it has been read."""
         return self._channel.ended
 
     @property
@@ -44,19 +44,19 @@ class ConnectedAgent:
         return self._channel.silence
 
     def fileno(self) -> int:
-        """A descriptor that can be read when something has happened."""
+        """A descriptor that becomes readable when an event arrives."""
         return self._channel.fileno()
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Sends what is asked for; to a host that is gone, nothing."""
+        """Sends a request; sends nothing to a host that is gone."""
         self._channel.send(event(kind, **facts))
 
     def read(self, *, silent: bool = False) -> list[Event]:
-        """Returns what has happened there; nothing where this is to be `silent`."""
+        """Returns the events from this agent; none if it is to be `silent`."""
         return [] if silent else self._channel.read()
 
     def last_line(self) -> str:
-        """Returns what was written last at the other end, for a person."""
+        """Returns the last lines written at the other end, to show to a person."""
         return "its connection was closed"
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class ConnectedAgent:
 
 
 class StartedAgent(ConnectedAgent):
-    """An agent that this process has started: here, or on another host by ssh or srun.
+    """An agent started by this process: here, or on another host with ssh or srun.
 
     Args:
         program: What starts `agent.program` on the host, its standard input and output here.
@@ -80,7 +80,7 @@ class StartedAgent(ConnectedAgent):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # The terminal's Ctrl-C is passed on, so that tasks can write a checkpoint.
+            start_new_session=True,  # Ctrl-C is passed on, so that tasks can write a checkpoint.
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -88,9 +88,9 @@ class StartedAgent(ConnectedAgent):
         self.send("prepare", **prepare)
 
     def last_line(self) -> str:
-        """Returns what the program or the host's shell wrote last."""
+        """Returns the last lines that the program or the host's shell wrote."""
         code = None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # It has closed its output, and lives.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It has closed its output but still runs.
             code = self._process.wait(5) if self.gone else None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         lines = [text for text in self._errors.read().decode(errors="replace").splitlines() if text.strip()]
@@ -101,7 +101,7 @@ class StartedAgent(ConnectedAgent):
         return lines[-1].strip()[:300]
 
     def close(self) -> None:
-        """Ends the program; the agent's input ends with it, and the tasks there soon after."""
+        """Ends the program. That closes the agent's input, and its tasks end soon after."""
         super().close()
         for pipe in (self._process.stdin, self._process.stdout):
             try:

@@ -1,4 +1,4 @@
-"""What tasks leave behind: programs that they have started and that run on, whatever session or group they are in."""
+"""Finds programs that tasks started and left running, in any session or process group."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from toolkit.support import status
 
 __all__ = ["end", "end_of"]
 
-_ROUNDS = 100  # A process may start another while it is looked for.
+_ROUNDS = 100  # A process may start another one during the search.
 
 
 def end_of(scratch: str) -> None:
-    """Ends what an agent that was killed has left: processes of its tasks, by their variables, and its directory."""
+    """Kills what a killed agent left: its tasks' processes, found by their variables, and its directory."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(status.SOCKET, "").partition("@")[2].startswith(scratch):
@@ -24,7 +24,7 @@ def end_of(scratch: str) -> None:
 
 
 def end(*, but: set[int]) -> list[str]:
-    """Ends all processes below this one; returns the names of these programs.
+    """Kills all processes below this one; returns their names.
 
     Args:
         but: Process ids of children that somebody else waits for.

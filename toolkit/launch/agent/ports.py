@@ -1,4 +1,4 @@
-"""Ports that stay this job's from the moment they are chosen until it ends, and to whom they are open.
+"""Reserves ports from their choice until the job ends, and finds out which machines can reach them.
 
 A port that is found free and let go can be taken by another program before TensorFlow binds it. So
 the launcher keeps each one bound, without listening, and TensorFlow shares it: Linux lets sockets of
@@ -13,19 +13,21 @@ from toolkit.errors import ClusterError, LaunchError
 
 __all__ = ["ENVIRONMENT", "HeldPorts", "few", "open_ports"]
 
-ENVIRONMENT: Mapping[str, str] = {"TF_GRPC_REUSE_PORT": "1"}  # TensorFlow's servers set SO_REUSEPORT under it.
-_NAMED = 4  # Tasks and addresses in a message.
+ENVIRONMENT: Mapping[str, str] = {
+    "TF_GRPC_REUSE_PORT": "1"
+}  # TensorFlow's servers set SO_REUSEPORT on this port as well.
+_NAMED = 4  # The most tasks and addresses that a message names.
 
 
 class HeldPorts:
-    """Holds ports until it is closed."""
+    """Reserves ports until it is closed."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     @property
     def numbers(self) -> set[int]:
-        """The ports that are held."""
+        """The reserved ports."""
         return {held.getsockname()[1] for held in self._sockets}
 
     def __enter__(self) -> "HeldPorts":
@@ -35,7 +37,7 @@ class HeldPorts:
         self.close()
 
     def free(self) -> int:
-        """Returns a port that nobody uses, held.
+        """Reserves a free port and returns it.
 
         Raises:
             LaunchError: There is none.
@@ -53,7 +55,7 @@ class HeldPorts:
         return held.getsockname()[1]
 
     def given(self, port: int, *, task: str) -> None:
-        """Holds a port that the cluster names; one that is held already stays so.
+        """Reserves a port that the cluster names; one that is reserved already stays so.
 
         Args:
             port: Its number, from 1 to 65535.
@@ -66,7 +68,7 @@ class HeldPorts:
             return
         held = _socket()
         try:
-            with socket.socket() as probe:  # Without sharing: another job's held ports count as taken.
+            with socket.socket() as probe:  # Without SO_REUSEPORT, so that another job's reserved ports count as taken.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("0.0.0.0", port))
             held.bind(("0.0.0.0", port))
@@ -81,7 +83,7 @@ class HeldPorts:
         self._sockets.append(held)
 
     def close(self) -> None:
-        """Lets all go."""
+        """Releases all ports."""
         while self._sockets:
             self._sockets.pop().close()
 
@@ -93,7 +95,7 @@ def _socket() -> socket.socket:
 
 
 def _holder(port: int) -> str:
-    """Names who listens on a port, as far as this user may see it."""
+    """Names the program that listens on a port, if this user may see it."""
     import psutil
 
     try:
@@ -106,7 +108,7 @@ def _holder(port: int) -> str:
 
 
 def open_ports(processes: Mapping[str, int]) -> tuple[list[str], list[str]] | None:
-    """Returns which ports are open to other machines, and at which addresses; None where none is.
+    """Returns which ports other machines can reach, and at which addresses; None if none can be reached.
 
     Args:
         processes: The process id of each task, whose servers listen by now.
@@ -137,12 +139,12 @@ def open_ports(processes: Mapping[str, int]) -> tuple[list[str], list[str]] | No
 
 
 def few(names: Sequence[str]) -> str:
-    """Returns the first few of a list's names, and how many more there are."""
+    """Returns the first few names of a list, and how many more there are."""
     rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + rest
 
 
 def _stays(address: str) -> bool:
-    """Returns whether an address is reached from this machine only; 0.0.0.0 means all of a machine's addresses."""
+    """Returns whether only this machine can reach an address; 0.0.0.0 means all of a machine's addresses."""
     found = ipaddress.ip_address(address)
     return found.is_loopback or (found.version == 6 and found.is_link_local)

@@ -18,7 +18,7 @@ _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h, in proc(5)'s "fla
 
 
 class TaskProcess:
-    """One process, started with this object.
+    """One process, which the constructor starts.
 
     Args:
         spec: What to start.
@@ -51,7 +51,7 @@ class TaskProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                start_new_session=True,  # Its own process group, ended as a whole; the terminal's Ctrl-C is passed on.
+                start_new_session=True,  # So that its whole group can be killed; Ctrl-C is passed on.
             )
         except BaseException:
             os.close(self.descriptor)
@@ -67,16 +67,16 @@ class TaskProcess:
         return self._main or self.pid
 
     def is_main(self, pid: int | None) -> bool:
-        """Says whether a process is the task itself; behind a prefix that is the first one that is asked about."""
+        """Returns whether a process is the task itself. Behind a prefix, that is the first process asked about."""
         self._main = self._main or pid or 0
         return pid == self._main
 
     def poll(self) -> bool:
-        """Looks whether it has ended; returns True the first time that it has."""
+        """Checks whether it has ended; returns True the first time."""
         if self.code is not None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
         self.left = _programs(self.pid)
-        # What the task leaves in its group, while the group's number is still its own.
+        # Kills what the task left in its group, while the group's number still belongs to it.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -84,7 +84,7 @@ class TaskProcess:
         return True
 
     def read(self) -> bytes:
-        """Returns what it has written, as it is."""
+        """Returns its new output, unchanged."""
         try:
             written = os.read(self.descriptor, 1 << 18)
         except BlockingIOError:
@@ -96,14 +96,14 @@ class TaskProcess:
         return written
 
     def sample(self) -> dict[str, Any]:
-        """Returns what is to be seen of it: CPU in percent of a core, memory in bytes, and how it is.
+        """Returns its CPU use in percent of a core, its memory in bytes, and its state.
 
         `computes`: whether it has since the last time; `stopped`: SIGSTOP or a debugger holds it; `dying`: see below.
         """
         import psutil
 
         try:
-            # Made once: the share of the CPU is that since the last time.
+            # Created once, because psutil measures CPU since the previous call.
             self._watched = self._watched or psutil.Process(self.main)
             with self._watched.oneshot():
                 stopped = self._watched.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -119,20 +119,20 @@ class TaskProcess:
             return {"cpu": 0.0, "memory": 0, "computes": False, "stopped": False, "dying": dying(self.pid)}
 
     def signal(self, number: int) -> None:
-        """Signals the task itself, which knows what to do with its own processes."""
+        """Signals the task itself. It handles its own child processes."""
         if self.code is None:
-            # Not by Popen, which would wait for one that has just ended, before its end has been looked at.
+            # Popen isn't used here: it would reap a process that has just ended before its end was reported.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.main, number)
 
     def kill(self) -> None:
-        """Ends the whole process group; of a task that has ended, nothing is left."""
+        """Kills the whole process group; nothing is left of a task that has ended."""
         if self.code is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def new_stacks(self) -> str:
-        """Returns the Python stacks that it has written since the last time, "" for none."""
+        """Returns the Python stacks written since the last call, "" if there are none."""
         try:
             with open(self._stacks, encoding="utf-8", errors="replace") as file:
                 file.seek(self._stacks_read)
@@ -143,7 +143,7 @@ class TaskProcess:
         return text
 
     def close(self) -> None:
-        """Ends it, and waits for its end."""
+        """Kills it and waits for its end."""
         self.kill()
         self._process.wait()
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ class TaskProcess:
 
 
 def _programs(group: int) -> list[str]:
-    """Returns the names of a group's other programs. Linux only."""
+    """Returns the names of the other programs in a process group. Linux only."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         with contextlib.suppress(OSError, ValueError):
@@ -161,7 +161,7 @@ def _programs(group: int) -> list[str]:
 
 
 def dying(pid: int) -> bool:
-    """Returns whether a process is ending, or has a SIGKILL pending; a large one takes seconds to. Linux only."""
+    """Returns whether a process is exiting or has a SIGKILL pending; a large one takes seconds to exit. Linux only."""
     try:
         flags = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""An agent's process, and what any agent does at the end of a connection.
+"""The agent's process, and what every agent does when its connection ends.
 
     python -m toolkit.launch.agent.program
 
@@ -25,7 +25,7 @@ from toolkit.support import signals
 __all__ = ["serve"]
 
 _TICK = 0.05
-_FIRST = 60.0  # Seconds in which the first thing that is asked for must come.
+_FIRST = 60.0  # Seconds in which the first request must arrive.
 
 
 def serve(
@@ -38,7 +38,7 @@ def serve(
     seen: Callable[[Event], object] = lambda _: None,
     own: dict | None = None,
 ) -> Event | None:
-    """Does what is asked for until nobody asks any more; the tasks then get time to end.
+    """Serves requests until the connection ends; the tasks then get time to end.
 
     Args:
         agent: Does it; it has been asked to prepare.
@@ -85,14 +85,16 @@ def serve(
             select.select(waits, [], [], _TICK)
         asked = channel.read()
         if ends == float("inf") and (channel.ended or channel.silence > silence):
-            channel.send(event("unheard", seconds=round(channel.silence)))  # If it only stood still, it reads this.
+            channel.send(
+                event("unheard", seconds=round(channel.silence))
+            )  # If the other side was only suspended, it reads this later.
             agent.send("signal", number=int(signal.SIGTERM))
             ends = now + grace
 
 
 def _main() -> int:
     writing = os.dup(1)
-    os.dup2(2, 1)  # What else writes to standard output would be no event.
+    os.dup2(2, 1)  # Anything else on standard output would not be an event.
     channel = Channel(0, writing)
     asked: list[Event] = []
     while not asked and not channel.ended and channel.silence < _FIRST:

@@ -1,4 +1,4 @@
-"""What tasks report to their launcher: `toolkit.support.status` is their side."""
+"""Receives what tasks report to their launcher. `toolkit.support.status` is the tasks' side."""
 
 import contextlib
 import functools
@@ -13,12 +13,12 @@ from typing import Any
 
 __all__ = ["Reports"]
 
-_LONGEST = 1 << 16  # Bytes of a report.
-_WAITING = 1024  # Connections that may wait to be taken.
+_LONGEST = 1 << 16  # The most bytes in a report.
+_WAITING = 1024  # The most connections that may wait to be accepted.
 
 
 class Reports:
-    """A Unix socket that tasks connect to; reports come whole, in order, and none is lost while this lives.
+    """A Unix socket that tasks connect to. Reports arrive whole and in order, and none is lost while this object lives.
 
     Args:
         selector: Its keys hold functions, which are called when there is something to read.
@@ -32,7 +32,7 @@ class Reports:
     def __init__(self, selector: selectors.BaseSelector, take: Callable[[dict[str, Any]], None]) -> None:
         self._selector = selector
         self._take = take
-        # A Unix socket's path holds about 100 characters; a longer temporary directory is passed over.
+        # A Unix socket's path may have about 100 characters, so a temporary directory with a longer path isn't used.
         short = "/tmp" if len(tempfile.gettempdir()) > 60 and sys.platform != "win32" else None
         self._directory = tempfile.TemporaryDirectory(prefix="toolkit-", dir=short, ignore_cleanup_errors=True)
         self.scratch = self._directory.name
@@ -45,14 +45,14 @@ class Reports:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def hang_up(self) -> None:
-        """Ends the connections of tasks that have ended."""
+        """Closes the connections of tasks that have ended."""
         for connection in self._connections:
             self._selector.unregister(connection)
             connection.close()
         self._connections = set()
 
     def close(self) -> None:
-        """Ends all connections, and removes the directory."""
+        """Closes all connections and removes the directory."""
         self.hang_up()
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -66,10 +66,12 @@ class Reports:
             self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, connection))
 
     def _read(self, connection: socket.socket) -> None:
-        """Takes all that has come on one connection."""
+        """Reads all data of one connection."""
         try:
             while message := connection.recv(_LONGEST):
-                with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):  # Whatever else connects.
+                with contextlib.suppress(
+                    ValueError, TypeError, AttributeError, KeyError
+                ):  # A connection from anything but a task.
                     self._take(json.loads(message))
         except BlockingIOError:
             return

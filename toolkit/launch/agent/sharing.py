@@ -1,4 +1,4 @@
-"""Whether hosts see the same directory: a file of the job's own lies in it while they are being called."""
+"""Finds out whether hosts share a directory, by a file that the job writes there while it calls them."""
 
 import contextlib
 import pathlib
@@ -7,7 +7,7 @@ __all__ = ["forget", "shared"]
 
 
 def shared(mark: str, *, make: bool) -> bool:
-    """Returns whether this directory is the first host's own.
+    """Returns whether this directory is the same one that the first host sees.
 
     Args:
         mark: The job's own.
@@ -21,7 +21,7 @@ def shared(mark: str, *, make: bool) -> bool:
 
 
 def forget(mark: str) -> None:
-    """Removes the file; without a mark there is none."""
+    """Removes the file, if there is one."""
     with contextlib.suppress(OSError):
         if mark:
             _file(mark).unlink()

@@ -1,4 +1,4 @@
-"""A task as it will be started: its command and what is added to its environment."""
+"""What is needed to start a task: its command and its additions to the environment."""
 
 import dataclasses
 import pathlib
@@ -18,12 +18,12 @@ from toolkit.support import redaction, status
 __all__ = ["CHILD", "TaskSpec", "own_addresses", "shell_line", "task_specs", "visible_gpus"]
 
 CHILD = str(pathlib.Path(__file__).resolve().parents[1] / "task" / "child.py")  # Runs the user's script in every task.
-_STACKS = "{stacks}"  # Replaced by the file for the task's stacks.
+_STACKS = "{stacks}"  # The agent replaces it by the path of the file for stacks.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """One task to start here.
+    """One task to be started on this machine.
 
     Attributes:
         task: The task.
@@ -39,7 +39,7 @@ class TaskSpec:
 
     @property
     def file_name(self) -> str:
-        """What its files are called, without their ends: "worker-0"."""
+        """The stem of its files' names, such as "worker-0"."""
         return str(self.task).replace(":", "-")
 
     def arguments(self, stacks: str) -> list[str]:
@@ -63,7 +63,7 @@ def task_specs(
     partial: bool,
     socket_path: str,
 ) -> tuple[tuple[TaskSpec, ...], str]:
-    """Returns how to start each task, and what the user should know of how GPUs are dealt, "" for nothing.
+    """Returns how to start each task, and a message about how GPUs are assigned, or "".
 
     Args:
         cluster: All tasks.
@@ -86,7 +86,7 @@ def task_specs(
             remedy="Install it there, or give its path",
         )
     inventory = devices.inventory.take()
-    # Beside parameter servers a chief schedules work, and does none.
+    # With parameter servers, the chief only schedules steps and needs no GPU.
     served = any(task.job == "ps" for task in cluster.tasks)
     trains = ("worker",) if served else ("chief", "worker")
     training, every = [task for task in here if task.job in trains], [t for t in cluster.tasks if t.job in trains]
@@ -113,13 +113,13 @@ def task_specs(
 
 
 def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str, str]:
-    """What torchrun sets, and people's scripts read: numbers among the tasks that train."""
+    """The variables that torchrun sets and that scripts read: ranks among the tasks that train."""
     numbers = {"RANK": every.index(task), "LOCAL_RANK": here.index(task)}
     return {**{name: str(n) for name, n in numbers.items()}, "WORLD_SIZE": str(len(every))}
 
 
 def _slurm(task: Task, cluster: Cluster, here: Sequence[Task]) -> dict[str, str]:
-    """What one srun for all tasks would set: an agent is its own step, and all of its tasks would be the first."""
+    """The variables that one srun for all tasks would set. Each agent is its own job step, with rank 0."""
     nodes = list(dict.fromkeys(_cluster.split(cluster.address(each))[0] for each in cluster.tasks))
     total, node = len(cluster.tasks), nodes.index(_cluster.split(cluster.address(task))[0])
     numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(here).index(task), "NODEID": node}
@@ -128,7 +128,7 @@ def _slurm(task: Task, cluster: Cluster, here: Sequence[Task]) -> dict[str, str]
 
 
 def shell_line(task: TaskSpec, environ: Mapping[str, str], added: Mapping[str, str]) -> str:
-    """Returns the task's start as a line for a shell, without secrets.
+    """Returns the shell command that starts the task, without secrets.
 
     Args:
         task: What to start.
@@ -144,7 +144,7 @@ def shell_line(task: TaskSpec, environ: Mapping[str, str], added: Mapping[str, s
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns this machine's GPUs, or those that the user has left visible, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the names of this machine's GPUs for CUDA_VISIBLE_DEVICES, without those that the user has hidden."""
     every = [str(gpu.index) for gpu in devices.inventory.take().gpus]
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if not every or listed is None:
@@ -156,14 +156,14 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 def _gpus(
     here: Sequence[Task], training: Sequence[Task], environ: Mapping[str, str]
 ) -> tuple[dict[Task, dict[str, str]], str]:
-    """Deals this machine's GPUs, or those that the user left visible, to the tasks that train, as many to each.
+    """Assigns this machine's visible GPUs to the tasks that train, the same number to each.
 
     Returns:
         The variables of each task, and a sentence about GPUs that are left over, "" where there are none.
     """
     if not devices.inventory.take().gpus:
         return {}, ""
-    # The user's own numbers mean what they mean to CUDA without us; those of nvidia-smi are in the bus's order.
+    # If the user set CUDA_VISIBLE_DEVICES, its numbers keep CUDA's meaning. nvidia-smi numbers GPUs by PCI bus.
     own = "CUDA_VISIBLE_DEVICES" in environ
     order = {} if own else {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
     every = visible_gpus(environ)
@@ -185,7 +185,7 @@ def _gpus(
 
 
 def own_addresses() -> set[str]:
-    """Returns the addresses of this machine's interfaces, and of loopback."""
+    """Returns the addresses of this machine's network interfaces, loopback included."""
     import psutil
 
     found = {entry.address.partition("%")[0] for each in psutil.net_if_addrs().values() for entry in each}

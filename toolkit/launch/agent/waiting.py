@@ -1,4 +1,4 @@
-"""Files that threads of a process wait for, in whatever language they are written; Linux only. See proc(5)."""
+"""Finds the files that a process's threads wait for, whatever language they are written in. Linux only; see proc(5)."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ __all__ = ["files"]
 # Numbers of read and pread64, whose first argument is a descriptor, and of openat, whose second is a path, of Linux's
 # arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 _CALLS = {"x86_64": ((0, 17), 257), "aarch64": ((63, 67), 56)}
-_LONGEST = 4096  # Bytes of a path.
+_LONGEST = 4096  # The most bytes of a path.
 _NO_FILES = re.compile(r"/(dev|proc|sys)/")
 
 
 def files(process: int) -> list[str]:
-    """Returns the paths of files that threads of a process are about to open or read."""
+    """Returns the paths of files that threads of a process are about to open or to read."""
     reading, opening = _CALLS.get(platform.machine(), ((), -1))
     found: set[str] = set()
     with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ def files(process: int) -> list[str]:
 
 
 def _text(process: int, address: int) -> str:
-    """Returns the text that stands at an address of a process's memory."""
+    """Returns the text at an address of a process's memory."""
     with open(f"/proc/{process}/mem", "rb", buffering=0) as file:
         file.seek(address)
         return file.read(_LONGEST).partition(b"\0")[0].decode(errors="replace")

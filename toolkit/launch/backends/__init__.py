@@ -1,4 +1,4 @@
-"""The places where a job can run, a file or two for each; none imports another's.
+"""The places where a job can run, in one or two files each. None imports another's.
 
 Come here to change what happens at one of them only; what all share is in `toolkit.launch`.
 

@@ -1,4 +1,4 @@
-"""What runs in a Slurm allocation: the supervisor, in the batch script, with an agent on each node by srun.
+"""Supervises a job inside a Slurm allocation: runs in the batch script, with an agent on each node by srun.
 
     python .../alone.py toolkit.launch.backends.allocation DIRECTORY
 
@@ -32,11 +32,11 @@ from toolkit.support import signals
 __all__: list[str] = []
 
 _TICK = 0.2
-_ANSWER = 20  # Seconds that a node gets to run a program.
+_ANSWER = 20  # Seconds in which a node must start a program.
 
 
 class SlurmPlace(Place):
-    """The nodes of the allocation that this process is in.
+    """The nodes of this process's allocation.
 
     Args:
         spec: What was asked.
@@ -56,7 +56,7 @@ class SlurmPlace(Place):
 
     def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent on this node."""
-        # A step has all of the job on its node, whatever else runs there, but for what --exact would leave out.
+        # The step gets all of the job's resources on its node, except what --exact would leave out.
         where = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none", "--mpi=none"]
         return StartedAgent(
             ["srun", *where, "--unbuffered", sys.executable, "-m", "toolkit.launch.agent.program"],
@@ -70,14 +70,14 @@ class SlurmPlace(Place):
         )
 
     def out(self, error: ToolkitError) -> str:
-        """Returns why Slurm is to queue the job again after this error, "" where it isn't."""
+        """Returns why Slurm must queue the job again after this error; "" if it need not."""
         if self._notice and not isinstance(error, LaunchError):
             return "its time was nearly up" + (f", and a task failed: {error}" if isinstance(error, TaskFailed) else "")
         return "a node doesn't answer" if isinstance(error, HostLost) and not _nodes_answer() else ""
 
 
 def _nodes_answer() -> bool:
-    """Whether a program can be run on every node of the job.
+    """Whether every node of the job can start a program.
 
     Slurm itself takes minutes to miss another node than this one: until then its failure looks like a task's.
     """
@@ -93,7 +93,7 @@ def _main() -> int:
     """Supervises the job in its allocation; returns its exit code."""
     record, number = Record(pathlib.Path(sys.argv[1])), os.environ["SLURM_JOB_ID"]
     spec: JobSpec = record.job()["spec"]
-    # Who is told to end has the whole notice for a checkpoint.
+    # A job that is told to end has the whole notice for a checkpoint.
     spec = dataclasses.replace(spec, grace=math.ceil(max(spec.grace, spec.notice)))
     notice: list[int] = []
     with signals.recorded((signal.SIGTERM, signal.SIGINT)) as received:
@@ -117,7 +117,7 @@ def _main() -> int:
 
 
 def _requeue(job: str, record: Record, why: str, received: Sequence[int]) -> None:
-    """Has Slurm queue the job again, and waits for the signal by which it ends this process."""
+    """Has Slurm queue the job again, and waits for the signal with which Slurm ends this process."""
     record.add("note", text=f"launch: queueing the job again: {why}")
     record.add("requeue")
     known = len(received)

@@ -1,4 +1,4 @@
-"""Coming to a rendezvous: this host's tasks are started as the launcher there says, until the job is over."""
+"""Joins a rendezvous: starts this host's tasks as the launcher there says, until the job is over."""
 
 import base64
 import math
@@ -28,13 +28,13 @@ from toolkit.support.words import counted
 __all__ = ["join"]
 
 _TICK = 0.05
-_HELLO = 15.0  # Seconds in which a launcher that listens speaks.
-_CALL = 5.0  # Seconds that a connection may take, in which no signal is heeded.
-_AGAIN = 0.5  # Seconds between two calls to an address where nobody listens yet.
+_HELLO = 15.0  # Seconds in which the launcher at the address must answer.
+_CALL = 5.0  # Seconds that a connection may take; signals wait meanwhile.
+_AGAIN = 0.5  # Seconds between two attempts to connect while no launcher listens.
 
 
 def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
-    """Comes to the launcher that listens at the rendezvous, and starts this host's tasks as it says, until it is over.
+    """Connects to the launcher at the rendezvous, and starts this host's tasks for it until the job is over.
 
     Args:
         spec: What was asked, here.
@@ -67,10 +67,11 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
 def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes) -> Event | None:
     with _connected(spec, received) as connection:
         channel = Channel(connection.fileno(), connection.fileno())
-        channel.send(event("knock"))  # What isn't a launcher answers with something else, or hangs up.
+        channel.send(event("knock"))  # A program that isn't a launcher answers otherwise or hangs up.
         answers = _Answers(spec, channel, received)
         theirs, mine = str(answers.next(_HELLO).get("nonce")), token.nonce()
-        secret = token.read(spec.rendezvous or "")  # Only now: who listens has written it by now.
+        # Only now, because the listening launcher has written the token by now.
+        secret = token.read(spec.rendezvous or "")
         hello = {
             "nodes": spec.nodes,
             "version": __version__,
@@ -92,7 +93,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
         outputs: dict[str, Output] = {}
         agent = started_here(number=asked["number"], command=spec.command)
         try:
-            # What runs here is what the user of this host has said.
+            # This host's user decides what runs here.
             own: dict[str, Any] = {"command": list(spec.command), "environment": spec.environment}
             own["prefix"] = shlex.split(spec.prefix)
             own["call"] = base64.b64encode(work).decode()
@@ -115,14 +116,14 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
 
 
 class _Answers:
-    """What the launcher at the rendezvous says before the job begins, one after another."""
+    """The messages of the launcher at the rendezvous before the job begins, one after another."""
 
     def __init__(self, spec: JobSpec, channel: Channel, received: Sequence[int]) -> None:
         self._spec, self._channel, self._received = spec, channel, received
         self._read: list[Event] = []
 
     def next(self, within: float = math.inf) -> Event:
-        """Waits for the next.
+        """Waits for the next message.
 
         Args:
             within: Seconds in which whatever is a launcher answers.
@@ -155,7 +156,7 @@ class _Answers:
         )
 
     def strange(self) -> LaunchError:
-        """Returns the error of a program that answers, and isn't this job's launcher."""
+        """Returns the error about a program that answers but isn't this job's launcher."""
         return LaunchError(
             asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",
             found="a program that isn't a launcher of this toolkit answers there",

@@ -1,4 +1,4 @@
-"""A manifest for Kubernetes: an Indexed Job, with a headless service and a network policy.
+"""Writes a manifest for Kubernetes: an Indexed Job, with a headless service and a network policy.
 
 Kubernetes replaces a pod that failed, and the others, which fail with it, too. Exit code 2 says that what was asked
 can't be done: it gives up then.
@@ -22,22 +22,22 @@ from toolkit.support import redaction, status
 __all__ = ["GRACE", "manifest", "manifest_text", "notes"]
 
 CONTAINER = "tensorflow"
-GRACE = 120  # Seconds between SIGTERM and SIGKILL: a step, a checkpoint.
-_LONGEST_VARIABLE = (128 << 10) - 100  # Bytes of a variable with its name: Linux's MAX_ARG_STRLEN.
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which services ask for.
+GRACE = 120  # Seconds between SIGTERM and SIGKILL, enough for a step and a checkpoint.
+_LONGEST_VARIABLE = (128 << 10) - 100  # The most bytes of a variable with its name: Linux's MAX_ARG_STRLEN.
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which names of services follow.
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
 _LONGEST = 63
 
 
 def manifest_text(spec: JobSpec) -> str:
-    """Returns the objects to create as YAML; raises a LaunchError where a value is none that Kubernetes takes."""
+    """Returns the objects to create as YAML; raises a LaunchError for a value that Kubernetes refuses."""
     import yaml
 
     return yaml.safe_dump_all(manifest(spec), sort_keys=False)
 
 
 def notes(spec: JobSpec) -> list[str]:
-    """Returns what the user should know of a manifest, sentence by sentence."""
+    """Returns notes about a manifest for its user, as sentences."""
     found = [
         f"note: anyone who can read the manifest can read {name}; use a Kubernetes Secret instead."
         for name in spec.environment
@@ -51,7 +51,7 @@ def notes(spec: JobSpec) -> list[str]:
 
 
 def manifest(spec: JobSpec) -> list[dict[str, Any]]:
-    """Returns the objects to create, in order; raises a LaunchError where a value is none that Kubernetes takes."""
+    """Returns the objects to create, in order; raises a LaunchError for a value that Kubernetes refuses."""
     _check(spec)
     return [_service(spec), _policy(spec), _merged(_job(spec), _patch(spec))]
 
@@ -74,7 +74,7 @@ def _check(spec: JobSpec) -> None:
     ):
         require(bool(fits), f"--{flag}={value!s:.80}", "Kubernetes doesn't take that", remedy)
     for text in (*spec.command, *spec.env, *spec.volume, spec.python or ""):
-        # Python's texts hold half a surrogate pair for each byte that isn't UTF-8.
+        # Python has half a surrogate pair for each byte of a text that isn't UTF-8.
         fits = not any("\ud800" <= letter <= "\udfff" for letter in text)
         require(fits, f"the text {text[:60]!r}", "Kubernetes doesn't take that", "Give UTF-8 text")
 
@@ -84,7 +84,7 @@ def _is_name(text: str) -> bool:
 
 
 def _mounts(spec: JobSpec) -> list[tuple[str, str]]:
-    """Returns the claim and the path of each volume."""
+    """Returns each volume's claim and path."""
     found = []
     for text in spec.volume:
         claim, colon, path = text.partition(":")
@@ -95,7 +95,7 @@ def _mounts(spec: JobSpec) -> list[tuple[str, str]]:
 
 
 def _patch(spec: JobSpec) -> Any:
-    """Returns what the user's file has to say of the job object."""
+    """Returns the user's file of changes to the job object."""
     if spec.patch is None:
         return {}
     import yaml
@@ -115,7 +115,7 @@ def _patch(spec: JobSpec) -> Any:
 
 
 def _merged(made: Any, patch: Any) -> Any:
-    """Lays a mapping over another, as RFC 7386 has it: null removes, and lists are replaced."""
+    """Merges one mapping into another by RFC 7386: null removes a key, and lists are replaced."""
     if not isinstance(made, dict) or not isinstance(patch, dict):
         return patch
     merged = {**made, **{key: _merged(made.get(key), value) for key, value in patch.items()}}
@@ -135,7 +135,7 @@ def _service(spec: JobSpec) -> dict[str, Any]:
     made = {
         "clusterIP": "None",
         "selector": _labels(spec),
-        # Tasks look for one another before any of them is ready.
+        # Tasks look up each other's names before any of them is ready.
         "publishNotReadyAddresses": True,
         "ports": [{"name": "grpc", "port": spec.port}],
     }
@@ -143,7 +143,7 @@ def _service(spec: JobSpec) -> dict[str, Any]:
 
 
 def _policy(spec: JobSpec) -> dict[str, Any]:
-    """Returns the policy that lets only the job's pods reach them: TensorFlow's servers take orders from anybody."""
+    """Returns the policy by which only the job's pods reach its tasks: TensorFlow's servers ask for no password."""
     own = {"podSelector": {"matchLabels": _labels(spec)}}
     made = {"podSelector": {"matchLabels": _labels(spec)}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(spec), "spec": made}
@@ -152,13 +152,13 @@ def _policy(spec: JobSpec) -> dict[str, Any]:
 def _job(spec: JobSpec) -> dict[str, Any]:
     tasks = sum(number for _, number in spec.counts)
     refused = {"containerName": CONTAINER, "operator": "In", "values": [RequestError.exit_code]}
-    # A node that is drained or preempted is no fault of the job's.
+    # A drained or preempted node isn't the job's failure.
     drained = [{"type": "DisruptionTarget", "status": "True"}]
     made = {
         "completionMode": "Indexed",
         "completions": tasks,
         "parallelism": tasks,
-        # A task that fails takes the others with it: each restart of the job costs as many failures as there are pods.
+        # A failed task ends the others, so each restart of the job counts as one failure for each pod.
         "backoffLimit": spec.max_restarts * tasks,
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onExitCodes": refused}, {"action": "Ignore", "onPodConditions": drained}]
@@ -195,7 +195,7 @@ def _template(spec: JobSpec) -> dict[str, Any]:
         "subdomain": spec.name,
         "terminationGracePeriodSeconds": GRACE,
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # Or each service of the namespace becomes variables of ours.
+        "enableServiceLinks": False,  # Otherwise each service of the namespace becomes an environment variable.
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -212,7 +212,7 @@ def _template(spec: JobSpec) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Returns how to write a text: Kubernetes replaces $(NAME) by a variable's value, and $$ by one dollar."""
+    """Escapes a text: Kubernetes replaces $(NAME) by a variable's value, and $$ by one dollar."""
     return text.replace("$", "$$")
 
 
@@ -229,7 +229,7 @@ def _environment(spec: JobSpec) -> dict[str, str]:
 
 
 def _described(spec: JobSpec) -> str:
-    """Returns who takes part, at the names NAME-INDEX that pods have behind the headless service of the job's name."""
+    """Returns the cluster, at the names NAME-INDEX that pods have behind the job's headless service."""
     tasks = numbered(spec.counts)
     addresses = [f"{spec.name}-{index}.{spec.name}:{spec.port}" for index in range(len(tasks))]
     cluster = Cluster.at(dict(zip(tasks, addresses, strict=True)))

@@ -1,4 +1,4 @@
-"""This machine: its tasks are counted, or those of a cluster that a file describes."""
+"""This machine as a place: its tasks are counted, or a file describes their cluster."""
 
 import os
 import socket
@@ -62,13 +62,13 @@ class LocalPlace(Place):
         return started_here(number=host.tasks, command=self._spec.command, given=given)
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster, and the tasks of it to start here."""
+        """Returns the cluster and those of its tasks to start here."""
         if self._described is not None:
             return self._described, dict.fromkeys(self._here, self.hosts[0])
         return assign(self._counts, self.hosts, self.addresses, ports)
 
     def planned(self) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster and the tasks to start here, with ports that are free now."""
+        """Returns the cluster and the tasks to start here, with free ports."""
         with HeldPorts() as held:
             return self.cluster({host: [held.free() for _ in range(host.tasks)] for host in self.hosts})
 
@@ -93,6 +93,6 @@ def _is_here(address: str, own: set[str]) -> bool:
     host = _cluster.split(address)[0]
     try:
         answers = socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):  # A label of more than 63 letters is no name.
+    except (OSError, UnicodeError):  # A label of more than 63 characters can't be a name.
         return False
     return any(answer[4][0] in own for answer in answers)

@@ -1,4 +1,4 @@
-"""The socket at which the launchers of several hosts meet: whose host it is, and who came first, listens."""
+"""Decides which launcher listens at a rendezvous: the first one on the host of its address."""
 
 import errno
 import socket
@@ -13,7 +13,7 @@ __all__ = ["listen"]
 
 
 def listen(spec: JobSpec) -> socket.socket | None:
-    """Returns a socket that listens at the rendezvous; None where this isn't its host, or another launcher came first.
+    """Returns a socket that listens at the rendezvous; None if the address is another host's or already taken.
 
     Raises:
         LaunchError: The host has no address, or nobody may listen there.
@@ -32,7 +32,7 @@ def listen(spec: JobSpec) -> socket.socket | None:
     if here is None:
         return None
     made = socket.socket(here[0], socket.SOCK_STREAM)
-    # Debian has a machine's own name at 127.0.1.1, where nobody else reaches it.
+    # Debian maps a machine's own name to 127.0.1.1, which other machines can't reach.
     named = is_loopback(str(here[4][0])) and host not in ("localhost", here[4][0])
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,7 +44,7 @@ def listen(spec: JobSpec) -> socket.socket | None:
         made.close()
         if (
             error.errno == errno.EADDRINUSE
-        ):  # By this job's first launcher, or by another program, which says otherwise when asked.
+        ):  # Taken by this job's first launcher, or by another program, which answers otherwise.
             return None
         raise LaunchError(
             asked=f"--rendezvous={spec.rendezvous} is this machine, whose launcher listens there",

@@ -1,4 +1,4 @@
-"""Hosts that find one another at an address: the same command on each, no ssh and no scheduler.
+"""Hosts that find one another at an address: the same command on each, without ssh or a scheduler.
 
 The first launcher that comes at HOST listens there, and supervises; the others come to it, and are its agents. Each
 side proves that it has the job's token (see `token`) before anything else is taken from it. A host runs the command
@@ -30,13 +30,13 @@ from toolkit.launch.supervisor.layout import check_addresses, spread
 __all__ = ["RendezvousPlace"]
 
 _TICK = 0.05
-_HELLO = 10.0  # Seconds in which who connects must say who it is.
-_SAID = 30.0  # Seconds between two messages that hosts are awaited.
+_HELLO = 10.0  # Seconds in which a new connection must identify itself.
+_SAID = 30.0  # Seconds between two messages about missing hosts.
 _OWN = ("command", "prefix", "environment", "call")  # What each host has by itself.
 
 
 class _Seat(ConnectedAgent):
-    """A host's place: taken by a launcher that has come, or waiting for one.
+    """A host's place in the job: taken by a launcher, or free.
 
     Args:
         place: Seats those that come.
@@ -50,33 +50,33 @@ class _Seat(ConnectedAgent):
         self._socket: socket.socket | None = None
 
     def take(self, connection: socket.socket, channel: Channel) -> None:
-        """Seats a launcher."""
+        """Assigns it to a launcher."""
         self._socket, self._channel = connection, channel
         channel.send(self._prepare)
 
     @property
     def free(self) -> bool:
-        """Whether nobody has come yet."""
+        """Whether no launcher has connected yet."""
         return self._socket is None
 
     @property
     def gone(self) -> bool:
-        """Whether who had come is gone."""
+        """Whether its launcher is lost."""
         return not self.free and self._channel.ended
 
     @property
     def silence(self) -> float:
-        """Seconds since its last event, or since it waits."""
+        """Seconds since its last event, or since it became free."""
         return time.monotonic() - self._made if self.free else self._channel.silence
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Sends what is asked for, to those that are there, except for what that host has by itself."""
+        """Sends requests to the launcher, if there is one, without what each host has by itself."""
         if not self.free:
             super().send(kind, **{name: fact for name, fact in facts.items() if name not in _OWN})
 
     def read(self, *, silent: bool = False) -> list[Event]:
-        """Returns what has happened there; while nobody is, looks whether somebody comes."""
-        self._place.receive()  # Also where all are there: who comes too late is answered.
+        """Returns its events; while it has no launcher, accepts new ones."""
+        self._place.receive()  # Also when all are present: a launcher that comes too late gets an answer.
         return [] if self.free else super().read(silent=silent)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class _Seat(ConnectedAgent):
 
 
 class RendezvousPlace(Place):
-    """The hosts that have come.
+    """The hosts that have connected.
 
     Args:
         spec: What was asked.
@@ -117,7 +117,7 @@ class RendezvousPlace(Place):
         self._coming: list[tuple[socket.socket, Channel, str]] = []
         self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""
-        self._late: list[tuple[socket.socket, Channel, float]] = []  # And until when each waits for a seat.
+        self._late: list[tuple[socket.socket, Channel, float]] = []  # And until when each waits for a place.
         self._first: list[tuple[socket.socket, Channel, Event]] = []
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
@@ -133,7 +133,7 @@ class RendezvousPlace(Place):
         check_addresses(self.addresses, open_network=spec.open_network)
 
     def call(self, host: Host) -> ConnectedAgent:
-        """Returns an agent of this machine; of another, that of the launcher that has come or will come from there."""
+        """Returns an agent of this machine, or the launcher that has connected or will connect from another host."""
         if host == self.hosts[0]:
             return started_here(number=host.tasks, command=self.spec.command)
         times = {"silence": self.spec.silence, "grace": self.spec.grace}
@@ -146,7 +146,7 @@ class RendezvousPlace(Place):
         return seat
 
     def receive(self) -> None:
-        """Seats a launcher that comes after the start in the place of one that is gone, once that is known."""
+        """Gives the place of a lost launcher to one that connects later."""
         patience = time.monotonic() + self.spec.silence + self.spec.grace
         self._late += [(connection, channel, patience) for connection, channel, _ in self._arrived()]
         waiting, self._late = self._late, []
@@ -161,7 +161,7 @@ class RendezvousPlace(Place):
                 self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
 
     def close(self, ended: ToolkitError | None) -> None:
-        """Tells those that have come how the job has ended, and lets the address go."""
+        """Tells the connected launchers how the job has ended, and closes the address."""
         code, text = (ended.exit_code, str(ended)) if ended else (0, "")
         word = {"code": code, "text": text, "stopped": isinstance(ended, JobStopped)}
         token.forget(self.spec.rendezvous or "")
@@ -174,13 +174,13 @@ class RendezvousPlace(Place):
         self._listener.close()
 
     def _wait(self, received: Sequence[int]) -> None:
-        """Waits until the others have come."""
+        """Waits until the others have connected."""
         began = said = time.monotonic()
         deadline = began + self.spec.start_timeout
         if self.spec.nodes > 1:
             self._say(f"launch: {self._here()}, waiting for {self.spec.nodes - 1} more")
         if self.spec.nodes > 1 and not os.environ.get(token.VARIABLE):
-            shown = sys.stdout is not None and sys.stdout.isatty()  # In no file.
+            shown = sys.stdout is not None and sys.stdout.isatty()  # Written to no file.
             (output.say if shown else self._say)(token.words(self.spec.rendezvous or "", self._token, shown=shown))
         while len(self._first) < self.spec.nodes - 1:
             error: ToolkitError | None = JobStopped(received[0]) if received else None
@@ -204,7 +204,7 @@ class RendezvousPlace(Place):
         return f"{1 + len(self._first)} of {self.spec.nodes} hosts at {self.spec.rendezvous}"
 
     def _arrived(self) -> list[tuple[socket.socket, Channel, Event]]:
-        """Returns those that have come and belong to this job; answers the others."""
+        """Returns the launchers that have connected and belong to this job; answers the others."""
         try:
             while True:
                 connection, _ = self._listener.accept()
@@ -220,7 +220,7 @@ class RendezvousPlace(Place):
             hello = said[0] if said and said[0]["event"] == "hello" else None
             if hello is None:
                 if channel.ended or channel.silence > _HELLO or said or channel.strange:
-                    connection.close()  # Not one of ours.
+                    connection.close()  # Not one of ours: drop the connection.
                 else:
                     waiting.append((connection, channel, number))
                 continue

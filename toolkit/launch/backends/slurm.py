@@ -1,4 +1,4 @@
-"""Jobs under Slurm: a batch script, submitted and followed. What it runs in its allocation is `allocation`."""
+"""Jobs under Slurm: writes, submits and follows a batch script. `allocation` is what the script runs."""
 
 import os
 import pathlib
@@ -22,21 +22,21 @@ from toolkit.support.words import counted
 
 __all__ = ["follow_job", "rooms", "script", "submit"]
 
-_SECONDS = 0.5  # Between two looks at the logs.
-_QUESTION = 5.0  # Between two questions to Slurm's controller, which is everybody's.
-_CLEANED = 15.0  # Seconds after which Slurm has done with what a job that is queued again has left.
-_TOLD = 20  # Lines of the batch script's output in a message.
-_LATE = 10.0  # Seconds that the job's files may take to be seen here.
+_SECONDS = 0.5  # Seconds between two looks at the logs.
+_QUESTION = 5.0  # Seconds between two questions to Slurm's controller, which all users share.
+_CLEANED = 15.0  # Seconds after which Slurm has cleaned up after a job that is queued again.
+_TOLD = 20  # How many lines of the batch script's output a message has.
+_LATE = 10.0  # Seconds until the job's files are visible here.
 
 
 def rooms(spec: JobSpec) -> list[int]:
-    """Returns how many tasks run on each node: evenly, the first nodes one more."""
+    """Returns how many tasks run on each node: an equal number, and one more on the first nodes."""
     each = spec.tasks_per_node or spec.gpus_per_node // (spec.gpus_per_task or 1) or 1
     return spread(sum(number for _, number in spec.counts) or spec.nodes * each, spec.nodes)
 
 
 def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
-    """Returns the text of the batch script.
+    """Returns the batch script.
 
     Args:
         spec: What is asked.
@@ -49,7 +49,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     settings = {
         "job-name": spec.name,
         "nodes": spec.nodes,
-        "ntasks-per-node": 1,  # An agent, which has the node's share of the job for all its tasks.
+        "ntasks-per-node": 1,  # One agent, with the node's share of the job for all its tasks.
         "cpus-per-task": cores if cores > 1 else None,
         "gpus-per-node": spec.gpus_per_node or room * spec.gpus_per_task or None,
         "time": spec.time,
@@ -64,7 +64,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     command = alone.command("toolkit.launch.backends.allocation", str(shown.absolute()))
     words = (*shlex.split(spec.prefix), *spec.command)
     tasks = shlex.join(redaction.masked_command(words, {**os.environ, **spec.environment}))
-    # One line, whatever is in the arguments: a text's own ends of lines are shown as such.
+    # Always one line: line ends in arguments are shown escaped.
     number = spec.gpus_per_node // room if spec.gpus_per_node else spec.gpus_per_task
     gpus = f", each with {counted(number, 'GPU')}" if number else ""
     about = [
@@ -77,20 +77,20 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         about.append(
             "# For reading: `toolkit launch` submits it with a directory for the job. `toolkit init` writes a job.sh."
         )
-    # A login shell knows `module` and the like; a line that fails ends the job, before it runs without what is missing.
+    # A login shell knows `module` and the like. A line that fails ends the job before the script starts.
     setup = ["set -e", *spec.setup] if spec.setup else []
     shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
     return "\n".join([shell, *lines, "#SBATCH --requeue", *about, *setup, f"exec {shlex.join(command)}", ""])
 
 
 def _quoted(option: str) -> str:
-    """Returns an option of sbatch as one word: it takes a line's words apart as a shell does."""
+    """Quotes an option of sbatch: it splits a line into words as a shell does."""
     name, equals, value = option.partition("=")
     return f"{shlex.quote(name)}{equals}{shlex.quote(value) if value else ''}"
 
 
 def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs.Entry:
-    """Submits the job, shows what it does, and returns when it is completed.
+    """Submits the job, shows its output, and returns when it is complete.
 
     SIGINT or SIGTERM to this process cancels the job; it goes on where the terminal is lost.
 
@@ -121,10 +121,10 @@ def submit(spec: JobSpec, *, follow: bool, record: Record | None = None) -> jobs
         )
     record = record or Record.begin(spec)
     batch = record.directory / "job.sh"
-    # A file's name may be no text.
+    # A file's name may not be valid text.
     batch.write_text(script(spec, record.directory), encoding="utf-8", errors="surrogateescape")
     output = str((record.directory / SCRIPT_LOG).absolute()).replace("%", "%%")
-    with signals.recorded() as received:  # Before there is a job: a signal that comes now cancels it, too.
+    with signals.recorded() as received:  # Before the job exists, so that a signal that arrives now cancels it as well.
         job = _submitted(["sbatch", "--parsable", f"--output={output}", str(batch)])
         entry = jobs.add(record, slurm=job)
         if not follow:
@@ -144,7 +144,7 @@ def head(spec: JobSpec, job: jobs.Entry) -> str:
 def follow_job(
     job: str, follower: Follower, display: Display, received: Sequence[int], *, cancels: bool = True
 ) -> None:
-    """Shows what a job does until its end.
+    """Shows a job's output until it ends.
 
     Args:
         job: Its number.
@@ -164,7 +164,7 @@ def follow_job(
             queued, asked = time.monotonic(), 0.0
         if time.monotonic() - asked > _QUESTION:
             asked, state = time.monotonic(), controller.job_state(job)
-            # Slurm lets a job that is queued again wait for two minutes; before it has cleaned up, it can't start.
+            # Slurm keeps a job that is queued again waiting for two minutes; it can't start before its cleanup.
             if state[0] == "PENDING" and follower.attempt and time.monotonic() - queued > _CLEANED:
                 controller.start_now(job)
         if state[0] != shown:
@@ -176,7 +176,7 @@ def follow_job(
             display.say(f"launch: {signal.Signals(received[announced]).name}: cancelling Slurm job {job}")
             announced += 1
             controller.stop(job)
-        if state[0] not in controller.ALIVE:  # Its last events may come later than the word of it.
+        if state[0] not in controller.ALIVE:  # The job's last events may be visible later than its end.
             over = over or time.monotonic()
             if time.monotonic() - over > (_LATE if follower.attempt or state[0] != "CANCELLED" else 0.0):
                 break
@@ -194,7 +194,7 @@ def follow_job(
 
 
 def _submitted(command: list[str]) -> str:
-    # In its own session: a Ctrl-C that sbatch got, too, could leave a job behind that nobody knows.
+    # In its own session: a Ctrl-C that also reached sbatch could leave a job that no one knows.
     done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]

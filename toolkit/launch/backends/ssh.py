@@ -1,4 +1,4 @@
-"""Hosts that ssh reaches as the user has configured it; rsync copies the working directory."""
+"""Runs jobs on hosts that ssh reaches with the user's configuration; rsync copies the working directory."""
 
 import concurrent.futures
 import contextlib
@@ -20,9 +20,9 @@ from toolkit.launch.supervisor.layout import check_addresses
 
 __all__ = ["SshPlace"]
 
-_CONNECT = 10  # Seconds for a connection to be made.
+_CONNECT = 10  # Seconds in which a connection must be made.
 _TICK = 0.1
-_ALIVE = 5  # Seconds between ssh's own signs of life.
+_ALIVE = 5  # Seconds between ssh's own keep-alive messages.
 
 
 class SshPlace(Place):
@@ -56,7 +56,7 @@ class SshPlace(Place):
     def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent on this host."""
         path = os.environ.get("PYTHONPATH")
-        # All of it is quoted for the shell that sshd starts; everything of the user's follows as JSON.
+        # All of it is quoted for the shell that sshd starts. The user's values follow as JSON.
         start = ["env", f"PYTHONPATH={path}"] if path else []
         remote = "exec " + shlex.join([*start, self.python, "-m", "toolkit.launch.agent.program"])
         return StartedAgent(
@@ -71,7 +71,7 @@ class SshPlace(Place):
         )
 
     def copy(self, received: Sequence[int]) -> None:
-        """Copies this directory to every host, all at once, if that was asked for; removes nothing there.
+        """Copies this directory to every host in parallel, if that was asked for; removes nothing there.
 
         Args:
             received: Signals to this process are appended to it.
@@ -85,15 +85,15 @@ class SshPlace(Place):
                 list(several.map(lambda host: self._copy(host, received), self.hosts))
 
     def command(self) -> list[str]:
-        """Returns the beginning of a command: the user's ssh with its configuration, which asks no question."""
+        """Returns the beginning of a command: ssh with the user's configuration, without questions."""
         own = ["-F", self.spec.ssh_config] if self.spec.ssh_config else []
         options = [f"ConnectTimeout={_CONNECT}", f"ServerAliveInterval={_ALIVE}", "ServerAliveCountMax=3"]
-        # A line of ssh -v or a master connection of somebody else's isn't this job's to end.
+        # ssh -v or a shared master connection may print lines that aren't this job's.
         fixed = ["BatchMode=yes", "ControlPath=none", "RequestTTY=no", "ForwardX11=no", "ClearAllForwardings=yes"]
         return ["ssh", *own, *(word for option in (*fixed, *options) for word in ("-o", option))]
 
     def _address_of(self, host: Host) -> str:
-        """Returns the name or address at which ssh reaches a host: other hosts are to use it, too."""
+        """Returns the name or address at which ssh reaches a host, for other hosts to use."""
         try:
             done = _finished(
                 [*self.command(), "-G", "--", host.name],
@@ -112,11 +112,11 @@ class SshPlace(Place):
         return found[1] if found else host.name.rpartition("@")[2]
 
     def _copy(self, host: Host, received: Sequence[int]) -> None:
-        # rsync, too, tells an IPv6 address from a path by brackets.
+        # rsync also needs brackets around an IPv6 address.
         name = re.sub(r"^((?:[^@]*@)?)([^@\[]*:[^@]*)$", r"\1[\2]", host.name)
         target = f"{name}:{self.directory.rstrip('/')}/"
         left_out = [f"--exclude={pattern}" for pattern in snapshot.LEFT_OUT]
-        # --protect-args: no shell there reads the names.
+        # --protect-args: no remote shell reads the names.
         command = ["rsync", "--archive", "--protect-args", "--mkpath", *left_out, "-e", shlex.join(self.command())]
         done = _finished(
             [*command, "--", f"{os.getcwd()}/", target],
@@ -136,7 +136,7 @@ class SshPlace(Place):
 def _finished(
     command: list[str], *, asked: str, remedy: str, timeout: float | None = _CONNECT, received: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, or to a signal to this process, which a terminal then doesn't send to it as well."""
+    """Runs a program until it ends or this process gets a signal; the terminal doesn't send it the signal as well."""
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

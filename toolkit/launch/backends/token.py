@@ -1,4 +1,4 @@
-"""The token of a rendezvous: who has it belongs to the job. It is proved, and never sent.
+"""The token of a rendezvous, which proves that a launcher belongs to the job. The token itself is never sent.
 
 Who listens makes one for each job, unless TOOLKIT_TOKEN gives it, and keeps it in a file that only its user may read:
 launchers that share the home directory find it there. Others are given it in TOOLKIT_TOKEN. Each side sends a number
@@ -19,11 +19,11 @@ from toolkit.support import files
 __all__ = ["VARIABLE", "file", "forget", "make", "nonce", "program_of", "proof", "proves", "read", "words"]
 
 VARIABLE = "TOOLKIT_TOKEN"
-_LEAST = 12  # Characters: of random letters and digits they are 60 bits and more.
+_LEAST = 12  # Characters. With random letters and digits, that is 60 bits or more.
 
 
 def make(address: str) -> str:
-    """Returns the token of a job whose launchers come to an address: the one that is given, or a new one.
+    """Returns the token of a job whose launchers connect to an address: the given one, or a new one.
 
     A new one is kept for launchers that share this home directory. Where it can't be, they are given it by hand.
 
@@ -48,30 +48,30 @@ def make(address: str) -> str:
         with open(os.open(file(address), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
             written.write(token)
     except OSError:
-        forget(address)  # Half of one is none.
+        forget(address)  # A partly written token doesn't count.
     return token
 
 
 def read(address: str) -> str:
-    """Returns the token that a launcher which comes to an address has; "" for none."""
+    """Returns the token of a launcher that connects to an address; "" if it has none."""
     with contextlib.suppress(OSError):
         return os.environ.get(VARIABLE) or file(address).read_text()
     return ""
 
 
 def forget(address: str) -> None:
-    """Removes the file; the job is over, or begins."""
+    """Removes the file when the job is over or begins."""
     with contextlib.suppress(OSError):
         file(address).unlink()
 
 
 def nonce() -> str:
-    """Returns a number that is used once, as text."""
+    """Returns a random text that is used once."""
     return secrets.token_hex(16)
 
 
 def proof(token: str, role: str, *numbers: str) -> str:
-    """Returns what shows that one has the token, without showing the token.
+    """Returns a proof that one has the token, without revealing it.
 
     Args:
         token: The token.
@@ -82,21 +82,21 @@ def proof(token: str, role: str, *numbers: str) -> str:
 
 
 def proves(found: object, token: str, role: str, *numbers: str) -> bool:
-    """Returns whether something that was sent is such a proof."""
+    """Returns whether a text is such a proof."""
     return isinstance(found, str) and hmac.compare_digest(found.encode(), proof(token, role, *numbers).encode())
 
 
 def words(address: str, token: str, *, shown: bool) -> str:
-    """Returns how hosts that share no home directory have the token: itself, or the name of its file."""
+    """Returns how other hosts get the token if they share no home directory: the token, or the name of its file."""
     visible = token if shown else f"..., which is in {file(address)}"
     return f"launch: start hosts that don't share this home directory with {VARIABLE}={visible}"
 
 
 def program_of(spec: JobSpec) -> str:
-    """Returns what tells the jobs that gather at one address apart."""
+    """Returns what distinguishes the jobs that gather at one address."""
     return hashlib.sha256(repr((spec.command, spec.counts)).encode()).hexdigest()[:16]
 
 
 def file(address: str) -> pathlib.Path:
-    """Returns where a token is kept, for its user's eyes only."""
+    """Returns where a token is kept, in a file that only its user can read."""
     return files.state_directory() / "rendezvous" / hashlib.sha256(address.encode()).hexdigest()[:16]

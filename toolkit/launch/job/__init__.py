@@ -1,4 +1,4 @@
-"""A job, described once: what runs, how often, where and how, with every check of a value.
+"""The description of a job, made once, with the check of each value.
 
 Come here for a flag of `toolkit launch`: an attribute of JobSpec is one, and its rule stands in `checks`.
 

@@ -1,4 +1,4 @@
-"""The rules that a JobSpec's values follow; each raises a LaunchError with its sentence where one doesn't."""
+"""The rules for a JobSpec's values; each raises a LaunchError with its own sentence."""
 
 import os
 import re
@@ -26,20 +26,20 @@ __all__ = [
     "variable",
 ]
 
-_MOST, _MOST_HERE = 100_000, 1000  # Tasks of a job, and on one machine.
-EVERYBODY = ("all", "none")  # What --show takes in the place of a task's name.
+_MOST, _MOST_HERE = 100_000, 1000  # The most tasks of a job, and on one machine.
+EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
 _OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def require(holds: bool, asked: str, found: str, remedy: str) -> None:
-    """Raises a LaunchError with this sentence unless something holds."""
+    """Raises a LaunchError with this sentence unless a condition holds."""
     if not holds:
         raise LaunchError(asked=asked, found=found, remedy=remedy)
 
 
 def command(words: Sequence[str]) -> None:
-    """Makes sure that a command names a script or a module, and can be passed to a program."""
+    """Checks that a command names a script or a module and can be passed to a program."""
     require(
         bool(words) and tuple(words) != ("-m",),
         "launch starts a script or a module",
@@ -50,7 +50,7 @@ def command(words: Sequence[str]) -> None:
 
 
 def prefix(text: str) -> None:
-    """Makes sure that a command before the tasks' own can be taken apart as a shell would."""
+    """Checks that a shell can split a command prefix into words."""
     try:
         shlex.split(text)
         found = ""
@@ -60,7 +60,7 @@ def prefix(text: str) -> None:
 
 
 def passable(texts: Sequence[str]) -> None:
-    """Makes sure that a program can be given these texts."""
+    """Checks that these texts can be passed to a program as arguments."""
     for text in texts:
         require(
             "\0" not in text,
@@ -71,7 +71,7 @@ def passable(texts: Sequence[str]) -> None:
 
 
 def counts(jobs: Sequence[tuple[str, int]]) -> None:
-    """Makes sure that numbers of tasks are such, that somebody would train, and that parameter servers have a chief.
+    """Checks the numbers of tasks: at least one task trains, and parameter servers have a chief.
 
     Args:
         jobs: Such as (("chief", 1), ("worker", 2)), none of them 0.
@@ -99,7 +99,7 @@ def counts(jobs: Sequence[tuple[str, int]]) -> None:
 
 
 def room_here(number: int) -> None:
-    """Makes sure that one machine can start so many tasks."""
+    """Checks that one machine can start this many tasks."""
     require(
         number <= _MOST_HERE,
         f"{number:,} tasks on this machine",
@@ -109,7 +109,7 @@ def room_here(number: int) -> None:
 
 
 def address(name: str, value: str) -> None:
-    """Makes sure that a value is HOST:PORT."""
+    """Checks that a value is HOST:PORT."""
     try:
         fits = split(value)[1] > 0
     except (ClusterError, ValueError):
@@ -118,13 +118,13 @@ def address(name: str, value: str) -> None:
 
 
 def choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Makes sure that a value is one of those there are."""
+    """Checks that a value is one of the choices."""
     listed = ", ".join(filter(None, choices))
     require(value in choices, f"--{name}={value[:60]}", "there is no such choice", f"Choose {listed}")
 
 
 def variable(pair: str) -> None:
-    """Makes sure that NAME=VALUE names a variable."""
+    """Checks that the NAME of NAME=VALUE can be a variable's name."""
     name, sign, _ = pair.partition("=")
     require(
         bool(_VARIABLE.fullmatch(name)),
@@ -142,7 +142,7 @@ def variable(pair: str) -> None:
 
 
 def task(name: str) -> None:
-    """Makes sure that a text is a task's name, such as "worker:0"."""
+    """Checks that a text is a task's name, such as "worker:0"."""
     try:
         Task.parse(name)
     except ClusterError as error:
@@ -150,7 +150,7 @@ def task(name: str) -> None:
 
 
 def shown(names: Sequence[str], here: Sequence[str]) -> None:
-    """Makes sure that the tasks whose lines are to be shown are started.
+    """Checks that the tasks to show are among those that are started.
 
     Args:
         names: As they were given.
@@ -166,7 +166,7 @@ def shown(names: Sequence[str], here: Sequence[str]) -> None:
 
 
 def tasks(spec: Any) -> None:
-    """Makes sure that the numbers of tasks, hosts and nodes go together."""
+    """Checks that the numbers of tasks, hosts and nodes fit together."""
     wanted, room = sum(number for _, number in spec.counts), sum(host.tasks for host in spec.hosts)
     each = spec.tasks_per_node
     few, of_ssh = spec.min_workers, spec.place == "ssh"
@@ -239,7 +239,7 @@ def tasks(spec: Any) -> None:
 
 
 def script(words: Sequence[str], *, where: str = "") -> None:
-    """Makes sure that the script of a command is a file here.
+    """Checks that a command's script is a file on this machine.
 
     Args:
         words: The command.
@@ -255,13 +255,13 @@ def script(words: Sequence[str], *, where: str = "") -> None:
 
 
 def _no_file(path: str) -> str:
-    """Returns why a path is no file to be run; "" where it is one."""
+    """Returns why a path isn't a file that can be run; "" if it is one."""
     try:
         if os.path.isfile(path):
             return ""
         os.stat(path)
         return "that is a directory" if os.path.isdir(path) else "it is no plain file"
-    except ValueError:  # A letter that no file's name can have.
+    except ValueError:  # A character that no file name can have.
         return "there is no such file"
-    except OSError as error:  # Also for a name of 300 letters.
+    except OSError as error:  # Also for a name of 300 characters.
         return "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "").lower()

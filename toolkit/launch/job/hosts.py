@@ -1,4 +1,4 @@
-"""The machines that a job is to run on, as the user names them."""
+"""The machines of a job, as the user names them."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _HOST = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A machine that a job's tasks run on.
+    """A machine on which a job's tasks run.
 
     Attributes:
         name: What ssh takes: a name, an alias of the user's configuration, user@name; or a node of Slurm's.
@@ -27,7 +27,7 @@ class Host:
 
 
 def read_hosts(path: str) -> list[str]:
-    """Reads a file with a host on each line, as Open MPI has it: "b slots=2"; or "b:2", for two tasks on b.
+    """Reads a file with one host on each line, in Open MPI's format "b slots=2", or as "b:2", for two tasks on b.
 
     Raises:
         LaunchError: It can't be read, or names none.
@@ -48,7 +48,7 @@ def read_hosts(path: str) -> list[str]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Reads "a,b:2,me@c": a task on a, two on b, one on c.
+    """Reads "a,b:2,me@c": one task on a, two on b, one on c.
 
     Raises:
         LaunchError: A name is none, or is listed twice.

@@ -1,4 +1,4 @@
-"""An attribute of a JobSpec that is a flag of `toolkit launch`, too: what it means, and where."""
+"""Describes attributes of a JobSpec that are also flags of `toolkit launch`: their meaning and their places."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ from toolkit.errors import LaunchError
 __all__ = ["PLACES", "SUPERVISED", "Option", "option"]
 
 PLACES = ("local", "ssh", "slurm", "kubernetes")
-SUPERVISED = ("local", "ssh", "slurm")  # Where the toolkit's own launcher watches the tasks.
+SUPERVISED = ("local", "ssh", "slurm")  # The places where the toolkit's own launcher watches the tasks.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An attribute of a JobSpec, which is a flag of `toolkit launch`, too.
+    """An attribute of a JobSpec that is also a flag of `toolkit launch`.
 
     Attributes:
         name: Of both.
@@ -41,7 +41,7 @@ class Option:
     most: float | None = None
 
     def typed(self, value: Any) -> Any:
-        """Returns a value that Python was given as the attribute has it: a path as a text, a list or dict as a tuple.
+        """Converts a value given in Python to the attribute's type: a path to a text, a list or dict to a tuple.
 
         Raises:
             LaunchError: It is of a type that means nothing here.
@@ -66,7 +66,7 @@ class Option:
         return value
 
     def check_bounds(self, value: Any) -> None:
-        """Makes sure that a number is one that it may be.
+        """Checks that a number is within its bounds.
 
         Raises:
             LaunchError: It is too small, too large, or no number.
@@ -84,7 +84,7 @@ class Option:
 
 
 def option(default: Any, text: str, metavar: str | None = None, *, kind: Any = "", **facts: Any) -> Any:
-    """Returns a dataclass's field with all that an Option says of it; `kind` follows from the default unless given."""
+    """Returns a dataclass's field that holds an Option; `kind` follows from the default unless given."""
     kind = kind or {bool: "switch", tuple: "several"}.get(type(default), str if default is None else type(default))
     metadata = {"text": text, "metavar": metavar, "kind": kind, **facts}
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,8 +1,8 @@
-"""What a site or a project always asks for, kept in a file: toolkit.toml.
+"""Reads the options of a site or a project from files: toolkit.toml.
 
     [launch]                        # At every place.
     max_restarts = 2
-    [slurm]                         # With --on=slurm; so for ssh, local and kubernetes.
+    [slurm]                         # With --on=slurm. Tables for ssh, local and kubernetes work in the same way.
     partition = "gpu"
     setup = ["module load cuda"]
 
@@ -34,7 +34,7 @@ _NAME = "toolkit.toml"
 
 
 def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: str) -> dict[str, Any]:
-    """Returns what is asked for, with what the files say of the rest.
+    """Returns the given options, with defaults from the files.
 
     Args:
         given: By the names of options; what equals an option's default counts as not given.
@@ -89,7 +89,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _typed(path: pathlib.Path, option: Option, value: Any) -> Any:
-    """Returns a value as an option takes it; a text stands for a list of one."""
+    """Converts a value of a file to an option's type; a single text stands for a list of one."""
     try:
         return option.typed([value] if option.kind == "several" and isinstance(value, str) else value)
     except LaunchError as error:

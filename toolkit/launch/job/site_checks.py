@@ -1,4 +1,4 @@
-"""What sbatch and kubectl can't know of a job; what they check themselves, they say themselves."""
+"""Checks what sbatch and kubectl don't check. Their own checks are left to them."""
 
 import re
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from toolkit.launch.job.checks import require
 
 __all__ = ["SBATCH", "lines", "sbatch", "slurm_time"]
 
-# Options of sbatch that sites ask for, and that mean the same to `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
+# Options of sbatch that mean the same for `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
 SBATCH = (
     *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),
     *("mail-user", "mail-type", "licenses", "dependency", "begin", "comment", "nice", "hint", "wckey", "clusters"),
 )
 
-# As sbatch --time has it: minutes, h:m:s, days-hours ...
+# As in sbatch --time: minutes, h:m:s, days-hours ...
 _TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
 # Options of sbatch that the launcher sets itself.
 _OWN = {"nodes", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode", "requeue", "no-requeue", "wrap"}
 
 
 def lines(**texts: str | None) -> None:
-    """Makes sure that what stands in a line of a batch script's directives is one."""
+    """Checks that a directive of a batch script is a single line."""
     for flag, text in texts.items():
         require(
             text is None or text.isprintable(),
@@ -31,7 +31,7 @@ def lines(**texts: str | None) -> None:
 
 
 def sbatch(given: Sequence[str]) -> None:
-    """Makes sure that options of sbatch aren't those that the launcher sets."""
+    """Checks that the options for sbatch aren't among those that the launcher sets."""
     for text in given:
         lines(sbatch=text)
         name = text.removeprefix("--").partition("=")[0]
@@ -50,7 +50,7 @@ def sbatch(given: Sequence[str]) -> None:
 
 
 def slurm_time(text: str, *, notice: int) -> None:
-    """Makes sure that a limit is longer than the notice before it; what isn't a time is sbatch's to refuse."""
+    """Checks that a time limit is longer than the notice before it; sbatch refuses what isn't a time."""
     require(
         not _TIME.fullmatch(text) or notice < _seconds(text),
         f"--time={text} with {notice} s of notice",
@@ -60,7 +60,7 @@ def slurm_time(text: str, *, notice: int) -> None:
 
 
 def _seconds(time: str) -> int:
-    """Returns the seconds of a time as Slurm writes it: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    """Returns the seconds of a time in Slurm's format: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:

@@ -1,4 +1,4 @@
-"""A job: what runs, how often, where and how; every check of a value is here or in `checks`, once, for every place."""
+"""A job: what runs, how often, where and how. All checks of values are here or in `checks`, for every place."""
 
 import dataclasses
 import functools
@@ -129,7 +129,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         for each in options():
             object.__setattr__(self, each.name, each.typed(getattr(self, each.name)))
-        if self.on.startswith("ssh:@"):  # Read once, here: a launcher in its own session may see another file.
+        if self.on.startswith("ssh:@"):  # Read once, here, because a launcher in its own session may see another file.
             object.__setattr__(self, "on", f"ssh:{','.join(read_hosts(self.on.removeprefix('ssh:@')))}")
         require(self.place in PLACES, f"--on={self.on[:80]}", "there is no such place", f"Choose {', '.join(PLACES)}")
         colon = self.place != self.on
@@ -174,12 +174,12 @@ class JobSpec:
 
     @property
     def place(self) -> str:
-        """Where the tasks run, without its hosts: one of PLACES, or whatever else was asked for."""
+        """Where the tasks run, without hosts: one of PLACES, or another text that was given."""
         return self.on.partition(":")[0]
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts that ssh is to reach; () at other places.
+        """The hosts of `--on=ssh`; () at other places.
 
         Raises:
             LaunchError: There are none, a name is none, or is listed twice.
@@ -188,13 +188,13 @@ class JobSpec:
 
     @property
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """How many tasks of each job were asked for, without those that have none; () where nothing says it."""
+        """The numbers of tasks of each kind that were asked for, without zeros; () if none were given."""
         every = (("chief", int(self.chief)), ("worker", self.workers or 0), ("ps", self.ps))
         return tuple((job, n) for job, n in (*every, ("evaluator", int(self.evaluator))) if n)
 
     @property
     def silence(self) -> float:
-        """Seconds without a sign of life after which a launcher and an agent count each other as gone."""
+        """Seconds without a heartbeat after which a launcher and an agent count each other as lost."""
         return max(5.0, self.heartbeat_timeout)
 
     @property
@@ -204,7 +204,7 @@ class JobSpec:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of `toolkit` with which this is asked for."""
+        """The arguments of `toolkit` that describe this job."""
         given = []
         for each in options():
             value = getattr(self, each.name)

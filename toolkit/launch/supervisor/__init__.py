@@ -1,4 +1,4 @@
-"""Who decides: attempts, restarts, failures, hangs, signals.
+"""Decides what happens to a job: attempts, restarts, failures, hangs and signals.
 
 Come here for what becomes of a job when something happens to its tasks: `decide` has it in one table.
 

@@ -1,4 +1,4 @@
-"""The agents that start a job's tasks: called, checked, called again, and the cluster that they make."""
+"""Connects to the agents that start a job's tasks, again after failures, and lays out their cluster."""
 
 import threading
 import time
@@ -36,11 +36,11 @@ class Place:
     remedy: str
 
     def call(self, host: Host) -> ConnectedAgent:
-        """Returns a new agent of this host, which has been asked to prepare."""
+        """Returns a new agent for this host, after asking it to prepare."""
         raise NotImplementedError
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster of the hosts that are there, and the host of each task to start.
+        """Returns the cluster of the hosts that answered, and the host of each task to start.
 
         Args:
             ports: The hosts that are there, each with a port for each of its tasks.
@@ -48,15 +48,15 @@ class Place:
         return assign(self.spec.counts, self.hosts, self.addresses, ports)
 
     def out(self, error: ToolkitError) -> str:  # noqa: ARG002 - it is Slurm's that looks at it.
-        """Returns why the job can't stay here after this error, and is to be queued again; "" where it can."""
+        """Returns why this error means that the job must be queued again; "" if it can stay here."""
         return ""
 
     def close(self, ended: ToolkitError | None) -> None:
-        """Lets go of what the place holds; the job has ended, with this error or well."""
+        """Releases what the place holds, after the job has ended with this error or without one."""
 
 
 class _Call:
-    """An agent that was called, and what it has answered."""
+    """An agent that was called, and its answers so far."""
 
     def __init__(self, agent: ConnectedAgent) -> None:
         self.agent = agent
@@ -94,12 +94,12 @@ class Agents:
         self._shared = False
         self._called = 0.0
         self.missing: list[Host] = []
-        # Its own thread: a log on a disk that stands still stops nobody's signs of life.
+        # In its own thread, so that heartbeats go on while the log's disk blocks.
         self._over = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def connect(self, *, again: bool) -> dict[Host, ConnectedAgent]:
-        """Returns a ready agent for each host, the first host's first; after a failure those that answer suffice.
+        """Returns a ready agent for each host, in the hosts' order. After a failure, some hosts may be missing.
 
         Raises:
             LaunchError: One isn't to be had.
@@ -122,12 +122,12 @@ class Agents:
         return {host: self._calls[host].agent for host in hosts if host in self._calls}
 
     def cluster(self) -> tuple[Cluster, dict[Task, Host]]:
-        """Returns the cluster of the hosts that are there, and the host of each task to start."""
+        """Returns the cluster of the hosts that answered, and the host of each task to start."""
         ports = {h: self._calls[h].ready["ports"] for h in self._place.hosts if h in self._calls}  # type: ignore[index]
         return self._place.cluster(ports)
 
     def wait(self, seconds: float) -> None:
-        """Waits, and shows the agents meanwhile that somebody is there.
+        """Waits, and meanwhile sends heartbeats to the agents.
 
         Raises:
             JobStopped: A signal has come.
@@ -140,7 +140,7 @@ class Agents:
             time.sleep(0.05)
 
     def back(self) -> str:
-        """Calls hosts that are missing, once in a while; returns the name of one that answers, "" for none."""
+        """Calls missing hosts from time to time; returns the name of one that answers, or ""."""
         for host in self.missing:
             call = self._calls.get(host)
             if call is None:
@@ -158,21 +158,21 @@ class Agents:
         return ""
 
     def close(self, ended: ToolkitError | None) -> None:
-        """Ends all; the job has ended, with this error or well."""
+        """Ends all agents, after the job has ended with this error or without one."""
         self._over.set()
         self._place.close(ended)
         for call in list(self._calls.values()):
             call.agent.close()
 
     def _beat(self) -> None:
-        """Shows every agent that somebody is there, until the job is over."""
+        """Sends heartbeats to every agent until the job is over."""
         while not self._over.wait(BEAT):
             for call in list(self._calls.values()):
                 if call.ready:
                     call.agent.send("beat")
 
     def _connect_all(self, hosts: Sequence[Host]) -> None:
-        """Calls them, and returns when all are ready; the first one that isn't to be had is an error."""
+        """Calls all hosts and returns when all are ready; an error if one can't be reached."""
         for host in hosts:
             if host not in self._calls:
                 self._calls[host] = _Call(self._place.call(host))
@@ -198,7 +198,7 @@ class Agents:
         )
 
     def _connect_again(self) -> None:
-        """Calls all hosts until they answer, or until enough do; those that don't are left out."""
+        """Calls all hosts until all answer, or until enough do; the others are left out."""
         hosts, started = self._place.hosts, time.monotonic()
         due = dict.fromkeys(hosts, started)
         while True:
@@ -222,7 +222,7 @@ class Agents:
                 self._calls.pop(host).agent.close()
 
     def _enough(self, ready: Sequence[Host]) -> bool:
-        """Returns whether the job can go on with these: without the first host only where all see its directory."""
+        """Returns whether the job can go on with these hosts. Without the first host, all must see its directory."""
         few = self._spec.min_workers
         return bool(few) and sum(h.tasks for h in ready) >= few and (self._shared or self._place.hosts[0] in ready)
 

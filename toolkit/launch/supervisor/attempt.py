@@ -1,4 +1,4 @@
-"""One start of a job: its tasks started, watched to their end, and all of them ended with the first that fails."""
+"""One start of a job: starts its tasks, watches them, and ends all of them when one fails."""
 
 import signal
 import socket
@@ -19,18 +19,19 @@ from toolkit.support.words import counted
 
 __all__ = ["Attempt", "HostLost"]
 
-_STRANDED = 5.0  # Seconds that the others get when a task has failed: they wait for it in a collective, and can't save.
-_HELD = 10.0  # Seconds for which lines are kept back while a task that fails comes to its end.
-_KEPT = 20  # Last lines in failure.json.
-_STACKS = "--- Python stacks, asked for by the launcher ---"  # A line of a log, before them.
+# Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
+_STRANDED = 5.0
+_HELD = 10.0  # Seconds for which output is held back while a failing task ends.
+_KEPT = 20  # How many last lines failure.json has.
+_STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line that introduces them.
 
 
 class HostLost(TaskFailed):
-    """A host doesn't answer any more."""
+    """A host no longer answers."""
 
 
 class Attempt:
-    """The tasks of a job, from their start to their end.
+    """The tasks of one start of a job.
 
     Args:
         spec: What was asked.
@@ -59,10 +60,10 @@ class Attempt:
         self._received = received
         self._asked_for_stacks = asked_for_stacks
         self._said_who_is_slow = self._said_who_trains_alone = False
-        self._warned = 0.0  # The progress after which it was last said that there is none.
+        self._warned = 0.0  # The time of progress for which a warning was printed last.
 
     def run(self) -> bool:
-        """Returns True when the job is done, False when it is to be started again with a host that is back.
+        """Returns True when the job is done, False when it should restart on a host that has come back.
 
         Nothing of it is left when this returns or raises.
 
@@ -86,7 +87,7 @@ class Attempt:
             self.crew.clear()
 
     def _act(self) -> None:
-        """Does what follows from what has happened."""
+        """Acts on the events that have happened."""
         if self._received:
             self._stop_on_signal()
         if self.crew.refused is not None:
@@ -124,22 +125,22 @@ class Attempt:
             self.crew.record.add("stacks", tasks=found, text=where)
 
     def _finish(self) -> None:
-        """Ends those that never end by themselves; a task that says then what is wrong is the job's failure."""
+        """Ends the tasks that never end by themselves. If one reports an error meanwhile, the job has failed."""
         if self._say_who_trains_alone():
-            # One that is about to say what is wrong, as the chief ends, is heard.
+            # A task that is about to report an error while the chief ends still gets time for it.
             self.crew.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
-        # Who has reported a failure ends with a code that says why. Servers wait for ever; the chief's end is theirs.
+        # A task that reported a failure is about to exit; wait for its code. Servers end with the chief.
         self.crew.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
         self.crew.end(signal.SIGTERM)
         refused = [task for task in self.tasks if task.code == RequestError.exit_code and not task.given_up]
         if self.crew.lost_result:
             raise TaskFailed(self.crew.lost_result, code=1)
-        if refused:  # Nobody served the chief, which came to its end alone.
+        if refused:  # No task served the chief, and it ended alone.
             raise self._failure(refused[0])
 
     def _say_who_trains_alone(self) -> bool:
-        """Says once that no task has a strategy of several processes, and returns whether that is so."""
-        # With --as_is nobody reports which strategy a script makes.
+        """Warns once if no task has a strategy of several processes; returns whether that is so."""
+        # With --as_is, tasks don't report their strategy.
         alone = not self.spec.as_is and state.train_alone(self.tasks)
         if alone and not self._said_who_trains_alone:
             self._said_who_trains_alone = True
@@ -150,7 +151,7 @@ class Attempt:
         return alone
 
     def _do_without(self, task: TaskState) -> bool:
-        """Starts a worker that served its chief again, or gives it up; returns whether the job goes on."""
+        """Restarts a worker that served the chief, or gives it up; returns whether the job goes on."""
         if not (state.serves(task, self.tasks) and (task.code or 0) < 0):
             return False
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
@@ -167,7 +168,7 @@ class Attempt:
         return follows is not Next.FAIL
 
     def _take_stopped(self, task: TaskState) -> None:
-        """Kills a worker that is stopped and can be done without; of another, notes that the job waits for it."""
+        """Kills a suspended worker if the job can do without it; otherwise notes that the job waits for it."""
         if not state.serves(task, self.tasks):
             task.found_stopped = True
             return
@@ -183,12 +184,12 @@ class Attempt:
             self.crew.end(signal.SIGTERM, within=_STRANDED)
             self._drop_held()
             names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
-            if agent.here and agent.scratch:  # The tasks end with it; what they have started doesn't.
+            if agent.here and agent.scratch:  # Tasks end with the launcher; programs that they started don't.
                 descendants.end_of(agent.scratch)
             raise HostLost(f"The agent on {host.name} is gone: {why}. Its tasks were {names}.", code=1)
 
     def _end_after_silence(self, host: str, seconds: int) -> None:
-        """This launcher was stopped, and is no more than one that goes on."""
+        """This launcher was suspended for so long that the others have given it up."""
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
             f"This launcher stood still: {host} heard nothing of it for {seconds} s (--heartbeat_timeout), and ended "
@@ -198,9 +199,9 @@ class Attempt:
 
     def _fail(self) -> None:
         self.crew.display.hold()
-        self.crew.read_for(1.0)  # What the others report in the meantime may have come first.
-        # A task fails because a host is gone, and says so before that host has been silent for long enough. One whose
-        # tasks have ended may have left.
+        self.crew.read_for(1.0)  # Another task's report may arrive now and have happened earlier.
+        # When a host is lost, tasks on other hosts report failures before that host's heartbeat times out. A host whose
+        # tasks have ended may have left on purpose.
         quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
         quiet = [agent for agent in quiet if any(task.alive for task in self.crew.tasks_of(agent))]
         if quiet:
@@ -221,7 +222,7 @@ class Attempt:
         raise self._failure(first)
 
     def _drop_held(self, but: Sequence[Task] = ()) -> None:
-        """Says how many lines the other tasks wrote, which follow from the failure of this one."""
+        """Says how many lines of other tasks were held back, because they follow from this task's failure."""
         for task, count in self.crew.display.release(of=but).items():
             self.crew.display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
 
@@ -267,7 +268,7 @@ class Attempt:
         )
 
     def _look_for_the_slowest(self) -> None:
-        """Says once which task keeps the others waiting."""
+        """Says once which task the others wait for."""
         if self._said_who_is_slow or (found := state.slowest(self.tasks)) is None:
             return
         self._said_who_is_slow = True
@@ -279,7 +280,7 @@ class Attempt:
         )
 
     def _where_tasks_are(self) -> str:
-        """Has tasks write their Python stacks into their logs; returns a sentence about whom the others wait for."""
+        """Has tasks log their Python stacks; returns a sentence that names the task the others wait for."""
         alive = [task for task in self.tasks if task.alive]
         for task in alive:
             task.stacks = ""

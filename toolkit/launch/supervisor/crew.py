@@ -1,4 +1,4 @@
-"""The tasks of one attempt, together: what happens to them is taken and shown, and they are signalled and ended."""
+"""The tasks of one start of a job, together: takes their events, shows their output, signals and ends them."""
 
 import base64
 import contextlib
@@ -21,14 +21,14 @@ from toolkit.support import files
 
 __all__ = ["Crew"]
 
-_TICK = 0.05  # Seconds between two looks at the time.
-_DRAIN = 1.0  # Seconds that a process's last output may take: a grandchild can hold the pipe open for ever.
-_LEEWAY = 5.0  # Seconds that the news of an end may take from another host.
-_ANSWER = 2.0  # Seconds that tasks get to tell how they are, and to write their stacks.
+_TICK = 0.05  # Seconds between two checks of timeouts.
+_DRAIN = 1.0  # Seconds to wait for a process's last output: a grandchild can hold the pipe open for ever.
+_LEEWAY = 5.0  # Seconds that the event of a task's end may take from another host.
+_ANSWER = 2.0  # Seconds that tasks get to report their state and to write their stacks.
 
 
 class Crew:
-    """The tasks, and the agents that start them.
+    """The tasks and their agents.
 
     Args:
         spec: What was asked.
@@ -82,7 +82,7 @@ class Crew:
         self.homes = {task: agents[host] for task, host in tasks.items()}
         self._received = received
         self.refused: Event | None = None
-        self._refusing: list[ConnectedAgent] = []  # Those that have started nothing.
+        self._refusing: list[ConnectedAgent] = []  # Agents that have no task.
         self._said_what_is_open = number > 1
         self.told_to_stop: tuple[str, int] | None = None
         self.unheard: tuple[str, int] | None = None
@@ -117,15 +117,15 @@ class Crew:
             )
 
     def say(self, message: str) -> None:
-        """Shows a message, and keeps it."""
+        """Shows a message and logs it."""
         self.display.say(message)
         self.record.add("note", text=message)
 
     def turn(self, seconds: float = _TICK) -> None:
-        """Takes what has happened."""
+        """Takes new events."""
         self._selector.select(seconds)
         for host, agent in self.agents.items():
-            # What a task wrote comes last: whether it is shown depends on who failed.
+            # Output is taken last: whether it is shown depends on which task failed.
             for event in sorted(agent.read(), key=lambda event: event["event"] == "output"):
                 self._take(host, event)
             if agent.gone and agent in self._watched:
@@ -139,7 +139,7 @@ class Crew:
         task = self._by_name.get(event.get("task", ""))
         if task is None:
             self._take_hosts_own(host, event)
-        elif self.homes[task.task] is self.agents[host]:  # Only its own host tells of a task.
+        elif self.homes[task.task] is self.agents[host]:  # Events about a task count only from the agent of its host.
             self._take_of_task(task, event)
 
     def _take_hosts_own(self, host: Host, event: Event) -> None:
@@ -160,7 +160,7 @@ class Crew:
         kind = event["event"]
         task.take(event)
         if task.failed_at is not None and not task.given_up:
-            # What the others write now is what they make of it: pages, before the one that counts is named.
+            # Output of other tasks follows from the failure. It would fill pages before the cause is named.
             self.display.hold()
         if kind == "output":
             self._show(task, task.output.take(data(event["text"])))
@@ -184,11 +184,11 @@ class Crew:
             self.display.lines(task.task, lines)
 
     def _say_what_is_open(self, host: Host, event: Event) -> None:
-        """Says which ports other machines can reach; once, since all hosts of a job are alike in this."""
+        """Says which ports other machines can reach. Once, because all hosts of a job are alike in this."""
         if self._said_what_is_open:
             return
         self._said_what_is_open = True
-        marker = files.state_directory() / "open-ports-said"  # Once on a machine: nothing about it changes.
+        marker = files.state_directory() / "open-ports-said"  # Once per machine, because it doesn't change.
         if marker.exists():
             return
         with contextlib.suppress(OSError):
@@ -204,50 +204,51 @@ class Crew:
         )
 
     def tasks_of(self, agent: ConnectedAgent) -> list[TaskState]:
-        """Returns the tasks that it has started."""
+        """Returns the tasks that an agent has started."""
         return [task for task in self.tasks if self.homes[task.task] is agent]
 
     def restart(self, task: TaskState) -> None:
-        """Starts a task in the place of one that has ended."""
+        """Starts a task in place of one that has ended."""
         self._show(task, task.output.flush())
         task.restart()
         self.homes[task.task].send("again", task=str(task.task))
 
     def kill(self, task: TaskState) -> None:
-        """Ends a task at once."""
+        """Kills a task."""
         self.homes[task.task].send("kill", task=str(task.task))
 
     def ask_for_stacks(self) -> None:
-        """Has tasks write where they are, and waits for it."""
+        """Has tasks write their stacks, and waits for them."""
         for agent in self.agents.values():
             agent.send("stacks")
         self.read_for(_ANSWER)
 
     def lost(self, agent: ConnectedAgent) -> str:
-        """Returns why an agent counts as gone, "" while it doesn't."""
-        quiet = agent.silence > self.spec.silence and not agent.here  # Here only a busy machine keeps it silent.
+        """Returns why an agent counts as lost; "" if it doesn't."""
+        # On this machine, an agent is silent only if the machine is busy.
+        quiet = agent.silence > self.spec.silence and not agent.here
         if not (quiet or agent.gone) or not any(task.alive for task in self.tasks_of(agent)):
             return ""
-        # ssh, too, gives up after a while.
+        # ssh also gives up after a while.
         if quiet or (agent.gone and agent.silence > 3 * BEAT):
             return f"nothing was heard of it for {agent.silence:.0f} s"
         return agent.last_line()
 
     def look(self) -> None:
-        """Has every agent look at its tasks, and waits until it has told how they are."""
+        """Has every agent report the state of its tasks, and waits for the reports."""
         alive = {task: task.looks for task in self.tasks if task.alive}
         for agent in self.agents.values():
             agent.send("look")
         self.read_for(_ANSWER, until=lambda: all(task.looks > n or not task.alive for task, n in alive.items()))
 
     def read_for(self, seconds: float, until: Any = None) -> None:
-        """Takes what happens for so long, or until `until` returns true."""
+        """Takes events for this many seconds, or until `until` returns true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not (until and until()):
             self.turn(min(_TICK, seconds))
 
     def end(self, number: int, *, within: float = float("inf"), told_twice: bool = False) -> None:
-        """Asks all tasks to end, waits, and ends those that haven't; a further signal to the launcher cuts it short.
+        """Asks all tasks to end, waits, and kills the rest; another signal to the launcher shortens the wait.
 
         Args:
             number: The signal that asks them.
@@ -273,12 +274,12 @@ class Crew:
         self.read_for(_DRAIN, until=lambda: all(task.output.ended for task in self.tasks))
 
     def _waited_for(self) -> bool:
-        """Returns whether a task still runs on a host that isn't gone."""
+        """Returns whether a task still runs on a host that isn't lost."""
         homes = [self.homes[task.task] for task in self.tasks if task.alive]
         return any(home not in self._refusing and not self.lost(home) for home in homes)
 
     def clear(self) -> None:
-        """Ends whatever still runs, and closes the logs."""
+        """Kills all tasks that still run, and closes the logs."""
         for agent in self.agents.values():
             agent.send("finish")
         for task in self.tasks:

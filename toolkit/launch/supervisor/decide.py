@@ -1,4 +1,4 @@
-"""What becomes of a job when something has happened to it: one table, which the manual shows, too."""
+"""Decides what follows from an event, by one table. The manual shows the same table."""
 
 import enum
 
@@ -10,7 +10,7 @@ _LONGEST = 60.0  # Seconds before a restart.
 
 
 class What(enum.Enum):
-    """Something that has happened, in the manual's words."""
+    """An event, in the manual's words."""
 
     DONE = "all tasks that train have ended well"
     FAILED = "a task failed, was killed or hangs, or a host is gone"
@@ -23,7 +23,7 @@ class What(enum.Enum):
 
 
 class Next(enum.Enum):
-    """What follows from it, in the manual's words."""
+    """What follows from an event, in the manual's words."""
 
     END = "the job is done"
     FAIL = "the job has failed"
@@ -35,7 +35,7 @@ class Next(enum.Enum):
     WITHOUT = "the others go on without it"
 
 
-# What follows while restarts are left, and when none is.
+# What follows while restarts are left, and when none is left.
 TABLE = {
     What.DONE: (Next.END, Next.END),
     What.FAILED: (Next.RESTART, Next.FAIL),
@@ -49,7 +49,7 @@ TABLE = {
 
 
 class Budget:
-    """How often what has failed may be started again.
+    """Counts restarts, up to a limit.
 
     Args:
         most: Restarts in all.
@@ -61,17 +61,17 @@ class Budget:
 
     @property
     def delay(self) -> float:
-        """Seconds to wait before the restart that was counted last: none, then 1, 2, 4 and so on, up to a minute."""
+        """Seconds to wait before the last counted restart: none, then 1, 2, 4 and so on, up to a minute."""
         return 0.0 if self.used < 2 else min(_LONGEST, 2.0 ** (self.used - 2))
 
     @property
     def words(self) -> str:
-        """How much is used up, such as "restart 1 of 3"."""
+        """How many restarts are used up, such as "restart 1 of 3"."""
         return f"restart {self.used} of {self.most}"
 
 
 def decide(what: What, budget: Budget) -> Next:
-    """Returns what follows from something, and counts it where that is a restart."""
+    """Returns what follows from an event, and counts it if it is a restart."""
     left, none = TABLE[what]
     found = left if budget.used < budget.most else none
     budget.used += found in (Next.RESTART, Next.REPLACE)
@@ -79,7 +79,7 @@ def decide(what: What, budget: Budget) -> Next:
 
 
 def what_ended(error: ToolkitError | None, *, out: bool) -> What:
-    """Returns what has ended an attempt.
+    """Returns which event has ended an attempt.
 
     Args:
         error: The error that it ended with; None where it is done.

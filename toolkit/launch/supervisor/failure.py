@@ -10,18 +10,18 @@ from toolkit.launch.supervisor.state import TaskState
 
 __all__ = ["error", "exit_code", "last_lines"]
 
-_TAIL = 20  # Lines of a task's output in a message.
+_TAIL = 20  # How many lines of a task's output a message has.
 
 
 def error(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
-    """Returns the error that says who failed first, what became of the others, and its last lines.
+    """Returns the error that names the task that failed first, the state of the others, and its last lines.
 
     Args:
         first: The cause.
         tasks: All tasks of the job, after their end.
     """
     others = [task for task in tasks if task is not first and task.code]
-    # Leaving TensorFlow takes a while: by then the others have noticed, and it may crash in a call of theirs.
+    # TensorFlow takes a while to shut down. By then the other tasks have noticed, and their calls may crash it.
     gone = [
         str(task.task)
         for task in tasks
@@ -53,7 +53,7 @@ def _resume(tasks: Iterable[TaskState]) -> str:
 
 
 def last_lines(task: TaskState) -> list[str]:
-    """Returns a task's last lines without TensorFlow's notes, or with them where there is nothing else."""
+    """Returns a task's last lines without TensorFlow's log lines, or with them if there are no others."""
     lines = task.output.last_lines()
     return [line.decode() for line in Chatter().without([line.encode() for line in lines])] or lines
 
@@ -62,13 +62,13 @@ def _tail(task: TaskState) -> str:
     lines = last_lines(task)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
-    if len(lines) > 2 * _TAIL:  # The user's own lines come first, the reason last.
+    if len(lines) > 2 * _TAIL:  # The user's own frames come first and the exception last.
         lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
     return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
 
 
 def exit_code(code: int | None) -> int:
-    """Returns the exit code of a job whose task ended with this one, as Popen has it."""
+    """Returns the job's exit code for a task's exit code as in Popen."""
     if code is None:
         return 1
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""Which task runs on which host, and at which address."""
+"""Decides which task runs on which host, and at which address."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ __all__ = ["assign", "check_addresses", "spread"]
 
 
 def check_addresses(addresses: Mapping[Host, str], *, open_network: bool) -> None:
-    """Makes sure that hosts can mean the same by their addresses, and that those are not public unless it is meant.
+    """Refuses addresses that mean different machines to different hosts, and public addresses unless they are allowed.
 
     Raises:
         LaunchError: Some are loopback, others not.
@@ -32,7 +32,7 @@ def check_addresses(addresses: Mapping[Host, str], *, open_network: bool) -> Non
 
 
 def spread(tasks: int, hosts: int) -> list[int]:
-    """Returns how many tasks run on each of so many hosts: evenly, the first ones one more."""
+    """Returns how many tasks run on each host: an equal number, and one more on the first hosts."""
     return [tasks // hosts + (number < tasks % hosts) for number in range(hosts)]
 
 
@@ -42,7 +42,7 @@ def assign(
     addresses: Mapping[Host, str],
     ports: Mapping[Host, Sequence[int]] | None = None,
 ) -> tuple[Cluster, dict[Task, Host]]:
-    """Returns the cluster of the hosts that are there, and each task's host.
+    """Returns the cluster of these hosts, and each task's host.
 
     Args:
         counts: How many tasks of each job; workers are renumbered where hosts are gone.

@@ -1,4 +1,4 @@
-"""Where tasks are that make no progress, read from their Python stacks."""
+"""Finds out from Python stacks where tasks that make no progress are."""
 
 import dataclasses
 import pathlib
@@ -12,14 +12,14 @@ from toolkit.support.words import counted
 __all__ = ["Location", "culprits", "folded", "in_a_collective", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
-_CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # By which a graph calls a Python function.
+_CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # Functions through which a TensorFlow graph calls Python.
 _OURS = re.compile(r"/toolkit/(cli|data|devices|launch|models|observe|parallel|strategies|support|training)/")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where a task's main thread is.
+    """The place of a task's main thread.
 
     Attributes:
         in_tensorflow: It runs or waits inside TensorFlow, as in a collective.
@@ -33,7 +33,7 @@ class Location:
 
 
 def locate(stacks: str) -> Location | None:
-    """Reads what faulthandler wrote, None where that isn't a stack.
+    """Parses faulthandler's output; None if it isn't a stack.
 
     Args:
         stacks: All threads' stacks, the main thread's last, each with its innermost frame first.
@@ -42,7 +42,7 @@ def locate(stacks: str) -> Location | None:
     frames = [match for line in threads[-1].splitlines() if (match := _FRAME.match(line))]
     if not frames:
         return None
-    # TensorFlow runs an operation or a function from these files, and returns from there when it is done.
+    # TensorFlow runs an operation or a function from these files.
     inside = any("/tensorflow/python/eager/" in frame["file"] for frame in frames[:3])
     waits = re.findall(rf"^{re.escape(WAITS)}(.+)$", stacks, re.MULTILINE)
     return Location(
@@ -51,18 +51,18 @@ def locate(stacks: str) -> Location | None:
 
 
 def _own_line(frames: Sequence[re.Match]) -> str:
-    """Returns the innermost of these lines that is no library's, or else the innermost."""
+    """Returns the innermost of these frames that is the user's, or else the innermost."""
     frame = ([frame for frame in frames if _is_own(frame["file"])] or frames)[0]
     return f"{pathlib.Path(frame['file']).name}, line {frame['line']}, in {frame['name']}"
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is the user's: no library's, and none of this toolkit's."""
+    """Whether a file is the user's: neither a library's nor this toolkit's."""
     return not (file.startswith((*_LIBRARIES, "<frozen")) or _OURS.search(file))
 
 
 def folded(stacks: str) -> str:
-    """Returns stacks with a line in the place of each run of frames that aren't the user's.
+    """Returns stacks in which each run of library frames is replaced by one line.
 
     Threads without a frame of the user's are left out, but for the main one, the last.
     """
@@ -85,7 +85,7 @@ def folded(stacks: str) -> str:
 
 
 def _in_functions(threads: Iterable[str]) -> str:
-    """Returns where Python functions are that TensorFlow calls, as of a dataset's numpy_function; "" for none."""
+    """Returns the places of Python functions that TensorFlow is calling, such as in numpy_function; "" for none."""
     for thread in threads:
         frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
         called = [number for number, frame in enumerate(frames) if frame["file"].endswith(_CALLS_PYTHON)]
@@ -95,13 +95,13 @@ def _in_functions(threads: Iterable[str]) -> str:
 
 
 def in_a_collective(stacks: str) -> bool:
-    """Returns whether a task waits for others: it is inside TensorFlow, and its input is nowhere to be seen."""
+    """Returns whether a task waits for others: it is inside TensorFlow, and not in its input."""
     found = locate(stacks)
     return found is not None and found.in_tensorflow and not found.input
 
 
 def culprits(locations: Mapping[str, Location | None]) -> str:
-    """Returns a sentence that names those whom the others wait for.
+    """Returns a sentence that names the tasks the others wait for.
 
     Args:
         locations: Where each running task is; None for one that didn't answer.

@@ -1,4 +1,4 @@
-"""What is known of a job's tasks, from their events, and what follows from it; nothing here does anything."""
+"""The state of a job's tasks, computed from their events. Nothing here acts."""
 
 import collections
 import pathlib
@@ -14,14 +14,14 @@ from toolkit.support import signals
 
 __all__ = ["TaskState", "cause", "has_servers", "is_done", "serves", "slowest", "stopped_for", "train_alone"]
 
-_WAITS = 240  # Reports of how long it has waited, one or two a second: of the last minutes.
-_LATELY = 20.0  # Seconds of them by which it is judged.
-_MUCH = 0.2  # Share of the others' time that is worth a word.
-_QUIET = 30.0  # Seconds without a step after which the table says so.
+_WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
+_LATELY = 20.0  # The seconds of reports that are needed for a judgement.
+_MUCH = 0.2  # The share of waiting from which the slowest task is named.
+_QUIET = 30.0  # After this many seconds without a step, the table shows it.
 
 
 class TaskState:
-    """One task of an attempt. Times are by the monotonic clock.
+    """One task of an attempt. Times are of the monotonic clock.
 
     Args:
         task: The task.
@@ -52,7 +52,7 @@ class TaskState:
         self.restart()
 
     def restart(self) -> None:
-        """It is started, for the first time or again."""
+        """Called when the task starts, for the first time or again."""
         self.pid = 0
         self.started = self.progressed = self.stepped = time.monotonic()
         self.ended: float | None = None
@@ -71,11 +71,11 @@ class TaskState:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs, as far as is known."""
+        """Whether it still runs, as far as its events say."""
         return self.code is None
 
     def take(self, event: Event) -> None:
-        """Takes what has happened to it."""
+        """Takes an event."""
         now = time.monotonic()
         kind = event["event"]
         if kind == "started":
@@ -117,7 +117,7 @@ class TaskState:
 
     @property
     def waiting(self) -> float | None:
-        """The share of its time for which it has lately waited for other tasks in steps; None where it isn't known."""
+        """The share of recent time in which its steps waited for other tasks; None if unknown."""
         if not self._waits or self._waits[-1][0] - self._waits[0][0] < _LATELY:
             return None
         (since, before), (now, waited) = self._waits[0], self._waits[-1]
@@ -142,7 +142,7 @@ class TaskState:
         )
 
     def row(self) -> tuple[str, ...]:
-        """Returns what the table shows: task, state, pid, step, images a second, CPU in percent of one core, memory."""
+        """Returns the table's row: task, state, pid, step, images per second, CPU in percent of one core, memory."""
         rate, step = self.facts.get("images_per_second"), self.facts.get("step")
         return (
             str(self.task),
@@ -156,35 +156,35 @@ class TaskState:
 
 
 def has_servers(tasks: Sequence[TaskState]) -> bool:
-    """Returns whether a chief trains by parameter servers here."""
+    """Returns whether this job has a chief with parameter servers."""
     return {"ps", "chief"} <= {task.task.job for task in tasks}
 
 
 def is_done(tasks: Sequence[TaskState]) -> bool:
-    """Returns whether all that end by themselves have: beside parameter servers the chief, and who follows it."""
+    """Returns whether the job is done: all workers have ended, or with parameter servers, the chief has."""
     ends = {"chief"} if has_servers(tasks) else {"chief", "worker", "evaluator"}
     waited = [task for task in tasks if task.task.job in ends or task.facts.get("follows")]
     return all(task.code == 0 for task in waited or tasks)
 
 
 def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
-    """Returns whether it is a worker that a chief uses, and can do without."""
+    """Returns whether it is a worker of a chief, which the job can do without."""
     return has_servers(tasks) and task.task.job == "worker" and task.served
 
 
 def stopped_for(task: TaskState, seconds: float) -> bool:
-    """Returns whether something has held it for longer than that."""
+    """Returns whether it has been suspended for longer than this."""
     return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
 
 
 def train_alone(tasks: Sequence[TaskState]) -> bool:
-    """Returns whether several tasks train, each by itself: without a strategy, or with one of a single process."""
+    """Returns whether several tasks train, each without a strategy or with a strategy of one process."""
     training = [task for task in tasks if task.task.job in ("chief", "worker")]
     return len(training) > 1 and not any("strategy" in task.facts for task in training)
 
 
 def slowest(tasks: Sequence[TaskState]) -> tuple[TaskState, float] | None:
-    """Returns the task that keeps the others waiting in their steps, and for which share of their time, or None."""
+    """Returns the task that the others wait for in their steps and the share of their time, or None."""
     shares = {task: task.waiting for task in tasks if task.alive and task.waiting is not None}
     if len(shares) < 2:
         return None
@@ -194,7 +194,7 @@ def slowest(tasks: Sequence[TaskState]) -> tuple[TaskState, float] | None:
 
 
 def cause(tasks: Sequence[TaskState]) -> TaskState:
-    """Returns whose failure came first; but a sudden end that isn't the launcher's own never follows from another.
+    """Returns the task whose failure came first. A sudden end never counts as following from another failure.
 
     Nor does a task follow that something has stopped: the others waited for it.
 
@@ -212,10 +212,10 @@ def cause(tasks: Sequence[TaskState]) -> TaskState:
 
 
 def _ended_suddenly(task: TaskState) -> bool:
-    """Whether it was killed, or ended before its script could say so: by os._exit, by a fault in native code."""
+    """Whether it was killed or ended without a report: by os._exit, or by a crash in native code."""
     if task.code == -signal.SIGKILL:
         return True
-    # TensorFlow aborts a process whose peer is gone. A crash after the script's end may be due to the others' calls.
+    # TensorFlow aborts a process whose peer is gone, also when a script has already ended.
     reported = task.said_so or task.done_at is not None
     return (
         not reported and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)

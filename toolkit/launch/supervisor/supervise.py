@@ -1,4 +1,4 @@
-"""A job from its start to its end: attempts, restarts, and what is said and kept of it."""
+"""Runs a job from its start to its end: attempts, restarts, messages and records."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ __all__ = ["supervise"]
 
 
 def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int], record: Record | None = None) -> str:
-    """Runs a job to its end: starts its tasks, shows what they do, and starts them again as `decide` says.
+    """Runs a job to its end: starts its tasks, shows their output, and restarts them as `decide` says.
 
     Args:
         spec: What is asked.
@@ -42,13 +42,14 @@ def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int],
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: The launcher received a signal to stop.
     """
-    # From the beginning: a job that is queued again is asked where it is while it connects, and would die of it.
+    # Set from the beginning: Slurm may ask a requeued job for its state while it connects, and the signal would kill
+    # it.
     with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
         return _Job(spec, received, asked_for_stacks, record).run(place)
 
 
 class _Job:
-    """A job, from its start to its end.
+    """One job, from its start to its end.
 
     Args:
         spec, received, record: As `supervise` has them.
@@ -65,7 +66,7 @@ class _Job:
         self.record = record
 
     def run(self, place: Callable[[], Place]) -> str:
-        """Does what `supervise` says."""
+        """Runs the job; see `supervise`."""
         ended: ToolkitError | None = None
         with contextlib.ExitStack() as close:
             try:
@@ -80,7 +81,7 @@ class _Job:
                 raise
 
     def _begin(self, close: contextlib.ExitStack) -> Record:
-        """Its hosts are there: it begins."""
+        """Begins, now that its hosts have answered."""
         _, tasks = self.agents.cluster()
         checks.shown(self.spec.show, [str(task) for task in tasks])
         if self.record is None:
@@ -171,7 +172,7 @@ class _Job:
 
 
 def _duration(seconds: float) -> str:
-    """Returns a length of time in words: "9 s", "4 min 9 s", "2 h 4 min"."""
+    """Returns a duration in words: "9 s", "4 min 9 s", "2 h 4 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What runs inside a task's process, around the user's script.
+"""Runs inside a task's process, around the user's script.
 
 Come here for what a script that knows nothing of this toolkit is given.
 

@@ -1,4 +1,4 @@
-"""What runs in a task in the place of a script: a function, from the file that TOOLKIT_CALL names.
+"""Runs in a task in place of a script: a function from the file that TOOLKIT_CALL names.
 
     python -m toolkit.launch.task.called
 
@@ -26,7 +26,7 @@ def _main() -> None:
     with open(path, "rb") as file:
         folders, files, work = pickle.load(file)
     sys.path += [folder for folder in folders if folder not in sys.path]
-    with status.importing():  # What is imported by this and launches in its turn would do so for ever.
+    with status.importing():  # A module that this imports and that launches a job would do so for ever.
         function, args, kwargs = cloudpickle.loads(work)
     _name_files(function, files)
     try:
@@ -45,7 +45,7 @@ def _main() -> None:
 
 
 def _name_files(function: Any, files: Mapping[str, str]) -> None:
-    """Gives functions that came along the names of the files that they are from, which cloudpickle leaves out."""
+    """Sets the file names of functions that were sent, because cloudpickle leaves them out."""
     every = [function, *getattr(function, "__globals__", {}).values()]
     for each in every:
         named = isinstance(each, types.FunctionType) and os.path.exists(each.__code__.co_filename)
@@ -61,7 +61,7 @@ def _named(code: types.CodeType, file: str) -> types.CodeType:
 def _leave(path: str, result: tuple[bool, Any]) -> bool:
     try:
         data = cloudpickle.dumps(result)
-        cloudpickle.loads(data)  # Some objects can be written and not read.
+        cloudpickle.loads(data)  # Some objects can be pickled but not unpickled.
     except Exception:
         return False
     own = f"{path}.{status.task_name().replace(':', '-')}"

@@ -1,4 +1,4 @@
-"""What runs in each task before the user's script does.
+"""Runs in each task before the user's script.
 
     python .../toolkit/launch/task/child.py STACKS AS_IS (SCRIPT | -m MODULE) [ARGUMENTS ...]
 
@@ -12,9 +12,9 @@ MultiWorkerMirroredStrategy or ParameterServerStrategy gets this toolkit's, unde
 
 import sys
 
-_STARTED_WITH = frozenset(sys.modules)  # What Python imports before any script.
+_STARTED_WITH = frozenset(sys.modules)  # Modules that Python imports before any script.
 if __name__ == "__main__":
-    # This file's own folder is no place to import from; where nothing is installed, that of the package is.
+    # Removes this file's own folder from the search path. Without an installation, adds the package's folder.
     sys.path[0] = sys.path[0] if getattr(sys.flags, "safe_path", False) else __file__.rpartition("/toolkit/")[0]
 
 # ruff: noqa: E402
@@ -42,7 +42,7 @@ def _main() -> None:
     stacks, as_is, *command = sys.argv[1:]
     file = open(stacks, "a")  # noqa: SIM115 - faulthandler needs it open as long as the process lives.
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-    faulthandler.enable()  # A crash of native code leaves its place in the log.
+    faulthandler.enable()  # If native code crashes, its place is written to the log.
     signals.end_with_parent()
     folder = _folder(command)
     own = _shadows(folder)
@@ -61,7 +61,7 @@ def _main() -> None:
             sys.exit(_code(error))
         if "toolkit" in own and _meant_for_ours(error):
             error = _shadowed(command, folder)
-        if isinstance(error, RequestError):  # It says itself what is wrong.
+        if isinstance(error, RequestError):  # The error itself says what is wrong.
             sys.stderr.write(f"error: {error}\n")
         else:
             error = error.with_traceback(_users_own(error.__traceback__))
@@ -89,18 +89,18 @@ def _folder(command: list[str]) -> str:
 
 
 def _shadows(folder: str) -> set[str]:
-    """Names of modules that are imported by now, and that Python would have found in this folder first."""
+    """Names of imported modules that Python would have found in this folder first."""
     found = set()
     for name in {name.partition(".")[0] for name in set(sys.modules) - _STARTED_WITH}:
         spec = importlib.machinery.PathFinder.find_spec(name, [folder])
-        # A folder without __init__.py has no origin, and gives way to a module of that name elsewhere.
+        # A folder without __init__.py has no origin, and a module of the same name elsewhere comes first.
         if spec and spec.origin and spec.origin != getattr(sys.modules.get(name), "__file__", None):
             found.add(name)
     return found - {"__main__"}
 
 
 def _meant_for_ours(error: BaseException) -> bool:
-    """Whether a script's own `toolkit` was asked for what the installed one has."""
+    """Whether the script imports its own `toolkit` and asks it for names of the installed one."""
     said = str(error) if isinstance(error, AttributeError | ImportError) else ""
     ours = pathlib.Path(__file__).parents[2]
     names = {match[1] for match in re.finditer(r"'(?:toolkit\.)?(\w+)'", said)} - {"toolkit"}
@@ -123,7 +123,7 @@ def _run(command: list[str], folder: str, own: set[str]) -> None:
         del sys.modules[name]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
-    # Never put back: what runs at the interpreter's end, or in a thread, still pickles the script's own classes.
+    # Never undone: code that runs at exit or in a thread still pickles the script's classes.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if command[0] == "-m":
         if importlib.util.find_spec(command[1]) is None:
@@ -152,7 +152,7 @@ def _run(command: list[str], folder: str, own: set[str]) -> None:
 
 
 def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Leaves out the frames of this file and of runpy, which tell the user nothing."""
+    """Removes the frames of this file and of runpy from a traceback."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
         if name != __file__ and "runpy" not in name and not name.endswith("/toolkit/launch/task/called.py"):
@@ -169,7 +169,7 @@ def _patch_when_imported() -> None:
 
 
 def _patch(module: Any) -> None:
-    from toolkit.launch.task import patching, progress  # Late: the script may import neither.
+    from toolkit.launch.task import patching, progress  # Imported late, because the script may import neither.
 
     if module.__name__ == "keras":
         progress.report_progress(module)

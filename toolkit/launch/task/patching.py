@@ -1,4 +1,4 @@
-"""TensorFlow's names for its strategies, given to ours, in scripts that know nothing of this toolkit."""
+"""Replaces TensorFlow's names of strategies by ours in scripts that don't import this toolkit."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def patch_strategies(tensorflow: Any) -> None:
-    """Lets two names of TensorFlow's make strategies of ours, and logs it when they do.
+    """Replaces two of TensorFlow's strategy classes by functions that create ours and log it.
 
     They are `tf.distribute.MultiWorkerMirroredStrategy` and `ParameterServerStrategy`. A name stays a
     class, which scripts and Keras use with isinstance, and is made ours only when the script asks
@@ -25,7 +25,7 @@ def patch_strategies(tensorflow: Any) -> None:
 
 
 def guard_fit(keras: Any) -> None:
-    """Has `fit` refuse to train in a worker or ps that a chief is to use.
+    """Makes `fit` refuse to train in a worker or ps that serves a chief.
 
     A script that doesn't serve there would train as often as it was launched.
 
@@ -57,7 +57,7 @@ def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not stand_in:
                 return super().__call__(*args, **kwargs)
-            # A warning, because scripts don't show what is merely informative.
+            # A warning, because scripts don't show information.
             _LOG.warning(
                 "toolkit: the launcher replaced tf.distribute.%s by a subclass that works with Keras 3's fit; "
                 "launch with --as_is to keep TensorFlow's own",
@@ -74,7 +74,7 @@ def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
 
 
 def _multi_worker(*args: Any, communication: Any = None, **kwargs: Any) -> Any:
-    """Makes our strategy, for either of TensorFlow's: the experimental one takes the communication first."""
+    """Creates our strategy for either of TensorFlow's. The experimental one takes the communication first."""
     import tensorflow as tf
 
     from toolkit.strategies.multi_worker import MultiWorkerStrategy
@@ -87,7 +87,7 @@ def _multi_worker(*args: Any, communication: Any = None, **kwargs: Any) -> Any:
 
 
 def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -> Any:
-    """Makes our strategy; a partitioner asks for large variables to be sharded, which is done in this toolkit's way."""
+    """Creates our strategy. A partitioner means that large variables are sharded, in this toolkit's way."""
     from toolkit.cluster import Cluster, Task
     from toolkit.strategies import parameter_server
     from toolkit.strategies.options import ParameterServerOptions

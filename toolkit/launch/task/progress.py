@@ -1,4 +1,4 @@
-"""Step and speed of a script that knows nothing of this toolkit: whatever trains by Keras's `fit`.
+"""Reports step and speed of a script that doesn't import this toolkit but trains with Keras's `fit`.
 
 The list of callbacks of each call of `fit` and `evaluate` is watched. A run of this toolkit's own reports by itself,
 and is left to it.
@@ -15,30 +15,30 @@ from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["report_progress"]
 
-_SECONDS = 0.5  # How often at most.
-_WARM_UP = 2  # Steps in which functions are traced.
+_SECONDS = 0.5  # The shortest time between two reports.
+_WARM_UP = 2  # The first steps, in which functions are traced.
 
 
 class _Progress:
-    """Where the training of this process stands."""
+    """The progress of this process's training."""
 
     def __init__(self) -> None:
-        self.batch_size: int | None = None  # Of the data that are read, known before training with them begins.
+        self.batch_size: int | None = None  # The size of batches, known before training begins.
         self._examples: int | None = None
         self._step = self._timed = 0
         self._last = -1
         self._since = self._reported = 0.0
 
     def look_at(self) -> None:
-        """Training or an evaluation begins, of data with batches of `batch_size`, as far as that can be seen."""
+        """Called when training or evaluation begins; notes the size of batches if it can be seen."""
         self._examples, self._since = self.batch_size, 0.0
 
     def begin(self) -> None:
-        """An epoch begins: its batches are counted from 0 again."""
+        """Called when an epoch begins: its batches are counted from 0."""
         self._last = -1
 
     def train(self, batch: int) -> None:
-        """A step has ended, or several that were executed at once."""
+        """Called after a step, or after several that were executed together."""
         now = time.monotonic()
         self._step += max(1, batch - self._last)
         self._last = batch
@@ -50,13 +50,13 @@ class _Progress:
             status.report(state="training", step=self._step, **known, **status.waited())
 
     def test(self) -> None:
-        """A step of an evaluation has ended, in which no time is counted."""
+        """Called after a step of evaluation, whose time isn't counted."""
         self._since = 0.0
         if self._due(time.monotonic()):
             status.report(state="evaluating")
 
     def end(self) -> None:
-        """Training has ended: what comes now has no steps."""
+        """Called when training has ended and no steps follow."""
         status.report(state="running", step=self._step)
 
     def _due(self, now: float) -> bool:
@@ -67,7 +67,7 @@ class _Progress:
 
 
 def report_progress(keras: Any) -> None:
-    """Has `fit` and `evaluate` report to the launcher; costs a look at the clock in each step.
+    """Makes `fit` and `evaluate` report to the launcher; each step costs a look at the clock.
 
     Args:
         keras: The module, just imported.
@@ -80,7 +80,7 @@ def report_progress(keras: Any) -> None:
 
     def read(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
         original(iterator, *args, **kwargs)
-        with contextlib.suppress(Exception):  # What only watches stops nobody.
+        with contextlib.suppress(Exception):  # An observer must never stop the script.
             progress.batch_size = iterator.data_adapter.batch_size
 
     def watch(original: Callable, callbacks: Any, model: Any) -> None:
@@ -99,6 +99,6 @@ def report_progress(keras: Any) -> None:
 
         return reported
 
-    with contextlib.suppress(RequestError):  # Another Keras than this toolkit knows is the script's own affair.
+    with contextlib.suppress(RequestError):  # With an unknown version of Keras, the script runs unobserved.
         wrap(trainer.TFEpochIterator, "__init__", read)
         wrap(keras.callbacks.CallbackList, "set_model", watch)
