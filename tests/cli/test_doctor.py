@@ -62,14 +62,6 @@ def test_a_directory_that_is_gone_and_a_file_without_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_file_that_is_none_ends_with_2(tmp_path):
-    done = doctor(tmp_path, "--cluster=no.json")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
 def test_help_imports_nothing_heavy(tmp_path):
     done = doctor(tmp_path, "--help", limit=20, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0

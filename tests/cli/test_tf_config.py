@@ -74,6 +74,7 @@ def test_the_samples_are_sound_and_explained_within_80_columns(tf_config, path):
     assert code == 0
     assert "The chief is" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert path.name in path.with_name("README.md").read_text()
 
 
 def test_every_problem_is_listed_with_place_and_cure(tf_config, tmp_path):

@@ -1,14 +1,10 @@
 import json
-import pathlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from toolkit.cluster import Cluster, Task, check, parse
 from toolkit.errors import ClusterError
 
-ROOT = pathlib.Path(__file__).parents[2]
 GOOD = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
 
 
@@ -197,49 +193,6 @@ def test_the_error_stays_readable_where_thousands_of_things_are_wrong():
     with pytest.raises(ClusterError, match="And 9,950 more"):
         parse(of({"worker": ["x"] * 10_000}), source="TF_CONFIG")
     assert len(check(of({"worker": ["x"] * 10_000})).problems) == 10_000
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "tf_configs").glob("*.json")), ids=lambda p: p.name)
-def test_every_sample_cluster_is_sound(path):
-    assert parse(path.read_text(), source=path.name, task_required=False).cluster
-    assert path.name in (ROOT / "tf_configs/README.md").read_text()
-
-
-def test_there_are_sample_clusters():
-    assert len(list((ROOT / "tf_configs").glob("*.json"))) == 4
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=10,
-)
-JOBS = st.dictionaries(
-    st.sampled_from(["chief", "worker", "ps", "evaluator", "master", "", "é"]),
-    JSON
-    | st.lists(st.sampled_from(["a:1", "b:1", "[::1]:2", "h", " "]) | JSON, max_size=3)
-    | st.dictionaries(st.sampled_from(["0", "1", "x"]), st.just("c:3") | JSON, max_size=3),
-)
-TASKS = st.fixed_dictionaries({}, optional={"type": st.sampled_from(["worker", "ps"]) | JSON, "index": JSON})
-
-
-@given(st.text())
-def test_any_text_has_problems_and_raises_nothing(text):
-    assert check(text).problems
-
-
-@given(st.dictionaries(st.text(), JSON) | st.fixed_dictionaries({"cluster": JSON | JOBS, "task": JSON | TASKS}))
-def test_any_json_is_sound_or_has_problems_with_all_they_need(value):
-    checked = check(json.dumps(value))
-    assert (checked.cluster is not None and checked.task is not None) or checked.problems
-    for problem in checked.problems:
-        assert problem.place
-        assert problem.found
-        assert problem.cure
-        str(problem).encode()  # Whatever was given, it can be printed.
-    if not checked.problems:
-        assert checked.task in checked.cluster or checked.task == Task("evaluator", 0)
-        assert check(checked.cluster.tf_config(checked.task)) == checked
 
 
 def test_a_master_is_taken_as_chief():

@@ -1,8 +1,4 @@
-import contextlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from toolkit.cluster.sources.hostlist import expand, expand_counts
 from toolkit.errors import ClusterError
@@ -46,10 +42,3 @@ def test_counts_are_written_out(counts, found):
 def test_what_is_no_list_of_counts_is_refused(counts):
     with pytest.raises(ClusterError, match="Slurm"):
         expand_counts(counts)
-
-
-@given(st.text("n01-,[]x()", max_size=12))
-def test_any_text_is_a_list_or_refused(text):
-    for read in (expand, expand_counts):
-        with contextlib.suppress(ClusterError):
-            assert read(text)

@@ -25,6 +25,10 @@ TRIED = [row["name"] for row in ROWS if row["one_device"] != "not tried"]
 # In scripts/test, with one process of two devices: what no other test there does.
 PLAIN = [
     "custom_train_step",
+    "custom_train_step_without_call_and_two_optimizers",
+    "a_loss_for_each_example",
+    "recompile",
+    "clipping",
     "several_outputs",
     "dict_inputs",
     "generator",

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 from absl import flags
-from fuzzing import ODD_TEXTS, answered, fuzzed, texts
+from fuzzing import answered, fuzzed, texts
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -247,13 +247,3 @@ def test_any_command(monkeypatch, command, given_):
         monkeypatch.setattr(importlib.import_module(f"toolkit.cli.{name}"), "run", lambda _: 0)
     with answered():
         run(command, *given_)
-
-
-@pytest.mark.parametrize("name", ODD_TEXTS)
-def test_a_report_about_odd_names(name, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    with answered():
-        run("report", "--", name)
-    with answered():
-        run("report", f"--out={name}", str(tmp_path / "run"))

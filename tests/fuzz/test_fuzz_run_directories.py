@@ -13,7 +13,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from fuzzing import ODD_TEXTS, Raw, answered, damaged, dumped, fuzzed, limited, texts, values
+from fuzzing import Raw, answered, damaged, dumped, fuzzed, limited, texts, values
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -274,16 +274,3 @@ def test_there_is_a_page_all_the_same(sound, done):
             run = report.read(path)
         with limited(seconds=5):  # Pictures take a second.
             assert "</html>" in render([run])
-
-
-@pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("name", ODD_TEXTS)
-def test_a_run_directory_of_an_odd_name(name, resume, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("in").mkdir()
-    monkeypatch.chdir("in")
-    with answered():
-        directory = RunDirectory(name, recipe="mine", resume=resume)
-        directory.record_config({"model": name})
-        directory.close()
-        assert json.loads((directory.path / "run.json").read_text())["config"] == {"model": name}

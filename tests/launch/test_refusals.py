@@ -23,18 +23,9 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(launcher):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--workers=-1"], "--workers=-1, but it must be 0 or more"),
-        (["--workers=two"], "two"),
-        (["--ps=2"], "no task would train"),
-        (["--workers=1", "--ps=1"], "Add --chief"),
-        (["--workers=1", "--cluster=x.json"], "both"),
         (["--cluster=no such file.json"], "can't be read"),
-        (["--workers=1", "--task=worker:0"], "no --cluster"),
         (["--workers=1", "--show=worker:3"], "worker:3"),
-        (["--workers=1", "--grace=-1"], "it must be 0 seconds or more"),
-        (["--workers=1", "--stall_timeout=nan"], "it must be 0 seconds or more"),
         (["--workers=1", "--log_dir=/proc/nowhere"], "can't be written"),
-        (["--workers=1", "--wrokers=2"], "--wrokers"),
     ],
 )
 def test_what_can_not_be_is_said_and_starts_nothing(launcher, flags, said):

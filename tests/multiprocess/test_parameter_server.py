@@ -3,12 +3,9 @@
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
-import adversaries
 import numpy as np
 import preloaded
 import processes
@@ -113,71 +110,6 @@ def test_a_killed_worker_costs_nothing_and_its_successor_gets_steps(job, tmp_pat
     assert seen["steps_by_worker"]["worker:1"] > 50
 
 
-@pytest.mark.fault
-def test_a_stopped_run_resumes_to_the_same_weights(job, tmp_path):
-    """In turn, so that nothing depends on who was faster."""
-    flags = ["--epochs=2", "--steps_per_epoch=25", "--data=shapes", "--max_staleness=0", "--variables=sharded"]
-    flags.append("--checkpoint_steps=10")
-    recipe = ["-m", "recipes.cifar_parameter_server", *flags]
-    tasks = ("--chief", "--workers=1", "--ps=2")
-    whole = job(tasks=tasks, command=[*recipe, "--run_dir=whole"])
-    assert whole.wait(limit=120) == 0, whole.text[-3000:]
-    halved = job(tasks=tasks, command=[*recipe, "--run_dir=halved"])
-    halved.until(r"epoch 1/2: ", limit=60)
-    deadline = time.monotonic() + 30
-    while not list((tmp_path / "halved" / "checkpoints").glob("step-000000[34]0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    halved.kill("chief:0")
-    assert halved.wait(limit=60) == 128 + signal.SIGKILL
-    again = job(tasks=tasks, command=[*recipe, "--run_dir=halved", "--resume"])
-    assert again.wait(limit=120) == 0, again.text[-3000:]
-    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "halved"))
-    assert second["resumed_from_step"] in (30, 40)
-    assert second["weights_sha256"] == first["weights_sha256"]
-    assert second["train_accuracy"] == first["train_accuracy"]
-
-
-def test_a_model_that_can_not_be_called_trains_by_its_own_step_and_names(tmp_path):
-    """In the order of one device, and without the metric's name beside the one that its train_step gives it."""
-    script = pathlib.Path(adversaries.__file__)
-    ended = processes.launch(tmp_path, str(script), "served.json", tasks=processes.FEW)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    alone = processes.python(tmp_path, str(script), "one.json")
-    assert alone.returncode == 0, alone.stderr
-    served, one = (json.loads((tmp_path / name).read_text()) for name in ("served.json", "one.json"))
-    assert list(served) == list(one) == ["d_loss", "g_loss"]
-    for name, losses in one.items():
-        np.testing.assert_allclose(served[name], losses, rtol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    """What fit_kinds.py saw, with parameter servers and in one process."""
-    script = pathlib.Path(__file__).with_name("fit_kinds.py")
-    folder = tmp_path_factory.mktemp("kinds")
-    ended = processes.launch(folder, str(script), "served.json", "served", tasks=processes.SERVED)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    with processes.group([script], [["one.json", "one"]], folder, cluster=False) as group:
-        group.succeed(limit=120)
-    return [json.loads((folder / name).read_text()) for name in ("served.json", "one.json")]
-
-
-@pytest.mark.long
-def test_every_way_of_calling_fit_gives_the_numbers_of_one_process(kinds):
-    served, one = kinds
-    assert set(served) == set(one)
-    for kind, theirs in one.items():
-        mine = served[kind]
-        if not isinstance(theirs, dict):
-            np.testing.assert_allclose(mine, theirs, atol=1e-6, err_msg=kind)
-            continue
-        for name, values in theirs["history"].items():
-            np.testing.assert_allclose(mine["history"][name], values, atol=1e-6, err_msg=f"{kind} {name}")
-        for a, b in zip(mine["weights"], theirs["weights"], strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6, err_msg=kind)
-
-
 def launched(folder, *arguments, tasks=processes.FEW):
     ended = processes.launch(folder, *arguments, tasks=tasks, limit=90)
     return ended.returncode, ended.stdout + ended.stderr
@@ -190,11 +122,8 @@ RECIPE = ("-m", "recipes.cifar_parameter_server", "--data=shapes")
     ("tasks", "flags", "said"),
     [
         (("--workers=2",), (), "the cluster has no ps"),
-        (processes.FEW, ("--max_staleness=-1",), "max_staleness=-1, but it must be a whole number of at least 0"),
-        (processes.FEW, ("--max_staleness=1.5",), "--max_staleness"),
         (processes.FEW, ("--synchronous", "--max_staleness=1"), "Leave one of the two out"),
         (("--chief", "--ps=1"), (), "no task trains"),
-        (("--workers=1", "--ps=1"), (), "there is no chief"),
     ],
 )
 def test_what_cannot_be_ends_with_2_and_a_sentence(tmp_path, tasks, flags, said):

@@ -34,12 +34,3 @@ main()
     rates = [float(rate) for rate in re.findall(r'"images_per_second": ([\d.]+)', done.stderr)]
     assert 20 < rates[-1] < 401, "20 examples in each step of 50 ms or more"
     assert '"state": "running", "step": 40' in done.stderr
-
-
-@pytest.mark.long
-def test_a_hang_is_named_with_its_place(tmp_path):
-    flags = ("--workers=2", "--stall_timeout=6", "--grace=1")
-    done = processes.launch(tmp_path, str(SCRIPT), "hang", tasks=flags, limit=120)
-    assert done.returncode == 1
-    assert "No task made progress for 6 s" in done.stderr
-    assert re.search(r"worker:1 at plain.py, line \d+, in stuck", done.stderr), done.stderr

@@ -12,43 +12,11 @@ from toolkit.parallel import ShardedDense
 from toolkit.strategies.variables import equality
 
 pytestmark = pytest.mark.slow
-EXTRA = {
-    "": {},
-    "a sum": {"kernel_regularizer": {"class_name": "L1L2", "config": {"l1": 0.01, "l2": 0.01}}},
-    "of the whole": {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
-    "a norm": {"kernel_constraint": "max_norm"},
-}
-OPTIMIZERS = {**test_layers.OPTIMIZERS, **test_layers.ALL}
 
 
 @pytest.fixture
 def mesh(four_devices):
     return strategies.create("mirrored", devices=four_devices, shards=2)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "a pair" else pytest.mark.long) for kind in test_layers.NETWORKS]
-)
-def test_the_numbers_are_those_of_plain_layers(mesh, kind):
-    test_layers.same(test_layers.trained(mesh, **test_layers.NETWORKS[kind]), test_layers.alone())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_do_what_they_do_on_one_device(mesh, optimizer):
-    if optimizer == "Muon, decaying" and keras.__version__.startswith("3.12."):
-        pytest.skip("Muon of Keras 3.12 fails with weight_decay, on one device too")
-    make = OPTIMIZERS[optimizer]
-    one = test_layers.alone(make, used=False)
-    test_layers.same(test_layers.trained(mesh, make, used=False, **test_layers.PAIR), one, 3e-5)
-
-
-@pytest.mark.parametrize(
-    "extra", [pytest.param(name, marks=[] if name == "a sum" else pytest.mark.long) for name in EXTRA if name]
-)
-def test_regularizers_and_constraints_are_of_the_whole(mesh, extra):
-    one = test_layers.alone(used=False, **EXTRA[extra])
-    test_layers.same(test_layers.trained(mesh, used=False, **test_layers.PAIR, **EXTRA[extra]), one)
 
 
 def test_a_loop_of_the_users_own_adds_up_over_groups(mesh):

@@ -34,11 +34,6 @@ def test_no_bandwidth(text):
         bandwidth(text)
 
 
-def test_one_without_a_unit_is_said():
-    with pytest.raises(StrategyError, match="no unit: bits or bytes"):
-        bandwidth("10")
-
-
 def test_a_device():
     assert device("v100")[1:] == (7e12, 900e9)
     assert device("500") == ("500 GFLOPS", 5e11, math.inf)

@@ -2,7 +2,6 @@
 
 import json
 
-import adversaries
 import keras
 import numpy as np
 import processes
@@ -14,23 +13,6 @@ from toolkit import strategies
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-def trained(strategy):
-    return adversaries.trained(strategy, epochs=2)
-
-
-def same(mine, theirs, tolerance=1e-5):
-    for name, values in theirs[0].items():
-        np.testing.assert_allclose(mine[0][name], values, atol=tolerance, err_msg=name)
-    for a, b in zip(mine[1], theirs[1], strict=True):
-        np.testing.assert_allclose(a, b, atol=tolerance)
-
-
-@pytest.mark.slow
-def test_a_model_that_can_not_be_called_trains_as_on_one_device(four_devices):
-    one = trained(strategies.create("one_device", devices=four_devices[:1]))
-    same(trained(strategies.create("mirrored", devices=four_devices[:2])), one)
 
 
 @pytest.mark.slow

@@ -89,23 +89,14 @@ def test_a_gradient_of_no_higher_rank_is_sent_whole(four_devices):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
 
 
-OPTIMIZERS = {
-    "clipped by norms": lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0),
-    "accumulated": lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=2),
-    "averaged": lambda: keras.optimizers.AdamW(0.01, use_ema=True),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.02, momentum=0.5)),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("state_of", ["replicated", "sharded"])
-def test_it_trains_with_what_optimizers_do(four_devices, make, state_of):
+def test_it_trains_beside_a_clip_in_16_bits(four_devices, state_of):
     def losses(gradients):
         keras.utils.set_random_seed(3)
         options = {"gradients": gradients, "optimizer_state": state_of}
         strategy = strategies.create("mirrored", devices=four_devices[:2], **options)
-        return trained(strategy, two_layers(strategy, make()), epochs=8)[0]
+        return trained(strategy, two_layers(strategy, keras.optimizers.Adam(0.01, global_clipnorm=1.0)), epochs=8)[0]
 
     mine, synchronous = losses(GradientExchange(compression="powersgd", rank=3, dtype="bfloat16")), losses(None)
     assert mine[-1] < 0.8 * mine[0]

@@ -65,18 +65,6 @@ def test_weights_are_those_of_the_definition(four_devices, local, count):
     np.testing.assert_allclose(np.vstack([kernel, bias]), by_numpy(local, replicas=count), rtol=0, atol=1e-5)
 
 
-@pytest.mark.smoke
-@pytest.mark.slow
-def test_an_average_after_each_step_is_the_synchronous_run(four_devices):
-    together = strategies.create("mirrored", devices=four_devices[:2])
-    expected, synchronous = trained(together)
-    history, model = trained(strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=1)))
-    for mine, theirs in zip(model.get_weights(), synchronous.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
-    np.testing.assert_allclose(history["mae"], expected["mae"], rtol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -306,8 +294,3 @@ def test_a_resumed_run_is_that_of_no_pause_to_the_bit(four_devices, tmp_path, ma
 def test_options_are_checked(options, words):
     with pytest.raises(StrategyError, match=words):
         LocalSteps(**options)
-
-
-def test_what_exchanges_in_each_step_is_refused(four_devices):
-    with pytest.raises(StrategyError, match="with optimizer_state='sharded', but replicas that train by themselves"):
-        strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(), optimizer_state="sharded")

@@ -5,25 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit import parallel, strategies
+from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies.step import phases
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-@pytest.mark.slow
-def test_a_frozen_sharded_layer_stays_as_it_is(four_devices):
-    with strategies.create("mirrored", devices=four_devices[:2]).scope():
-        sharded = parallel.ShardedDense(4)
-        model = keras.Sequential([keras.Input((6,)), sharded, keras.layers.Dense(1)])
-        sharded.trainable = False
-        model.compile("adam", "mse")
-    before = sharded.get_weights()
-    model.fit(X, Y, batch_size=10, verbose=0)
-    for mine, given in zip(sharded.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, given)
 
 
 def stateful(rows):

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.fit.adapt import adapt_replicas
 
 PLAIN, SCALED = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
@@ -32,17 +31,6 @@ def test_gradients_are_exchanged_as_asked(four_devices, dtype, least):
         np.abs(trained(mirrored, keras.optimizers.SGD) - trained(tf.distribute.get_strategy(), keras.optimizers.SGD))
     )
     assert least <= far < max(2e-7, 2e4 * least)
-
-
-@pytest.mark.slow
-def test_clipping_is_by_the_norm_of_the_sum(four_devices):
-    mirrored = strategies.create("mirrored", devices=four_devices[:2])
-    adapt_replicas()
-    clipped = [
-        trained(s, lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
-        for s in (mirrored, tf.distribute.get_strategy())
-    ]
-    np.testing.assert_allclose(clipped[0], clipped[1], atol=2e-7)
 
 
 @pytest.mark.parametrize("arguments", [{"dtype": "int8"}, {"bytes_per_pack": -1}])

@@ -11,33 +11,6 @@ X = np.random.default_rng(0).normal(size=(54, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-def trained(strategy):
-    """As Keras's guide to transfer learning has it: frozen, then compiled again, which nobody does in the scope."""
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu")])
-        base.trainable = False
-        model = keras.Sequential([keras.Input((6,)), base, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
-    model.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
-    base.trainable = True
-    optimizer = keras.optimizers.Adam(0.001)
-    model.compile(optimizer, "mse", metrics=["mae"])
-    history = model.fit(X, Y, batch_size=16, verbose=0, shuffle=False).history
-    assert model.optimizer is optimizer
-    return model, history
-
-
-@pytest.mark.slow
-def test_a_model_is_compiled_again_and_its_variables_are_numbers(four_devices):
-    _, alone = trained(strategies.create("one_device", devices=four_devices[:1]))
-    model, history = trained(strategies.create("mirrored", devices=four_devices[:2]))
-    for name, values in alone.items():
-        assert history[name] == pytest.approx(values, rel=1e-5)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
-    assert int(model.optimizer.iterations) == 4
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -56,7 +56,6 @@ def added(errors, model):
 
 CASES = {
     "a mean": (lambda errors, _: tf.reduce_mean(errors), {}),
-    "a loss for each example": (lambda errors, _: errors, {}),
     "TensorFlow's average": (average, {}),
     "TensorFlow's average, of a batch of any size": (lambda e, _: tf.nn.compute_average_loss(e), {}),
     "TensorFlow's average, and what it scales": (average_and_weights, {}),

@@ -129,10 +129,6 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_keras_still_has_the_hooks_that_a_resumed_epoch_needs():
-    assert isinstance(keras.Sequential([keras.layers.Dense(1)]).metrics_variables, list)
-
-
 class Counting(keras.callbacks.Callback):
     """As users write them: plain counters, an array, and something that no file can hold."""
 

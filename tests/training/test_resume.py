@@ -96,21 +96,7 @@ def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices
     assert summary["val_accuracy"] == undisturbed[1]["val_accuracy"]
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_stopped_again_and_again(tmp_path, four_devices, undisturbed):
-    for number in range(4):
-        with pytest.raises(StoppedBySignal):
-            train(
-                tmp_path / "run",
-                four_devices,
-                resume=number > 0,
-                # Steps already done are seen by callbacks too: count the new ones from the epoch's begin.
-                extra=[StopAt("on_train_batch_end", (number * 3) % 5 + 3)],
-            )
-    assert same(train(tmp_path / "run", four_devices, resume=True)[0], undisturbed[0])
-
-
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, undisturbed):
     class Die(keras.callbacks.Callback):
@@ -124,15 +110,6 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
     assert summary["resumed_from_step"] == 8
     assert same(weights, undisturbed[0])
     assert figures(history) == figures(undisturbed[2])
-
-
-@pytest.mark.smoke
-@pytest.mark.slow
-def test_a_complete_run_resumes_to_its_own_end(tmp_path, four_devices, undisturbed):
-    shutil.copytree(undisturbed[3], tmp_path / "run")
-    weights, summary, _ = train(tmp_path / "run", four_devices, resume=True)
-    assert same(weights, undisturbed[0])
-    assert summary["steps"] == 15
 
 
 @pytest.mark.slow
