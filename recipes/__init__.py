@@ -2,7 +2,7 @@
 
 import sys
 
-if sys.argv[:1] == ["-m"]:  # As Python has it while it looks for the module of `python -m recipes.NAME`.
+if sys.argv[:1] == ["-m"]:  # The value while Python looks for the module of `python -m recipes.NAME`.
     from toolkit.cli.native import quieten
 
     quieten()

@@ -24,7 +24,7 @@ FLAGS = flags.FLAGS
 
 
 def build_model(classes: int):
-    """Two convolutions that every replica has, and two FC layers of which each replica has a shard."""
+    """Every replica has the two convolutions, and a shard of the two FC layers."""
     from keras import Input, Sequential, layers
 
     from toolkit.parallel import ShardedDense
@@ -39,7 +39,7 @@ def build_model(classes: int):
             layers.Conv2D(64, 3, padding="same", activation="relu"),
             layers.MaxPooling2D(),
             layers.Flatten(),
-            # Each replica has some units of the first, and the inputs that they are to the second.
+            # Each replica has some units of the first layer, which are its inputs to the second.
             ShardedDense(FLAGS.units, activation="relu", keep_split=True, exchange_dtype=dtype),
             ShardedDense(FLAGS.units, activation="relu", split="inputs", exchange_dtype=dtype),
             layers.Dense(classes),
@@ -52,7 +52,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_hybrid") as run:
         strategy = toolkit.cli.create_strategy(run)
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
         batches = toolkit.cli.load_batches(run, strategy)

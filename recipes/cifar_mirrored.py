@@ -28,7 +28,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_mirrored") as run:
         strategy = toolkit.cli.create_strategy(run, "mirrored")
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
         batches = toolkit.cli.load_batches(run, strategy)

@@ -30,7 +30,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_multi_worker", needs_cluster=True) as run:
         strategy = toolkit.cli.create_strategy(run, "multi_worker")
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
         batches = toolkit.cli.load_batches(run, strategy)

@@ -34,7 +34,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_parallelism", can_resume=False) as run:
         strategy = toolkit.cli.create_strategy(run)
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         def optimizer():
             return keras.optimizers.SGD(FLAGS.learning_rate, momentum=0.9)

@@ -29,13 +29,13 @@ def main() -> None:
     """Devices, strategy, data, model, compile, fit."""
     with toolkit.cli.open_run("cifar_parameter_server", needs_cluster=True) as run:
         evaluator = run.membership.task.job == "evaluator"
-        strategy = toolkit.cli.create_strategy(  # A worker or ps serves here, until the chief is done.
+        strategy = toolkit.cli.create_strategy(  # A worker or ps serves here until the chief is done.
             run,
             "auto" if evaluator else "parameter_server",
             parameter_server=toolkit.cli.flags.parameter_servers(),
         )
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         keras.utils.set_random_seed(FLAGS.seed)
         batches = toolkit.cli.load_batches(run, strategy)
@@ -44,7 +44,7 @@ def main() -> None:
             model = toolkit.models.build(FLAGS.model, classes=len(batches.examples.classes), dropout=FLAGS.dropout)
             rate = toolkit.cli.learning_rate(batches, scaling="sqrt")
             model.compile(
-                # Momentum as high as SGD's here suffers from stale gradients.
+                # Stale gradients would spoil a momentum as high as SGD's.
                 optimizer=keras.optimizers.Adam(rate),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],

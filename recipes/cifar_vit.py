@@ -20,7 +20,7 @@ toolkit.cli.flags.define_activations()
 flags.DEFINE_enum("model", "vit", toolkit.models.NAMES, "Network to train.")
 FLAGS = flags.FLAGS
 
-# Its one convolution, which makes words of patches, stays replicated.
+# Its only convolution, which turns patches into words, stays replicated.
 WAYS = [("replicated", "replicated"), ("replicated", "sharded"), ("planned", "planned")]
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     with toolkit.cli.open_run("cifar_vit", can_resume=False) as run:
         strategy = toolkit.cli.create_strategy(run)
 
-        import keras  # Only now: importing it starts TensorFlow.
+        import keras  # Imported here, because it starts TensorFlow.
 
         def optimizer():
             return keras.optimizers.AdamW(FLAGS.learning_rate, global_clipnorm=1.0)

@@ -1,4 +1,4 @@
-"""Where operations and variables go: the examples of a tutorial, one by one.
+"""Where operations and variables go: a tutorial's examples, one by one.
 
     python -m recipes.device_placement
     python -m recipes.device_placement --gpus=2 --only=naming,missing
@@ -24,7 +24,7 @@ say = toolkit.cli.say
 
 
 def naming(first: str, second: str) -> None:
-    """Devices are named by kind and number; tf.device says which one operations and variables go to."""
+    """Devices are named by kind and number; tf.device chooses one for operations and variables."""
     import tensorflow as tf
 
     say(f"    logical devices: {', '.join(device.name for device in tf.config.list_logical_devices())}")
@@ -34,7 +34,7 @@ def naming(first: str, second: str) -> None:
 
 
 def missing(*_: str) -> None:
-    """A device that isn't there: with soft placement the operation runs elsewhere, without it there is an error."""
+    """A device that doesn't exist: with soft placement the operation runs elsewhere; without it, an error."""
     import tensorflow as tf
 
     def on_gpu_7(x: tf.Tensor) -> tf.Tensor:
@@ -53,7 +53,7 @@ def missing(*_: str) -> None:
 
 
 def no_kernel(first: str, *_: str) -> None:
-    """An operation without a kernel for its device, such as one on strings for a GPU."""
+    """An operation without a kernel for its device, such as a string operation on a GPU."""
     import tensorflow as tf
 
     def text(x: tf.Tensor) -> tf.Tensor:
@@ -67,7 +67,7 @@ def no_kernel(first: str, *_: str) -> None:
 
 
 def variables_on_the_cpu(first: str, second: str) -> None:
-    """A rule that keeps variables on the CPU, where every device reads them, while operations run on each."""
+    """A rule that keeps variables on the CPU, where every device reads them, while operations run on each device."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):
@@ -84,7 +84,7 @@ def variables_on_the_cpu(first: str, second: str) -> None:
 
 
 def branches(*_: str) -> None:
-    """Branches that don't need each other run at once, on as many threads as inter_op_threads says."""
+    """Branches that don't depend on one another run at once, on as many threads as inter_op_threads says."""
     for threads in (1, 2):
         command = ["-m", "recipes.device_placement", "--only=two_branches", f"--inter_op_threads={threads}"]
         done = subprocess.run(
@@ -95,7 +95,7 @@ def branches(*_: str) -> None:
 
 
 def two_branches(*_: str) -> None:
-    """Two branches of one function, in a process that `branches` starts: threads are set before TensorFlow starts."""
+    """Two branches of one function, in a process of `branches`, because threads are set before TensorFlow starts."""
     import tensorflow as tf
 
     @tf.function
@@ -115,7 +115,7 @@ def two_branches(*_: str) -> None:
 
 
 def control_dependencies(*_: str) -> None:
-    """Operations run in any order that their inputs allow; tf.control_dependencies orders those that have an effect."""
+    """Operations run in any order that their inputs allow; tf.control_dependencies orders those with side effects."""
     import tensorflow as tf
 
     counter = tf.Variable(0)
@@ -123,13 +123,13 @@ def control_dependencies(*_: str) -> None:
     @tf.function
     def ordered() -> tf.Tensor:
         with tf.control_dependencies([counter.assign_add(1)]):
-            return counter.read_value()  # Inside a tf.function, this order holds by itself: by automatic dependencies.
+            return counter.read_value()  # Inside a tf.function, automatic control dependencies keep this order.
 
     say(f"    counted, then read: {int(ordered())}, then {int(ordered())}")
 
 
 def on_a_task(*_: str) -> None:
-    """Operations pinned to a task of a cluster: two workers, here both in this process."""
+    """Operations pinned to a task of a cluster: two workers, both in this process here."""
     import tensorflow as tf
 
     connect("worker", tasks=2)
@@ -139,7 +139,7 @@ def on_a_task(*_: str) -> None:
 
 
 def dealt_to_ps(*_: str) -> None:
-    """Variables put on two parameter servers in turn, as replica_device_setter did; strategies do it for a model."""
+    """Variables placed on two parameter servers in turn, as replica_device_setter did; strategies do it for a model."""
     import tensorflow as tf
 
     connect("ps", tasks=2)
@@ -149,7 +149,7 @@ def dealt_to_ps(*_: str) -> None:
 
 
 def memory(*_: str) -> None:
-    """A GPU's memory: as it is needed, a share of it, or a limit; set before TensorFlow starts."""
+    """A GPU's memory: growing, a share of it, or a limit; set before TensorFlow starts."""
     inventory = toolkit.devices.take()
     for text in ("growth", "0.4", "4096", "all"):
         say(f"    --memory={text}: {toolkit.devices.Memory.parse(text)}")
@@ -157,7 +157,7 @@ def memory(*_: str) -> None:
 
 
 def connect(job: str, tasks: int) -> None:
-    """Starts the servers of a job's tasks in this process, on loopback, and makes their devices known."""
+    """Starts the servers of a job's tasks in this process, on loopback, and registers their devices."""
     import tensorflow as tf
 
     with contextlib.ExitStack() as held:
@@ -169,7 +169,7 @@ def connect(job: str, tasks: int) -> None:
     tf.config.experimental_connect_to_cluster(cluster, job_name="client")
 
 
-SERVERS: list = []  # Servers serve as long as something refers to them.
+SERVERS: list = []  # A server runs as long as a variable refers to it.
 EXAMPLES = {
     example.__name__: example
     for example in (

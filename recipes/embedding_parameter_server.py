@@ -28,11 +28,11 @@ flags.DEFINE_integer("batch_size", 1024, "Examples in a step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.2, "Learning rate of Adagrad.")
 flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
 FLAGS = flags.FLAGS
-NOISE = 0.5  # Its square is the loss of who knows all users and items.
+NOISE = 0.5  # Its square is the loss of a model that knows all users and items exactly.
 
 
 def ratings(first: int, count: int):
-    """Returns so many batches, each a function of its number."""
+    """Returns this many batches, each computed from its number."""
     import tensorflow as tf
 
     def batch(number):
@@ -48,14 +48,14 @@ def ratings(first: int, count: int):
 
 def main() -> None:
     """Strategy, model, compile, fit."""
-    strategy = toolkit.strategies.create(  # A worker or ps serves here, until the chief is done.
+    strategy = toolkit.strategies.create(  # A worker or ps serves here until the chief is done.
         "auto",
         membership=toolkit.cluster.discover(os.environ, file=FLAGS.cluster, task=FLAGS.task),
         start_timeout=FLAGS.start_timeout,
         parameter_server=toolkit.cli.flags.parameter_servers(),
     )
 
-    import keras  # Only now: importing it starts TensorFlow.
+    import keras  # Imported here, because it starts TensorFlow.
 
     keras.utils.set_random_seed(FLAGS.seed)
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""A^n + B^n on one device and on two: the same sum, and the seconds of each.
+"""A^n + B^n on one device and on two: the same sum, and the time of each.
 
     python -m recipes.matmul_devices --size=2000 --power=10
 
@@ -36,7 +36,7 @@ def main() -> None:
     import numpy as np
 
     random = np.random.default_rng(FLAGS.seed)
-    # Rows that sum up to 1, so that the powers neither grow nor vanish.
+    # Rows that sum to 1, so that the powers neither grow nor vanish.
     a, b = (random.random((FLAGS.size, FLAGS.size), np.float32) for _ in range(2))
     a, b = (each / each.sum(axis=1, keepdims=True) for each in (a, b))
     expected = np.linalg.matrix_power(a, FLAGS.power) + np.linalg.matrix_power(b, FLAGS.power)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def prepare(a, b, left_device: str, right_device: str):
-    """Returns a function that computes the sum on two devices, or on one that is named twice, as a NumPy array."""
+    """Returns a function that computes the sum on two devices, or on one device named twice, as a NumPy array."""
     import tensorflow as tf
 
     def power(matrix: tf.Tensor) -> tf.Tensor:
@@ -76,7 +76,7 @@ def prepare(a, b, left_device: str, right_device: str):
     def add_powers(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         with tf.device(left_device):
             left = power(a)
-        # One device computes one after another.
+        # One device computes one power after the other.
         with tf.device(right_device), tf.control_dependencies([left] if left_device == right_device else []):
             right = power(b)
         with tf.device("CPU:0"):
@@ -86,17 +86,17 @@ def prepare(a, b, left_device: str, right_device: str):
         left = tf.constant(a)
     with tf.device(right_device):
         right = tf.constant(b)
-    add_powers(left, right)  # Traced and placed; the time of that doesn't count.
+    add_powers(left, right)  # Tracing and placement don't count.
     return lambda: add_powers(left, right).numpy()
 
 
 def check() -> None:
-    """Refuses what can't be, before the work."""
+    """Refuses impossible requests before any work."""
     if (FLAGS.gpus or 2) > 2:
         raise toolkit.errors.RequestError(
             asked=f"--gpus={FLAGS.gpus}", found="the sum has two terms", remedy="Leave it out, or give 1 or 2"
         )
-    # A, B, their powers so far, and the next ones, of four bytes each element.
+    # A, B, their powers so far, and the next ones, with four bytes for each element.
     needed, free = 8 * 4 * FLAGS.size**2, psutil.virtual_memory().available
     if needed > free:
         raise toolkit.errors.RequestError(

@@ -1,4 +1,4 @@
-"""Every exception this toolkit raises on purpose.
+"""All exceptions of this toolkit.
 
 ToolkitError
   RequestError               what was asked can't be done           exit code 2
@@ -45,11 +45,11 @@ __all__ = [
 
 
 _FOLDER = __file__.removesuffix("errors.py")
-_LONGEST = 1000  # Characters of a clause, which may hold what somebody else wrote.
+_LONGEST = 1000  # The most characters of a clause, which may contain other programs' text.
 
 
 def _end_in_a_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Takes the place of Python's last words, of an error that a script didn't catch."""
+    """Replaces Python's traceback for an error that a script didn't catch."""
     if not isinstance(error, RequestError) or sys.flags.dev_mode:
         sys.__excepthook__(kind, error, trace)
         return
@@ -64,11 +64,11 @@ class ToolkitError(Exception):
     """The root of the tree; `exit_code` is what a program that ends on it returns."""
 
     exit_code = 1
-    # What is raised in a layer's call goes through Keras as it is: else it becomes a RuntimeError with the arguments.
+    # Keras passes such an exception on from a layer's call; it wraps others in a RuntimeError with the arguments.
     _keras_call_info_injected = True
 
     def __reduce__(self) -> tuple:
-        """Has an error arrive in another process, as Ray's and multiprocessing's send them, as the same error."""
+        """Makes an error pickle, for Ray and multiprocessing, which send it to another process."""
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
@@ -79,7 +79,7 @@ def _as_it_was(kind: type[ToolkitError], args: tuple, attributes: dict) -> Toolk
 
 
 class RequestError(ToolkitError):
-    """What the user asked for can't be done.
+    """What the user asked for isn't possible.
 
     Args:
         asked: What was asked, as a clause: "gpus=4 asks for 4 GPUs".
@@ -102,7 +102,7 @@ class RequestError(ToolkitError):
     def check_choice(
         cls, value: object, choices: Sequence[str], *, asked: str, found: str = "there is no such choice"
     ) -> None:
-        """Raises this error, which lists the choices, where a value is none of them."""
+        """Raises this error, with a list of the choices, if a value isn't one of them."""
         if value not in choices:
             raise cls(asked=asked, found=found, remedy="Choose one of " + ", ".join(choices))
 
@@ -112,27 +112,27 @@ def _short(clause: str) -> str:
 
 
 class ClusterError(RequestError):
-    """What describes the cluster, or this process's task in it, can't be used."""
+    """The description of the cluster, or of this process's task in it, is wrong."""
 
 
 class DeviceError(RequestError):
-    """The devices asked for are not there, or can't be set up that way (any more)."""
+    """The requested devices don't exist, or can't be set up in this way or at this time."""
 
 
 class StrategyError(RequestError):
-    """The strategy asked for is unknown, or not possible in this process."""
+    """The requested strategy is unknown, or isn't possible in this process."""
 
 
 class DataError(RequestError):
-    """The data set can't be had, or has no such batches as were asked for."""
+    """The data set isn't available, or can't provide the requested batches."""
 
 
 class ModelError(RequestError):
-    """The model asked for is unknown, or its arguments don't fit."""
+    """The requested model is unknown, or its arguments don't fit."""
 
 
 class LaunchError(RequestError):
-    """What is to be launched is not clear, or can't be started on this machine."""
+    """What to launch is unclear, or can't be started on this machine."""
 
 
 class RunDirectoryError(RequestError):
@@ -140,11 +140,11 @@ class RunDirectoryError(RequestError):
 
 
 class CheckpointError(RunDirectoryError):
-    """There is no checkpoint that this run can resume from."""
+    """There is no checkpoint from which this run can resume."""
 
 
 class StoppedBySignal(SystemExit):
-    """The run received a signal to stop; `step` is that of the checkpoint it wrote then, None if it wrote none.
+    """The run received a signal to stop. `step` is the step of the checkpoint that it wrote, None if it wrote none.
 
     It is a SystemExit, and no Exception: `except Exception` around a training doesn't catch it, and a script that it
     ends exits with 128 + the number, and without a traceback.
@@ -162,7 +162,7 @@ class StoppedBySignal(SystemExit):
 
 
 class JobStopped(ToolkitError):
-    """The launcher received a signal to stop, and all its tasks have ended."""
+    """The launcher received a signal to stop, and all of its tasks have ended."""
 
     def __init__(self, number: int, *, then: str = "all tasks have ended") -> None:
         super().__init__(f"Stopped by {_signal.Signals(number).name}; {then}.")
@@ -170,7 +170,7 @@ class JobStopped(ToolkitError):
 
 
 class TaskFailed(ToolkitError):
-    """A launched task failed, and the others were ended; `exit_code` is the task's.
+    """A launched task failed, and the others were ended. `exit_code` is the task's.
 
     Attributes:
         words: What happened, without what to do about it.
@@ -183,12 +183,12 @@ class TaskFailed(ToolkitError):
 
 
 class TaskLost(ToolkitError):
-    """A parameter server is gone, or every worker; the last checkpoint is there to resume from."""
+    """A parameter server or every worker is lost; the run can resume from its last checkpoint."""
 
 
 class CheckpointsFailing(ToolkitError):
-    """Several checkpoints in a row could not be written; the last good one is still there."""
+    """Several checkpoints in a row could not be written; the last good one still exists."""
 
 
 class Diverged(ToolkitError):
-    """Weights are NaN or infinite; checkpoints of before are still there."""
+    """Weights are NaN or infinite; earlier checkpoints still exist."""

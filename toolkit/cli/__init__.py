@@ -1,4 +1,4 @@
-"""Flags and exit codes: what turns the parts into programs, and the `toolkit` command.
+"""Flags, exit codes, and the `toolkit` command.
 
 tables     tables and charts of one style
 plan_scaling  a plan's model on other numbers of replicas
@@ -53,7 +53,7 @@ __all__ = [
     "train_ways",
 ]
 
-# They need `training`, which the commands don't.
+# They import `training`, which the commands don't need.
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={

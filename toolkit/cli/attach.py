@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Watches.
+    """Watches the job.
 
     Raises:
         LaunchError: There is no such job.

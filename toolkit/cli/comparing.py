@@ -1,4 +1,4 @@
-"""One model trained in several ways to divide its layers: what was predicted for each, and what is measured."""
+"""Trains one model with each way to divide its layers, and compares predictions with measurements."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def train_ways(
     *,
     slots: int,
 ) -> None:
-    """Trains the model that the flags name once for each way to divide its layers, and prints a table.
+    """Trains the model of the flags once for each way to divide its layers, and prints a table.
 
     It measures the devices, and the network between them, at the start. `run` keeps only the last training.
 

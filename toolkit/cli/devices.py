@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Looks, and prints."""
+    """Reads the devices and prints them."""
     if arguments.watch is not None and not 0.1 <= arguments.watch <= 3600:
         raise RequestError(
             asked=f"--watch={arguments.watch:g}",
             found="it must be from 0.1 to 3600 seconds",
             remedy="Give, for example, 2",
         )
-    host()  # The share of busy cores counts from here.
+    host()  # The CPU load is measured from here on.
     if arguments.json:
         while True:
             print(json.dumps(_data(), indent=None if arguments.watch else 2), flush=True)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _names(environ: Mapping[str, str], inventory: "Inventory") -> tuple[dict[int, str], str]:
-    """Returns TensorFlow's names of cards by nvidia-smi's numbers, and a remark where there are none."""
+    """Returns TensorFlow's names of cards by nvidia-smi's numbers, and a note if there are none."""
     try:
         names = tensorflow_names(environ, inventory)
     except DeviceError as error:

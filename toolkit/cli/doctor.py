@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks, prints each finding as it comes, and returns the exit code."""
+    """Examines the machine, prints each finding at once, and returns the exit code."""
     from toolkit.observe import doctor
 
     situation = doctor.Situation.of_this_process(arguments.cluster)
@@ -70,7 +70,8 @@ def _show(finding: "Finding") -> None:
     else:
         console.print(level, words, soft_wrap=True)
     if finding.cure:
-        console.print(Text(f"        {finding.cure}", style="cyan"), soft_wrap=True)  # In one piece, to be copied.
+        # Not wrapped, so that it can be copied.
+        console.print(Text(f"        {finding.cure}", style="cyan"), soft_wrap=True)
 
 
 def _counted(number: int, what: str) -> str:

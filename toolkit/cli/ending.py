@@ -1,4 +1,4 @@
-"""Exit codes, and the last word on standard error.
+"""Exit codes, and the error message at the end of a program.
 
 0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 interrupted and terminated.
 """
@@ -17,7 +17,7 @@ __all__ = ["exit_code"]
 
 
 def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
-    """Does something and returns the exit code that it ends with.
+    """Calls a function and returns the exit code for its result.
 
     Args:
         action: What to do. An int that it returns is the exit code.
@@ -25,13 +25,13 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
     """
     try:
         result = action()
-        sys.stdout.flush()  # Here, where it can still be answered: at exit Python prints a traceback.
+        sys.stdout.flush()  # Flushed here, where an error can be handled: at exit Python would print a traceback.
     except (ToolkitError, StoppedBySignal) as error:
         stopped = isinstance(error, (JobStopped, StoppedBySignal))
         if not stopped:
-            # Said at once: leaving TensorFlow can take seconds, in which others fail because of this.
+            # Printed at once: TensorFlow may take seconds to shut down, and other tasks fail meanwhile.
             status.report(state="failed", at=time.monotonic())
-        # A failure's message has the script's own lines, which are left as they are.
+        # A failure's message contains the script's own lines, which must not be rewrapped.
         failed = isinstance(error, TaskFailed)
         _complain(str(error) if failed else redaction.masked(str(error), os.environ), stopped=stopped)
         return error.exit_code
@@ -39,7 +39,7 @@ def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
         _complain(interrupted, stopped=True)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader has enough, as `head` does. Python would try to write the rest once more at exit.
+        # The reader has ended, as `head` does. Python would try again to write the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -55,7 +55,7 @@ def _complain(text: str, *, stopped: bool) -> None:
     try:
         sys.stdout.flush()
         print(text if stopped else f"error: {text}", file=sys.stderr, flush=True)
-    except OSError:  # The terminal is closed. Python would try to write the rest once more at exit.
+    except OSError:  # The terminal is closed. Python would try again to write the rest at exit.
         null = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""The flags that every recipe shares, under the names that users and other programs rely on.
+"""The flags that every recipe shares. Users and other programs rely on their names.
 
 A recipe calls `define_shared` when it is imported, and reads the parsed values from
 `absl.flags.FLAGS`. Values are checked by the parts they are handed to. What must not change between start and
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-# How `--help` arranges them: a group's title, its flags in order, and what stands for a value.
+# The order of `--help`: a group's title, its flags, and a placeholder for a value.
 GROUPS = {
     "Training": {
         "epochs": "N",
@@ -100,7 +100,7 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
 
 
 def define_cluster() -> None:
-    """Defines the flags that say who takes part; without them the environment does."""
+    """Defines the flags for the cluster; without them, the environment describes it."""
     flags.DEFINE_string(
         "cluster",
         None,
@@ -113,7 +113,7 @@ def define_cluster() -> None:
 
 
 def define_parameter_servers() -> None:
-    """Defines the flags that say how parameter servers are used."""
+    """Defines the flags for parameter servers."""
     flags.DEFINE_enum(
         "variables",
         "round_robin",
@@ -131,7 +131,7 @@ def define_parameter_servers() -> None:
 
 
 def define_gradients(*, between_processes: bool = True) -> None:
-    """Defines the flags that say how replicas exchange gradients, and who keeps what an optimizer remembers."""
+    """Defines the flags for exchanging gradients and for the optimizer's state."""
     flags.DEFINE_enum("gradient_dtype", "float32", list(DTYPES), "Dtype in which gradients are exchanged and added.")
     flags.DEFINE_enum(
         "gradient_compression",
@@ -164,7 +164,7 @@ def define_gradients(*, between_processes: bool = True) -> None:
 
 
 def define_devices() -> None:
-    """Defines the flags that say which devices to use."""
+    """Defines the flags for devices."""
     flags.DEFINE_integer(
         "gpus", None, "Replicas in this process. Default: all GPUs, or one CPU device if there is none.", lower_bound=1
     )
@@ -193,12 +193,12 @@ def define_devices() -> None:
 
 
 def define_activations() -> None:
-    """Defines the flag that says how activations are exchanged between the shards of a layer."""
+    """Defines the flag for the communication dtype of activations between the shards of a layer."""
     flags.DEFINE_enum("activation_dtype", "float32", list(DTYPES), "Dtype in which activations are exchanged.")
 
 
 def define_mesh() -> None:
-    """Defines the flag that says how replicas are divided into groups for sharded layers."""
+    """Defines the flag for the number of shards in each group of replicas."""
     flags.DEFINE_integer(
         "shards", None, "Replicas that together hold one copy of the sharded layers. Default: all.", lower_bound=1
     )
@@ -213,7 +213,7 @@ def devices() -> dict:
 
 
 def exchanges() -> dict:
-    """Returns what the flags of `define_gradients` and `define_mesh` say, as arguments of `strategies.create`.
+    """Returns the flags of `define_gradients` and `define_mesh` as arguments of `strategies.create`.
 
     Raises:
         StrategyError: A value is out of its range.
@@ -240,7 +240,7 @@ def exchanges() -> dict:
 
 
 def parameter_servers() -> ParameterServerOptions:
-    """Returns what the flags of `define_parameter_servers` say.
+    """Returns the flags of `define_parameter_servers` as options.
 
     Raises:
         StrategyError: A value is out of its range, or two exclude each other.

@@ -1,4 +1,4 @@
-"""What every recipe does with its parsed flags before it comes to its strategy, and after training."""
+"""What every recipe does with its flags before it has a strategy, and after training."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from toolkit.training import learning_rate as scheduled
 
 __all__ = ["create_strategy", "learning_rate", "load_batches", "open_run"]
 
-# A recipe's names of what Keras and `Run` call so.
+# A recipe's names for entries of Keras's logs and `Run`'s summary.
 _NAMES = {
     "train_loss": "loss",
     "train_accuracy": "accuracy",
@@ -27,7 +27,7 @@ _NAMES = {
     "test_accuracy": "val_accuracy",
     "images_per_second": "examples_per_second",
 }
-# All tasks must have the same of these, though they may change on resume.
+# All tasks must agree on these values, but they may change on resume.
 _EXCHANGES = (
     "gradient_dtype",
     "gradient_compression",
@@ -45,7 +45,7 @@ _EXCHANGES = (
 
 @contextlib.contextmanager
 def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = True) -> Iterator[Run]:
-    """Opens the run that the flags describe, and writes the page about it when it has come to its end.
+    """Opens the run that the flags describe, and writes its report at the end.
 
     What must not change between start and resume is recorded: the recipe's own flags, the seed and the learning rate.
     Where there are several GPUs, the program first starts itself again, so that CUDA numbers them as nvidia-smi does.
@@ -86,15 +86,15 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
 
 
 class _RecipeRun(Run):
-    """A run whose summary has the figures by the names that recipes give them, too."""
+    """A run whose summary also has the figures under the recipes' names."""
 
     def described(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Returns the summary with them."""
+        """Returns the summary with these names added."""
         return {**summary, **{name: summary.get(theirs) for name, theirs in _NAMES.items()}}
 
 
 def create_strategy(run: Run, name: str = "", **options: Any) -> Any:
-    """Configures and shows the devices, and makes a strategy of them, as the flags say.
+    """Configures and prints the devices, and creates a strategy from the flags.
 
     Args:
         run: Who takes part.
@@ -115,7 +115,7 @@ def create_strategy(run: Run, name: str = "", **options: Any) -> Any:
 
 
 def load_batches(run: Run, strategy: Any, *, steps_per_epoch: int | None = None) -> Batches:
-    """Loads the data that the flags name, in global batches, the same for all tasks.
+    """Loads the data of the flags in global batches, the same for all tasks.
 
     Args:
         run: Whose tasks train together.

@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _NAMES = ("train.py", "job.sh")
-_NOTICE = 120  # Seconds, as job.sh has them.
+_NOTICE = 120  # In seconds, as in job.sh.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Writes both, and says what to do next.
+    """Writes both files, and says what to do next.
 
     Raises:
         RequestError: One is there already, can't be written, or a number makes no sense.

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """Defines which job a command is about."""
+    """Defines the argument that selects a job."""
     parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest]")
 
 
@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> None:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
         rows.append((job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # On a terminal a job has one of its lines; what reads a pipe has all of it.
+    # On a terminal each job takes one line; a pipe gets everything.
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
         line = "  ".join(f"{text:{width}}" for text, width in zip(row[:3], widths[:3], strict=True))

@@ -28,7 +28,7 @@ from toolkit.launch.job import site, site_checks
 
 __all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
 
-# Flags that may be given without their value, and what that means.
+# Flags that may be given without a value, and the value that they then have.
 OPTIONAL_VALUES = {"--help": "first", "-h": "first"}
 _PAGES = {
     "first": ("how many tasks", "where", "what is shown", "how they run"),
@@ -41,7 +41,7 @@ _WIDTH, _INDENT = 79, 28
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the command line: a flag for each attribute of a JobSpec, and what is to be started."""
+    """Defines the command line: a flag for each attribute of a JobSpec, and the command to start."""
     for option in options():
         settings: dict[str, Any] = {"default": option.default, "dest": option.name}
         if option.kind == "switch":
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             settings["type"] = option.kind
         parser.add_argument(f"--{option.name}", **settings)
-    for name in site_checks.SBATCH:  # By their own names, as well as by --sbatch=NAME=VALUE.
+    for name in site_checks.SBATCH:  # By their own names, and by --sbatch=NAME=VALUE.
         parser.add_argument(f"--{name}", dest=f"sbatch {name}")
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--detach", action="store_true")
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER)
 
 
-# Flags of launch that are meant for it wherever they stand, unless the script has a flag of that name.
+# Flags of launch that count wherever they are, unless the script has a flag of the same name.
 _MEANT = re.compile(r"--(workers|ps|chief|evaluator|nodes|on|cluster|rendezvous|max_restarts|detach|dry_run)(=|$)")
 
 
@@ -98,14 +98,14 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _unsaid(spec: JobSpec, name: str) -> bool:
-    """Returns whether launch itself was asked for nothing of the kind."""
+    """Returns whether none of these options was given to launch itself."""
     if name in ("workers", "ps", "chief", "evaluator", "nodes", "on", "cluster", "rendezvous"):
         return not (spec.counts or spec.cluster or spec.on != "local" or spec.nodes > 1)
     return name != "max_restarts" or not spec.max_restarts
 
 
 def _input_waits() -> bool:
-    """Returns whether something was piped into this program."""
+    """Returns whether this program's standard input is a pipe or a file."""
     waiting = array.array("i", [0])
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and not fcntl.ioctl(0, termios.FIONREAD, waiting) and waiting[0] > 0
@@ -126,13 +126,13 @@ def _spec(given: argparse.Namespace) -> JobSpec:
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    # A -- ends the REMAINDER that -m takes: argparse gives the rest of the module's arguments to the next argument,
-    # which is the script.
+    # A -- ends the REMAINDER of -m: argparse would assign the rest of the module's arguments to the next argument,
+    # the script.
     return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
 
 
 def _variable(text: str) -> str:
-    """Returns NAME=VALUE; of NAME alone, with its value here."""
+    """Returns NAME=VALUE; for NAME alone, with its value from this environment."""
     known = "=" not in text and text.isascii() and text in os.environ
     return f"{text}={os.environ[text]}" if known else text
 

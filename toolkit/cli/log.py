@@ -1,4 +1,4 @@
-"""The toolkit's messages on the console, beside the progress bar and never through it."""
+"""Prints the toolkit's messages on the console without breaking Keras's progress bar."""
 
 import contextlib
 import logging
@@ -23,13 +23,14 @@ class _Console(logging.Handler):
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )
         console = rich.get_console()
-        with contextlib.suppress(OSError):  # A message that can't be shown, on a full disk, ends no training.
-            # A log file's lines are whole; a terminal's break between words.
+        # A message that can't be written, such as on a full disk, must not end the training.
+        with contextlib.suppress(OSError):
+            # A log file gets whole lines; a terminal's lines are wrapped between words.
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show() -> None:
-    """Shows the messages of `toolkit`'s loggers, from INFO on, as plain lines on standard output."""
+    """Prints the messages of `toolkit`'s loggers from INFO on as plain lines on standard output."""
     logger = logging.getLogger("toolkit")
     if not any(isinstance(handler, _Console) for handler in logger.handlers):
         logger.addHandler(_Console())
@@ -38,12 +39,12 @@ def show() -> None:
 
 
 def say(text: str) -> None:
-    """Shows a line of a recipe's own, as the toolkit's messages are shown."""
+    """Prints a recipe's line in the style of the toolkit's messages."""
     logging.getLogger("toolkit.recipes").info("%s", text)
 
 
 def show_variables(report: Mapping[str, Any]) -> None:
-    """Prints which task holds which variable of a model, and what each holds in all.
+    """Prints which task holds which variable of a model, and the total of each task.
 
     Args:
         report: What `toolkit.strategies.report` returned; of a strategy that has none, nothing is printed.
@@ -70,7 +71,7 @@ def show_variables(report: Mapping[str, Any]) -> None:
 
 
 def show_devices(setup: "Setup") -> None:
-    """Prints what `toolkit.devices.configure` did, and loudly where CPU devices stand in for GPUs."""
+    """Prints what `toolkit.devices.configure` did, with a clear warning if CPU devices stand in for GPUs."""
     import rich
 
     console = rich.get_console()

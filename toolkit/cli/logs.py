@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Prints them.
+    """Prints the logs.
 
     Raises:
         LaunchError: There is no such job, task or attempt.

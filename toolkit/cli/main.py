@@ -20,7 +20,7 @@ from toolkit.support.versions import versions
 
 __all__ = ["main"]
 
-# name -> what it does, in a line. "tf-config" is in tf_config.py.
+# name -> its description in a line. "tf-config" is in tf_config.py.
 _COMMANDS = {
     "devices": "show GPUs, who uses them, and what TensorFlow would call them",
     "doctor": "find what keeps TensorFlow from training here, and print the fix",
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if sys.stdout is None:  # Closed by the parent process.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is open as long as the program runs.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal that can't show a letter shows its number.
+        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal that can't show a character shows its number.
     sys.exit(exit_code(lambda: _run(arguments), interrupted="Interrupted."))
 
 
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> object:
 def _parsed(parser: Parser, arguments: list[str]) -> object:
     try:
         return parser.parse_args(arguments)
-    except SystemExit:  # argparse ends --help so; whatever was printed is still to be flushed.
+    except SystemExit:  # argparse exits after --help; the output must still be flushed.
         sys.stdout.flush()
         raise
 

@@ -1,4 +1,4 @@
-"""TensorFlow's native notes, kept off the terminal of a recipe that is started by hand, as `toolkit launch` does.
+"""Removes TensorFlow's native log lines from the terminal of a recipe started by hand, as `toolkit launch` does.
 
 No variable silences all of them: they are written before TensorFlow's own logging is set up.
 """
@@ -16,7 +16,7 @@ FLAG = "--native_logs"
 
 
 def quieten() -> None:
-    """Has what native code of this process writes to standard error pass through a process that leaves its notes out.
+    """Pipes this process's native standard error through a process that removes these lines.
 
     To be called before TensorFlow is imported. Python's own standard error stays as it is, and what comes last of a
     process that crashes is still shown.

@@ -1,4 +1,4 @@
-"""The command line of a `toolkit` command: argparse, with this toolkit's messages."""
+"""The command line of a `toolkit` command: argparse with this toolkit's error messages."""
 
 import argparse
 import re
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         self._optional_values = optional_values or {}
 
     def parse_known_args(self, args=None, namespace=None):
-        """Refuses what is left over here, where the options are known that it may have been meant for."""
+        """Refuses unknown arguments here, where the known options are at hand for a suggestion."""
         parsed, stray = super().parse_known_args(self._spelled(args), namespace)
         if not stray:
             self._check_values(parsed)
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         raise unknown("option", name, sorted(self._option_string_actions), lists=self.prog)
 
     def _spelled(self, args: Sequence[str] | None) -> list[str]:
-        """Writes flags as they are defined: words may be joined by - or _, and some values may be left out.
+        """Normalises flags: words may be joined by - or _, and some flags need no value.
 
         What follows the first argument that is no flag, such as a script, is left alone.
         """
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return action is not None and action.nargs is None
 
     def _check_values(self, parsed: argparse.Namespace) -> None:
-        """Refuses --name=--, of which argparse makes a list without anything in it in some Pythons."""
+        """Refuses --name=--, which argparse turns into an empty list in some versions of Python."""
         for action in self._actions:
             value = getattr(parsed, action.dest, None)
             if (
@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def error(self, message: str) -> NoReturn:
-        """Raises argparse's message as an error of this toolkit's form."""
+        """Raises argparse's message as one of this toolkit's errors."""
         asked, _, found = message.removeprefix("argument ").partition(": ")
         help_line = f"`{self.prog} --help` says what it takes"
         if match := re.match(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", found):
@@ -109,8 +109,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> RequestError:
-    """Returns the error for a name that isn't among those there are, with the one it may have been meant for."""
-    # Dashes are alike in all of them, and say nothing.
+    """Returns the error for an unknown name, with a suggestion."""
+    # Leading dashes are the same in all names, so they don't count for similarity.
     plain = {each.lstrip("-"): each for each in names}
     meant = name.lstrip("-")
     near = nearest(meant, plain) or next((key for key in plain if key.startswith(f"{meant}_")), None)
@@ -122,7 +122,7 @@ def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> Reques
 
 
 def check_least(given: argparse.Namespace, **least: int) -> None:
-    """Makes sure that numbers are large enough; what wasn't given, None, is.
+    """Checks that numbers are large enough; None passes.
 
     Args:
         given: What was parsed.

@@ -30,8 +30,8 @@ __all__ = ["add_arguments", "run"]
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
 IMPORTS_TENSORFLOW = True
-_INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, less its overhead.
-_LATENCY = 50.0  # Microseconds: a small message through TCP inside a data centre.
+_INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, minus its overhead.
+_LATENCY = 50.0  # Microseconds for a small message by TCP inside a data centre.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Plans, and prints."""
+    """Plans, and prints the plan."""
     _check(arguments)
     from toolkit.parallel import Link, Machine
     from toolkit.parallel.plan.machine import bandwidth, device
@@ -222,7 +222,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _strategy(arguments: argparse.Namespace) -> Any:
-    """As many replicas as there are devices to measure here, or are asked for."""
+    """The number of replicas: as asked for, or one for each device here."""
     from toolkit import devices, strategies
     from toolkit.devices.inventory import take
 
@@ -235,7 +235,7 @@ def _strategy(arguments: argparse.Namespace) -> Any:
 def _measured(
     model: Any, strategy: Any, setting: "Setting", *, inside: Any, keep_inside: bool, length: int | None
 ) -> "Machine":
-    """Returns the devices here, measured; the link between them too, unless it is given or there is one device."""
+    """Returns the measured devices here, with the link between them unless it was given or there is one device."""
     from toolkit.parallel import measure
 
     machine = measure(

@@ -10,7 +10,7 @@ from toolkit.parallel.plan.machine import Machine
 
 __all__ = ["Point", "powers", "scaling"]
 
-# The kinds of a scaling chart: conv and fc of `choose`.
+# A scaling chart's ways to divide a model: arguments conv and fc of `choose`.
 KINDS = {"data": "replicated", "model": "sharded", "planned": "planned"}
 
 
@@ -32,7 +32,7 @@ class Point:
 
 
 def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, counts: Sequence[int]) -> list[Point]:
-    """Simulates numbers of replicas, each with the same batch, and as many to a host as in the setting.
+    """Simulates numbers of replicas, each with the same batch, and with as many on a host as given.
 
     Args:
         layers: As `costs` returns them.
@@ -61,5 +61,5 @@ def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, cou
 
 
 def powers(most: int) -> list[int]:
-    """Returns 1, 2, 4 ... up to a number, and that number."""
+    """Returns 1, 2, 4 ... up to a number, and the number itself."""
     return [*(1 << n for n in range(most.bit_length()) if 1 << n < most), most]

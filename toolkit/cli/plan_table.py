@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal and as a chart, and what was measured of several."""
+"""Prints a plan as tables and draws it as a chart; also several plans with their measurements."""
 
 import dataclasses
 import math
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "draw", "show_comparisons", "show_exchange", "show_plan", "show_scaling"]
 
 _WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
-_COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}  # Told apart by the colour-blind too.
+# Colours that colour-blind people can tell apart.
+_COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}
 
 
 def show_plan(plan: "Plan") -> None:
-    """Prints a plan's layers, the choice for each, and the reasons."""
+    """Prints a plan's layers with the choice for each and the reasons."""
     import rich
 
     from toolkit.parallel.plan.choose import size_in_words
@@ -65,7 +66,7 @@ def show_plan(plan: "Plan") -> None:
 
 
 def show_exchange(plan: "Plan") -> None:
-    """Prints what replicas send one another in a step, how long that takes, and how much of it is hidden."""
+    """Prints the communication of a step: bytes, time, and how much of it is overlapped with computation."""
     import rich
 
     from toolkit.parallel.plan.choose import size_in_words
@@ -81,7 +82,7 @@ def show_exchange(plan: "Plan") -> None:
 
 
 def show_memory(plan: "Plan", limit: float) -> None:
-    """Prints what a replica holds, and, where there is a limit, with what it is kept or by how much it isn't."""
+    """Prints a replica's memory and, if there is a limit, how the plan meets it or by how much it misses it."""
     import rich
 
     from toolkit.parallel.plan.choose import size_in_words
@@ -180,7 +181,7 @@ def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A way to divide the layers: the training step that was predicted for it, and the one that was measured.
+    """A way to divide the layers, with the predicted and the measured time of a step.
 
     Attributes:
         conv: How convolutions were divided: "replicated", "sharded" or "planned".
@@ -199,7 +200,7 @@ class Comparison:
     loss: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what `summary.json` has of it under "parallelism"."""
+        """Returns the entry for `summary.json` under "parallelism"."""
         return {
             "conv": self.conv,
             "fc": self.fc,
@@ -213,7 +214,7 @@ class Comparison:
 
 
 def show_comparisons(comparisons: Sequence[Comparison]) -> None:
-    """Prints as one table what was predicted for several ways to divide a model, and what was measured."""
+    """Prints predictions and measurements of several ways to divide a model in one table."""
     import rich
     from rich import box
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""What a plan comes to: whether the devices pay, and what a user could change by itself."""
+"""A plan's conclusions: whether more devices pay, and what a user could change."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from toolkit.parallel.plan.machine import Link, Machine
 
 __all__ = ["verdict"]
 
-_NETWORKS = (1, 10, 25, 100, 200, 400)  # Gbit/s that are sold.
-_WORTH = 1.1  # Less than that isn't worth a change.
+_NETWORKS = (1, 10, 25, 100, 200, 400)  # Usual network speeds in Gbit/s.
+_WORTH = 1.1  # A smaller gain isn't worth a change.
 
 
 def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -> list[str]:
-    """Returns what to do, in sentences, the first one whether to use all replicas.
+    """Returns recommendations as sentences. The first says whether to use all replicas.
 
     Args:
         plan: The chosen one, which has a total.

@@ -15,9 +15,9 @@ from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["run"]
 
-# What stands for the value of a recipe's own flag, by its type.
+# The placeholder for a value of a recipe's own flag, by the flag's type.
 _PLACEHOLDERS = {"int": "N", "float": "X", "comma separated list of strings": "LIST"}
-_LONGEST = 100  # Letters of a flag's name.
+_LONGEST = 100  # The characters of a flag's name.
 
 
 def run(main: Callable[[], object], *, argv: Sequence[str] | None = None) -> None:
@@ -43,7 +43,8 @@ def _program(main: Callable[[], object], arguments: list[str]) -> None:
 def _parse(arguments: list[str]) -> None:
     for argument in arguments[1:]:
         name = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("-") and len(name) > _LONGEST:  # absl looks for one like it in a recursion by letters.
+        # absl searches for similar names recursively, letter by letter.
+        if argument.startswith("-") and len(name) > _LONGEST:
             raise _unknown(name)
     try:
         stray = flags.FLAGS(arguments)[1:]
@@ -55,7 +56,7 @@ def _parse(arguments: list[str]) -> None:
             found="it is not UTF-8 text",
             remedy="Write a flag on each of its lines, such as --epochs=5",
         ) from None
-    except (flags.Error, ValueError) as error:  # A ValueError is absl's word for --noresume=1.
+    except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noresume=1.
         asked, _, found = str(error).strip().rstrip(".").removeprefix("flag ").partition(": ")
         raise RequestError(
             asked=asked, found=found or "it is not valid", remedy="--help lists the flags and their values"
@@ -78,7 +79,7 @@ def _unknown(name: str) -> RequestError:
 
 
 def _own() -> list:
-    """Returns the flags that recipes define, as against those absl brings."""
+    """Returns the flags that recipes define, without absl's own."""
     found = []
     for module, own in flags.FLAGS.flags_by_module_dict().items():
         if not module.startswith("absl."):
@@ -91,7 +92,7 @@ def _names() -> list[str]:
 
 
 def _help(module: object) -> str:
-    """Returns the page of `--help`: what the module says of itself, and its flags in groups."""
+    """Returns the text of `--help`: the module's docstring, and its flags in groups."""
     flags_left = {flag.name: flag for flag in _own()}
     groups = {}
     for title, names in GROUPS.items():
@@ -105,7 +106,7 @@ def _help(module: object) -> str:
 
 
 def _describe(flag: Any, placeholder: str) -> str:
-    """Returns a flag's lines in `--help`, no wider than a terminal."""
+    """Returns a flag's lines for `--help`, no wider than a terminal."""
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
     default = "" if flag.default in (None, []) or flag.boolean else f" [{flag.default}]"
     choices = getattr(flag.parser, "enum_values", None)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Runs it as Python runs a script, or lists them all.
+    """Runs the recipe as Python runs a script, or lists all recipes.
 
     Raises:
         RequestError: There is no such recipe, or the toolkit was installed without any.

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the page, and says where."""
+    """Writes the page, and prints its path."""
     from toolkit.observe import report
 
     print(report.write(arguments.directories, arguments.out))

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures, and prints table, chart and verdict."""
+    """Measures, and prints table, chart and conclusion."""
     from toolkit.observe import report, scaling
 
     if not arguments.recipe:

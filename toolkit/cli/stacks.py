@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Prints them.
+    """Prints the stacks.
 
     Raises:
         LaunchError: There is no such job, it doesn't run, or it doesn't answer.

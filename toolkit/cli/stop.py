@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Ends it, and says how it has ended.
+    """Ends the job, and prints how it ended.
 
     Raises:
         LaunchError: There is no such job, or it can't be ended from here.

@@ -10,7 +10,7 @@ __all__ = ["check_chart", "save", "show_seconds", "table"]
 
 
 def table(*headings: str) -> Any:
-    """Returns a rich table; a heading that ends in > has its column aligned to the right."""
+    """Returns a rich table; columns whose heading ends in > are aligned to the right."""
     from rich import box
     from rich.table import Table
 
@@ -23,7 +23,7 @@ def table(*headings: str) -> Any:
 
 
 def check_chart(path: str | None) -> None:
-    """Makes sure, before any work, that a chart can be drawn into a file of that name.
+    """Checks, before any work, that a chart can be written to a file of this name.
 
     Raises:
         RequestError: It is neither .png nor .svg, or in no directory that is there.
@@ -59,7 +59,7 @@ def show_seconds(
     *,
     chart: str | None = None,
 ) -> None:
-    """Prints what several ways to do the same took: median, least and most; and draws it.
+    """Prints the median, least and most of several measurements, and draws them.
 
     Args:
         title: What was done.

@@ -22,7 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 _JOBS = {"chief": "the chief", "worker": "a worker", "ps": "a parameter server", "evaluator": "the evaluator"}
 _WHERE = "a file, or - for standard input"
-_ROWS = 40  # A table of more leaves out the middle of a job.
+_ROWS = 40  # A larger table is shortened in the middle.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> object:
-    """Does what the action says; returns its exit code."""
+    """Runs the action; returns its exit code."""
     return arguments.action(arguments)
 
 
@@ -86,7 +86,7 @@ def _asked_for(arguments: argparse.Namespace) -> Cluster:
 
 def _check(arguments: argparse.Namespace) -> int:
     text, source = _text(arguments.file)
-    # A file, unlike a process, may speak for all tasks.
+    # A file may describe all tasks, unlike a process's environment.
     checked = check(text, task_required=arguments.file is None)
     for note in checked.notes:
         print(f"note: {note}")
@@ -115,7 +115,7 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 
 def _text(file: str | None) -> tuple[str | None, str]:
-    """Returns a TF_CONFIG and where it comes from."""
+    """Returns a TF_CONFIG and the place where it was found."""
     if file is None:
         return os.environ.get("TF_CONFIG"), "TF_CONFIG"
     if file != "-":
@@ -129,7 +129,7 @@ def _text(file: str | None) -> tuple[str | None, str]:
 
 
 def _show(cluster: Cluster, task: Task | None, *, source: str) -> None:
-    """Prints who takes part and who does what.
+    """Prints the cluster's tasks and what each of them does.
 
     Args:
         cluster: All tasks.

@@ -1,4 +1,4 @@
-"""Who takes part: a cluster and its tasks, TF_CONFIG, and where else a cluster is found.
+"""A cluster and its tasks, TF_CONFIG, and the other places where a cluster is described.
 
 Come here to read, check or write a cluster, to teach the toolkit another launcher's environment, or for how tasks find
 one another before they train. Standard library only; the environment is an argument of what reads it.

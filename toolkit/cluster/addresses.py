@@ -1,4 +1,4 @@
-"""Addresses, "host:port": taken apart, compared, and what can be wrong with one.
+"""Addresses "host:port": splits, compares and checks them.
 
 The forms are gRPC's: a name or an IPv4 address as it is, an IPv6 address in brackets.
 """
@@ -20,7 +20,7 @@ _LOCAL_NAMES = ("localhost", "ip6-localhost", "ip6-loopback", "localhost.localdo
 
 
 def split(address: str) -> tuple[str, int]:
-    """Takes "host:port" apart; the host of "[::1]:2222" is "::1".
+    """Splits "host:port"; the host of "[::1]:2222" is "::1".
 
     Raises:
         ClusterError: It is no such address.
@@ -32,12 +32,12 @@ def split(address: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """Puts host and port together, an IPv6 address in brackets."""
+    """Joins host and port, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether this host is the machine itself, under a name or an address that always means that."""
+    """Returns whether a name or an address always means the machine itself."""
     host = host.lower().removesuffix(".")
     if host in _LOCAL_NAMES or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host):
         return True
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 
 def canonical(address: str) -> str:
-    """Returns one spelling for all that reach the same port, as far as that shows without asking DNS.
+    """Returns the same spelling for all addresses that reach the same port, as far as that is known without DNS.
 
     All of loopback is one: TensorFlow's server binds every interface, whichever address it is given,
     so 127.0.0.1:2222 and 127.0.0.2:2222 can't both be had.
@@ -64,7 +64,7 @@ def canonical(address: str) -> str:
 
 
 def faults(address: str) -> Iterator[tuple[str, str]]:
-    """Yields everything wrong with an address: what was found, and the cure."""
+    """Yields everything that is wrong with an address: the finding and the remedy."""
     text = address.strip()
     if text != address:
         yield f"there is white space around {text[:60]!r}", "Remove it"
@@ -104,7 +104,7 @@ def _many_colons(text: str) -> Iterator[tuple[str, str]]:
     if not _ipv6(host) and not _ipv6(text):
         yield f"{text[:60]!r} has more than one colon", "Write one host and one port, such as 192.0.2.1:2222"
         return
-    # "::1:2222" is an address without a port as well; what was meant is for its author to say.
+    # "::1:2222" is also an address without a port; only its author knows what was meant.
     written = f"[{host}]:{port}" if _ipv6(host) and port.isdigit() else f"[{text}]:2222"
     yield "it is an IPv6 address without brackets", f"Write {written}, or whichever port it has"
 
@@ -128,7 +128,7 @@ def _port_faults(colon: str, port: str, host: str) -> Iterator[tuple[str, str]]:
 
 
 def _ipv6(host: str) -> "ipaddress.IPv6Address | None":
-    import ipaddress  # Late: it costs as much as the rest of the room, and few clusters need it.
+    import ipaddress  # Imported late: it takes as long as the rest of this package, and few clusters need it.
 
     try:
         return ipaddress.IPv6Address(host)

@@ -1,4 +1,4 @@
-"""Everything wrong with a TF_CONFIG, in one go: as JSON, as a cluster, and as a task in it."""
+"""Finds everything wrong with a TF_CONFIG at once: as JSON, as a cluster, and as a task in it."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ _SAMPLE = 'Write {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "w
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What a TF_CONFIG says, and everything wrong with it.
+    """The content of a TF_CONFIG, and everything wrong with it.
 
     Args:
         cluster: None where something is wrong with it.
@@ -37,7 +37,7 @@ class Checked:
 
     @property
     def sound(self) -> Cluster:
-        """The cluster, where nothing is wrong with it.
+        """The cluster, if nothing is wrong with it.
 
         Raises:
             ClusterError: Something is.
@@ -48,7 +48,7 @@ class Checked:
 
 
 def check(text: str | None, *, task_required: bool = True) -> Checked:
-    """Reads a TF_CONFIG and never raises.
+    """Reads a TF_CONFIG; never raises.
 
     Args:
         text: JSON. Keys beside `cluster` and `task` are left alone: TensorFlow has others, such as
@@ -85,7 +85,7 @@ def check(text: str | None, *, task_required: bool = True) -> Checked:
 
 
 def parse(text: str | None, *, source: str, task_required: bool = True) -> Checked:
-    """Reads a TF_CONFIG as `check` does, and raises where anything is wrong.
+    """Reads a TF_CONFIG as `check` does, and raises if anything is wrong.
 
     Args:
         text: JSON.
@@ -141,7 +141,7 @@ def _absence(task: Task, reading: rules.Reading | None) -> list[Problem]:
 
 
 def _gaps(reading: rules.Reading) -> list[Problem]:
-    """Workers that train together are counted by TensorFlow, which refuses the last ones where one is left out."""
+    """TensorFlow counts the workers that train together, and refuses the last ones if an index is missing."""
     workers = reading.indices.get("worker", frozenset())
     absent = sorted(set(range(len(workers))) - workers)
     if reading.problems or not absent or "ps" in reading.jobs or ("chief" not in reading.jobs and len(workers) == 1):
@@ -152,7 +152,7 @@ def _gaps(reading: rules.Reading) -> list[Problem]:
 
 
 def _with_a_chief(value: dict) -> tuple[dict, tuple[str, ...]]:
-    """Returns a TF_CONFIG with a chief where it has a master, which is what SageMaker and old TFJobs write."""
+    """Returns a TF_CONFIG with a chief in place of a master, which SageMaker and old TFJobs write."""
     jobs, task = value.get("cluster"), value.get("task")
     if not isinstance(jobs, dict) or "master" not in jobs or "chief" in jobs:
         return value, ()
@@ -163,13 +163,13 @@ def _with_a_chief(value: dict) -> tuple[dict, tuple[str, ...]]:
 
 
 class _Object(dict):
-    """A JSON object that remembers which keys it was given twice."""
+    """A JSON object that records duplicate keys."""
 
     repeated: tuple[str, ...] = ()
 
 
 def _object(text: str | None) -> tuple[dict | None, list[Problem]]:
-    """Reads a JSON object; None, and why, where there is none.
+    """Reads a JSON object; None and the reason if there is none.
 
     A repeated key is a problem, and the object is returned all the same, with its last value.
     """
@@ -180,7 +180,7 @@ def _object(text: str | None) -> tuple[dict | None, list[Problem]]:
     except json.JSONDecodeError as error:
         return None, [_syntax(text, error)]
     except (ValueError, RecursionError):
-        # A number of thousands of digits, or brackets a thousand deep.
+        # A number of thousands of digits, or brackets nested a thousand deep.
         return None, [Problem(place=_START, found="it is too large to be read", cure=_SAMPLE)]
     if not isinstance(value, dict):
         return None, [Problem(place=_START, found=f"this is {shown(value)}, not an object", cure=_SAMPLE)]
@@ -198,7 +198,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> _Object:
 def _repeated(value: dict) -> list[Problem]:
     problems = []
     waiting: list[tuple[str, object]] = [("", value)]
-    while waiting:  # Not recursive: the text decides how deep this goes.
+    while waiting:  # Not recursive, because the text decides the depth.
         place, each = waiting.pop()
         if isinstance(each, _Object):
             problems += [
@@ -218,7 +218,7 @@ def _repeated(value: dict) -> list[Problem]:
 def _syntax(text: str, error: json.JSONDecodeError) -> Problem:
     before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
     reason = error.msg[:1].lower() + error.msg[1:]
-    # Python 3.13 has its own message for this, and points at the comma.
+    # Python 3.13 has its own message for this, which points at the comma.
     if (before.endswith(",") and after[:1] in ("}", "]")) or error.msg.startswith("Illegal trailing comma"):
         reason, cure = "a comma is followed by nothing", "Remove the comma"
     elif error.msg == "Extra data":

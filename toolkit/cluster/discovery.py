@@ -1,4 +1,4 @@
-"""Which cluster this process belongs to: by a file, TF_CONFIG, an srun step, mpirun, an Indexed Job of Kubernetes."""
+"""Finds this process's cluster: from a file, TF_CONFIG, an srun step, mpirun, or an Indexed Job of Kubernetes."""
 
 import json
 import logging
@@ -13,13 +13,13 @@ from toolkit.errors import ClusterError
 __all__ = ["discover", "load", "read_file", "require"]
 
 _LOG = logging.getLogger(__name__)
-_LONGEST = 10_000_000  # Characters of a file: a hundred thousand tasks.
+_LONGEST = 10_000_000  # The most characters of a file, enough for a hundred thousand tasks.
 
 
 def discover(
     environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
 ) -> Membership | None:
-    """Finds which cluster this process belongs to, and as which task.
+    """Finds this process's cluster and its task.
 
     Args:
         environ: The process's environment, `os.environ` as a rule.
@@ -68,7 +68,7 @@ def _says_nothing(config: str) -> bool:
 def require(
     environ: Mapping[str, str], *, file: str | os.PathLike[str] | None = None, task: str | None = None
 ) -> Membership:
-    """Finds what `discover` does, for programs that need a cluster.
+    """Does the same as `discover`, for programs that need a cluster.
 
     Raises:
         ClusterError: `discover` raises it, or nothing describes a cluster.
@@ -84,7 +84,7 @@ def require(
 
 
 def load(file: str | os.PathLike[str]) -> Cluster:
-    """Returns the cluster that a file describes, such as those in tf_configs/.
+    """Returns the cluster that a file describes; tf_configs/ has samples.
 
     Raises:
         ClusterError: It can't be read, or something is wrong with it.
@@ -93,7 +93,7 @@ def load(file: str | os.PathLike[str]) -> Cluster:
 
 
 def read_file(file: str | os.PathLike[str]) -> str:
-    """Returns the text of a file that is to describe a cluster.
+    """Returns the text of a cluster file.
 
     Raises:
         ClusterError: It can't be read.
@@ -122,5 +122,5 @@ def _membership(cluster: Cluster, asked: str | None, described: Task | None, *, 
             found="nothing says which of them this process is",
             remedy=f"Name it, or set TF_CONFIG's task. The tasks are {cluster.listed()}",
         )
-    cluster.tf_config(own)  # Raises where there is no such task.
+    cluster.tf_config(own)  # Raises if the cluster has no such task.
     return Membership(cluster=cluster, task=own, source=source)

@@ -1,4 +1,4 @@
-"""What can come between the tasks of a cluster: web proxies, and strangers who reach a public address.
+"""Finds what can come between the tasks of a cluster: web proxies, and strangers at a public address.
 
 gRPC sends to peers through a web proxy where one is set, and TensorFlow then waits for ever. TensorFlow's servers obey
 every program that reaches them.
@@ -15,23 +15,23 @@ from toolkit.errors import ClusterError
 
 __all__ = ["is_public", "reach_directly", "refuse_public", "without_proxies"]
 
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC looks.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC reads them.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
 
 
 def without_proxies(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns what to add to an environment so that gRPC reaches every task directly."""
+    """Returns additions to an environment so that gRPC reaches every task directly."""
     proxied = _proxied(cluster, environ)
     return {"no_grpc_proxy": _excepted(environ, proxied)} if proxied else {}
 
 
 def reach_directly(cluster: Cluster) -> None:
-    """Has this process reach every task without a proxy: gRPC reads the environment whenever it makes a channel."""
+    """Makes this process reach every task without a proxy. gRPC reads the environment whenever it opens a channel."""
     os.environ.update(without_proxies(cluster, os.environ))
 
 
 def is_public(host: str) -> bool:
-    """Returns whether a name or an address belongs to the public internet, by every answer of the resolver's.
+    """Returns whether a name or an address belongs to the public internet, by all of the resolver's answers.
 
     A name that can't be resolved here doesn't count as public.
     """
@@ -43,7 +43,7 @@ def is_public(host: str) -> bool:
 
 
 def refuse_public(cluster: Cluster) -> None:
-    """Makes sure that no task of the cluster is at a public address.
+    """Checks that no task of the cluster is at a public address.
 
     Raises:
         ClusterError: One is.
@@ -73,7 +73,7 @@ def _entries(environ: Mapping[str, str]) -> list[str]:
 
 
 def _excepted(environ: Mapping[str, str], hosts: Iterable[str]) -> str:
-    # gRPC looks at no_proxy only where there is no no_grpc_proxy: what it excepts must be repeated.
+    # gRPC reads no_proxy only if there is no no_grpc_proxy, so its exceptions must be repeated.
     return ",".join([*_entries(environ), *hosts])
 
 

@@ -1,4 +1,4 @@
-"""One thing wrong: where it is, what was found there, how to mend it."""
+"""One problem of a TF_CONFIG: its place, the finding, and the remedy."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from toolkit.errors import ClusterError
 __all__ = ["Problem", "inside", "refusal", "shown"]
 
 _LISTED = 50
-_SHOWN, _PLACE = 60, 200  # Characters of a value, and of a place.
+_SHOWN, _PLACE = 60, 200  # The most characters of a value and of a place.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Problem:
 
 
 def inside(place: str, name: object) -> str:
-    """Returns the place of a member: cluster.worker, or cluster['no name'] where a name needs quotes."""
+    """Returns the place of a member: cluster.worker, or cluster['no name'] if a name needs quotes."""
     if len(place) > _PLACE:
         place = f"{place[: _PLACE // 2]}...{place[-_PLACE // 2 :]}"
     if isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= _SHOWN:
@@ -39,7 +39,7 @@ def inside(place: str, name: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Returns a value as a message shows it, never at length: a list may be nested a thousand deep."""
+    """Returns a short text for a value: a list may be nested a thousand deep."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -54,7 +54,7 @@ def shown(value: object) -> str:
 
 
 def refusal(source: str, problems: Sequence[Problem]) -> ClusterError:
-    """Returns one error that says all of it, a line for each problem."""
+    """Returns one error for all problems, with a line for each."""
     lines = [str(problem) for problem in problems[:_LISTED]]
     if len(problems) > _LISTED:
         lines.append(f"And {len(problems) - _LISTED:,} more; `toolkit tf-config check` lists them all.")

@@ -1,4 +1,4 @@
-"""What a task runs, in words that tasks can compare before they train together."""
+"""Describes what a task runs, so that tasks can compare their programs before they train together."""
 
 import hashlib
 import json
@@ -11,16 +11,16 @@ from toolkit import __version__
 
 __all__ = ["describe_program", "remedy"]
 
-# They say which task this is, or where something lies on its host, and may differ.
+# They name the task, or a place on its host, and may differ.
 _OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
 _OWN |= {"task", "task_id", "task_index", "task_type", "type", "visible_devices", "worker_id"}
-# Who ships which: the versions are compared, not the names.
+# Versions are compared, not the names of distributions.
 _PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"), "Keras": ("keras",)}
 _JOBS, _VERSIONS = "jobs", " versions"
 
 
 def describe_program(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
-    """Returns what all tasks must share: words that complete "their ... differ" -> what this task has.
+    """Returns what all tasks must share: words that complete "their ... differ" -> this task's value.
 
     Args:
         script: Path of the program; None where there is none, as in an interactive session.
@@ -32,7 +32,7 @@ def describe_program(script: str | None, arguments: Sequence[str] | None, *, job
     if job is not None:
         described[_JOBS] = job
     if script is not None:
-        # Many a tutorial has a script for each worker, with the worker's index in its name.
+        # Some tutorials have a script for each worker, with the worker's index in its name.
         described["scripts' names"] = re.sub(r"\d+", "", pathlib.Path(script).name)
     if arguments is not None:
         described["flags"] = json.dumps(sorted(_shared(arguments)))[1:-1]
@@ -45,7 +45,7 @@ def describe_program(script: str | None, arguments: Sequence[str] | None, *, job
 
 
 def remedy(differing: str) -> str:
-    """Returns what to do about a difference, named by its key in what `describe_program` returns."""
+    """Returns the remedy for a difference, named by its key in `describe_program`."""
     if differing == _JOBS:
         return "End what is left of earlier jobs"
     if differing.endswith(_VERSIONS):
@@ -54,13 +54,13 @@ def remedy(differing: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata  # It takes a quarter of an agent's start, which asks for none of this.
+    import importlib.metadata  # Takes a quarter of an agent's start, and agents don't need it.
 
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
     for name, packages in _PACKAGES.items():
         for package in packages:
             try:
-                # What follows a + says who built it.
+                # The part after a + names the builder.
                 found[name] = importlib.metadata.version(package).partition("+")[0]
                 break
             except importlib.metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ def _shared(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         name, given, _ = argument.lstrip("-").partition("=")
         if argument.startswith("-"):
-            skip = name in _OWN and not given  # Its value follows.
+            skip = name in _OWN and not given  # A flag whose value follows.
             if name not in _OWN:
                 kept.append(argument)
         elif not skip:

@@ -1,4 +1,4 @@
-"""Waiting for the other tasks, before TensorFlow does.
+"""Waits for the other tasks, before TensorFlow does.
 
 TensorFlow waits for a missing peer without a word, holds Python's interpreter lock meanwhile and ignores SIGTERM. So
 the tasks have a rendezvous first, at the addresses that TensorFlow will use: each listens on its own, connects to every
@@ -27,9 +27,9 @@ __all__ = ["wait_for_tasks"]
 _LOG = logging.getLogger(__name__)
 _RETRY = 0.25  # Seconds between two connections to the same peer.
 _SAY_AFTER, _SAY_EVERY = 3.0, 5.0  # Seconds.
-_LONGEST = 1 << 16  # Bytes of a greeting.
-_NAMED = 4  # So many missing tasks are named in a message.
-_GRPC = b"\x04"  # The type of the frame, SETTINGS, with which every HTTP/2 server begins; its fourth byte.
+_LONGEST = 1 << 16  # The most bytes of a greeting.
+_NAMED = 4  # The most missing tasks that a message names.
+_GRPC = b"\x04"  # An HTTP/2 server begins with a SETTINGS frame; this is its type, in the fourth byte.
 _NO_GREETING = (ValueError, KeyError, TypeError, RecursionError)
 
 
@@ -80,7 +80,7 @@ class _Rendezvous:
         try:
             listeners = listen(cluster.address(own), own)
         except ClusterError:
-            # Is it this task, started twice? Then the other process finds out by this greeting, too.
+            # If this task was started twice, the other process finds out by this greeting.
             self._refuse_duplicate(ask(cluster.address(own), self._greeting(own)))
             raise
         self.selector = selectors.DefaultSelector()
@@ -97,7 +97,8 @@ class _Rendezvous:
 
     def wait(self, timeout: float) -> None:
         started = reported = time.monotonic()
-        # Where ports are shared, a connection to oneself may reach a duplicate; else the duplicate can't have the port.
+        # If ports are shared, a connection to oneself may reach a duplicate; otherwise the duplicate can't bind the
+        # port.
         called = [*self.peers, self.own] if ports_are_shared() else self.peers
         due = dict.fromkeys(called, started)
         while missing := [task for task in self.peers if task not in self.reached or task not in self.reached_by]:
@@ -154,7 +155,7 @@ class _Rendezvous:
         self.reasons[task] = reason
 
     def _proceed(self, connection: Outgoing) -> None:
-        """Sends the greeting over a connection that is made, or reads the answer."""
+        """Sends the greeting over an open connection, or reads the answer."""
         task = connection.task
         try:
             if not connection.greeted:
@@ -171,7 +172,7 @@ class _Rendezvous:
             return
         connection.text += received
         if connection.text[3:4] == _GRPC and connection.text[:1] == b"\0":
-            self.reached_by.add(task)  # TensorFlow's own server: it will not call.
+            self.reached_by.add(task)  # TensorFlow's own server, which will not connect to us.
             self.reached.add(task)
             self._disconnect(task, "")
         elif b"\n" in connection.text or not received or len(connection.text) > _LONGEST:
@@ -180,7 +181,7 @@ class _Rendezvous:
             self._disconnect(task, "" if task == self.own else self._check_answer(task, connection.text))
 
     def _refuse_duplicate(self, text: bytes) -> None:
-        """Refuses to be one of two processes that are the same task, given another process's greeting."""
+        """Raises if the greeting is another process's and says that it is this task."""
         try:
             facts = json.loads(text)
             same = facts["task"] == str(self.own) and facts["cluster"] == self.cluster.digest
@@ -195,7 +196,7 @@ class _Rendezvous:
             )
 
     def _check_answer(self, task: Task, text: bytes) -> str:
-        """Returns why a peer's answer is none, "" for one that is; raises where it is another's."""
+        """Returns why a peer's answer isn't valid, "" if it is; raises if it belongs to another job."""
         try:
             facts = json.loads(text)
             name, digest = facts["task"], facts["cluster"]
@@ -219,7 +220,7 @@ class _Rendezvous:
         return ""
 
     def _check_program(self, other: str, theirs: Any) -> None:
-        """Compares what two tasks run; both ends of a connection do, so both tasks end with the message."""
+        """Compares the programs of two tasks. Both ends do so, and both end with the message."""
         if not isinstance(theirs, dict):
             return
         for key, mine in self.program.items():

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with the jobs of a cluster.
+"""Finds everything wrong with the jobs of a cluster.
 
 What TensorFlow itself demands is in `tensorflow/python/distribute/multi_worker_util.py`; much of what
 is refused here TensorFlow accepts, and then waits for ever.
@@ -20,7 +20,7 @@ _OTHER_NAMES = {"master": "chief", "coordinator": "chief", "parameter_server": "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The jobs as they were given.
+    """The jobs, as they were given.
 
     Args:
         jobs: job -> index -> address, where index and address are sound.
@@ -55,7 +55,7 @@ def read(cluster: object) -> Reading:
         if job is None or job in places:
             strange = strange or job is None
             continue
-        # What was misspelt is checked as what it was meant for, so that one mistake is one problem.
+        # A misspelt job is checked as the one it was meant for, so that one mistake is one problem.
         jobs[job], places[job] = sound, place
         if entries or isinstance(tasks, (list, tuple)):
             indices[job] = frozenset(entries)
@@ -77,7 +77,7 @@ def job_cure(name: object) -> str:
 def index_fault(value: object) -> str | None:
     """Returns what is wrong with a task's index; None for 1 and "1"."""
     text = str(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else ""
-    # Ten digits would pass 2^31, which is where TensorFlow's own indices end.
+    # With ten digits it would exceed 2^31, the limit of TensorFlow's indices.
     if re.fullmatch(r"0|[1-9][0-9]{0,8}", text):
         return None
     if re.fullmatch(r"-[0-9.]+", text) or (isinstance(value, float) and value < 0):
@@ -134,7 +134,7 @@ def _sound(entries: dict[int, object], place: str, problems: list[Problem]) -> d
 
 
 def _alike(jobs: dict[str, dict[int, str]], places: dict[str, str]) -> Iterator[Problem]:
-    """Two tasks at one address: the second never starts, and TensorFlow waits for it without a word."""
+    """The second of two tasks at one address never starts, and TensorFlow waits for it silently."""
     seen: dict[str, tuple[str, int]] = {}
     for job in JOBS:
         for index, address in jobs.get(job, {}).items():

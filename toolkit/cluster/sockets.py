@@ -1,4 +1,4 @@
-"""The sockets of a rendezvous: a task listens on its own port, connects to its peers, and greets them in one line."""
+"""The sockets of a rendezvous: a task listens on its port, connects to its peers, and sends them one line."""
 
 import dataclasses
 import errno
@@ -12,11 +12,11 @@ from toolkit.errors import ClusterError
 
 __all__ = ["Incoming", "Outgoing", "ask", "listen", "ports_are_shared", "reason"]
 
-_PATIENCE = 5.0  # Seconds for a peer to answer.
+_PATIENCE = 5.0  # Seconds in which a peer must answer.
 
 
 class Outgoing:
-    """A connection to a peer, which may not be made yet; raises OSError where that fails at once."""
+    """A connection to a peer, perhaps still being made; raises OSError if that fails at once."""
 
     def __init__(self, task: Task, address: str) -> None:
         host, port = split(address)
@@ -33,20 +33,20 @@ class Outgoing:
             raise OSError(code, os.strerror(code))
 
     def overdue(self, now: float) -> bool:
-        """Returns whether the peer has had enough time to answer, by the monotonic clock."""
+        """Returns whether the peer's time to answer is over, by the monotonic clock."""
         return now > self._until
 
 
 @dataclasses.dataclass(eq=False)
 class Incoming:
-    """A connection that somebody has made to this task, and what has come over it."""
+    """A connection to this task, and the bytes received over it."""
 
     socket: socket.socket
     text: bytes = b""
 
 
 def ask(address: str, greeting: bytes) -> bytes:
-    """Returns the line that answers a greeting; b"" where nobody does."""
+    """Returns the line that answers a greeting; b"" if none arrives."""
     try:
         with socket.create_connection(split(address), timeout=2) as connection:
             connection.sendall(greeting)
@@ -56,13 +56,13 @@ def ask(address: str, greeting: bytes) -> bytes:
 
 
 def listen(address: str, own: Task) -> list[socket.socket]:
-    """Returns sockets that listen on the port of this process's task, IPv4 and, where there is any, IPv6.
+    """Returns sockets that listen on this task's port, by IPv4 and, if the machine has it, IPv6.
 
     Raises:
         ClusterError: The port can't be had.
     """
     host, port = split(address)
-    # TensorFlow will listen on every interface; there is no need to begin with that for a local job.
+    # TensorFlow will listen on all interfaces, but for a local job that isn't needed now.
     interfaces = ("127.0.0.1", "::1") if is_loopback(host) else ("0.0.0.0", "::")
     listeners: list[socket.socket] = []
     for family, interface in zip((socket.AF_INET, socket.AF_INET6), interfaces, strict=True):
@@ -93,12 +93,12 @@ def listen(address: str, own: Task) -> list[socket.socket]:
 
 
 def ports_are_shared() -> bool:
-    """Returns whether a launcher holds the ports for its tasks, so that several processes can have the same one."""
+    """Returns whether a launcher reserves the ports for its tasks, so that several processes may bind the same one."""
     return bool(os.environ.get("TF_GRPC_REUSE_PORT"))
 
 
 def reason(error: OSError) -> str:
-    """Returns why a connection failed, in words."""
+    """Returns in words why a connection failed."""
     if isinstance(error, socket.gaierror):
         return "its name has no address"
     return (error.strerror or str(error)).lower()

@@ -1,4 +1,4 @@
-"""Task and Cluster, which become TF_CONFIG, and what a process was given of them."""
+"""Task and Cluster, which become TF_CONFIG, and where they came from."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> "Task":
-        """Reads "worker:1".
+        """Parses "worker:1".
 
         Raises:
             ClusterError: The job is unknown, or the index is no index.
@@ -51,7 +51,7 @@ def numbered(jobs: Iterable[tuple[str, int]]) -> tuple[Task, ...]:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Cluster:
-    """All tasks and their addresses. A cluster that `check` would find fault with can't be made.
+    """All tasks and their addresses. A cluster in which `check` finds a problem can't be created.
 
     Args:
         jobs: chief, worker, ps or evaluator -> ["host:port", ...], or {index: "host:port"} with gaps.
@@ -72,7 +72,7 @@ class Cluster:
 
     @classmethod
     def at(cls, addresses: Mapping[Task, str]) -> "Cluster":
-        """Returns the cluster of these tasks, each at its address."""
+        """Returns the cluster of these tasks at these addresses."""
         jobs: dict[str, dict[int, str]] = {}
         for task, address in addresses.items():
             jobs.setdefault(task.job, {})[task.index] = address
@@ -118,7 +118,7 @@ class Cluster:
         return tuple(task for task in self.tasks if task.job in ("chief", "worker"))
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns what `tf.train.ClusterSpec` takes: a list for each job, a dict for one with gaps."""
+        """Returns the argument of `tf.train.ClusterSpec`: a list for each job, a dict for a job with gaps."""
         return {
             job: [address for _, address in entries] if entries[-1][0] == len(entries) - 1 else dict(entries)
             for job, entries in self.jobs
@@ -126,7 +126,7 @@ class Cluster:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Twelve hexadecimal digits, the same for equal clusters."""
+        """Twelve hexadecimal digits that are the same for equal clusters."""
         import hashlib
 
         return hashlib.sha256(self._json.encode()).hexdigest()[:12]
@@ -148,7 +148,7 @@ class Cluster:
         return f'{{"cluster":{self._json},"task":{{"type":"{task.job}","index":{task.index}}}}}'
 
     def tf_configs(self) -> Iterator[tuple[Task, str]]:
-        """Yields every task with its TF_CONFIG, one at a time: together they grow with the square of the tasks."""
+        """Yields each task with its TF_CONFIG, one at a time: together they grow with the square of the tasks."""
         for task in self.tasks:
             yield task, self.tf_config(task)
 
@@ -157,7 +157,7 @@ class Cluster:
         return Cluster.at({task: self.address(task) for task in tasks})
 
     def listed(self) -> str:
-        """Returns the tasks in few words: "chief:0, worker:0 to worker:7"."""
+        """Returns the tasks in short form: "chief:0, worker:0 to worker:7"."""
         words = []
         for job, entries in self.jobs:
             indices = [index for index, _ in entries]
@@ -176,7 +176,7 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Membership:
-    """What a process was given.
+    """A process's cluster and task.
 
     Args:
         cluster: All tasks.

@@ -1,4 +1,4 @@
-"""Examples to train on, and the pipelines that cut them into global batches.
+"""Training examples, and the pipelines that make global batches of them.
 
 examples   arrays of pictures and labels, with the names of their classes
 shapes     the embedded data set: generated on the fly, nothing to download

@@ -1,4 +1,4 @@
-"""Data sets by name, and what "auto" means."""
+"""Data sets by name, and the meaning of "auto"."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed:
     if name == "auto":
         directory = data_dir if data_dir is not None else cifar10.default_directory()
         if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
-            return cifar10.load(data_dir)  # Named, but not a directory: let it say what is wrong.
+            return cifar10.load(data_dir)  # Named, but not a directory: the function below says what is wrong.
         if cifar10.is_prepared(directory):
             name = "cifar10"
         else:

@@ -1,4 +1,4 @@
-"""CIFAR-10 through TFDS: from a prepared directory, a hand-placed archive, or a download.
+"""CIFAR-10 through TFDS: from a prepared directory, an archive, or a download.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009: 50,000 training and
 10,000 test pictures, 32x32, ten classes.
@@ -20,16 +20,16 @@ __all__ = ["ARCHIVE", "default_directory", "is_prepared", "load"]
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 15  # How long the server of the archive may take to answer at all.
+_ANSWER_SECONDS = 15  # Seconds in which the archive's server must answer.
 
 
 def default_directory() -> pathlib.Path:
-    """Returns where TFDS keeps data sets unless told otherwise."""
+    """Returns TFDS's directory for data sets."""
     return pathlib.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def is_prepared(data_dir: str | os.PathLike) -> bool:
-    """Says whether TFDS has prepared CIFAR-10 under this directory. Imports nothing."""
+    """Returns whether TFDS has prepared CIFAR-10 in this directory. Imports nothing."""
     try:
         return any(pathlib.Path(data_dir).expanduser().glob("cifar10/*/dataset_info.json"))
     except OSError:
@@ -37,7 +37,7 @@ def is_prepared(data_dir: str | os.PathLike) -> bool:
 
 
 def load(data_dir: str | os.PathLike | None = None) -> Examples:
-    """Reads CIFAR-10 into memory (180 MB), preparing it first where that is still to be done.
+    """Reads CIFAR-10 into memory (180 MB), and prepares it first if needed.
 
     Looks for, in this order: a data set that TFDS has prepared under `data_dir`; the archive
     `cifar-10-binary.tar.gz` in `data_dir`, checked against the SHA-256 that TFDS records; the network.
@@ -56,7 +56,7 @@ def load(data_dir: str | os.PathLike | None = None) -> Examples:
         _prepare(tfds, builder, directory)
     try:
         parts = {split: _read(tfds, builder, split) for split in ("train", "test")}
-    except Exception as error:  # TFDS and TensorFlow raise a dozen kinds for a missing or damaged file.
+    except Exception as error:  # TFDS and TensorFlow raise a dozen types for a missing or damaged file.
         raise DataError(
             asked=f"CIFAR-10 was prepared in {builder.data_path}",
             found=f"it can't be read ({_first_line(error)})",
@@ -118,7 +118,7 @@ def _prepare(tfds, builder, directory: pathlib.Path) -> None:
     config = tfds.download.DownloadConfig(manual_dir=str(archive.parent)) if archive else None
     try:
         builder.download_and_prepare(download_config=config)
-    except Exception as error:  # Full disk, no permission, a broken connection: one of a dozen kinds.
+    except Exception as error:  # A full disk, no permission, a lost connection: one of a dozen types.
         raise DataError(
             asked=f"CIFAR-10 was to be prepared in {directory}",
             found=f"TFDS could not do it ({_first_line(error)})",
@@ -143,7 +143,7 @@ def _check_archive(archive: pathlib.Path, recorded) -> None:
 
 
 def _check_network(url: str, directory: pathlib.Path) -> None:
-    """Asks the server for the archive's header: TFDS itself would wait and retry without a limit."""
+    """Asks the server for the archive's header, because TFDS itself would wait and retry without a limit."""
     import requests
 
     try:
@@ -163,7 +163,7 @@ def _read(tfds, builder, split: str) -> tuple["np.ndarray", "np.ndarray"]:
     import numpy as np
     import tensorflow as tf
 
-    # TFDS decodes pictures one after the other; decoding them in parallel is three times as fast.
+    # TFDS decodes pictures one after another; decoding them in parallel is three times as fast.
     raw = builder.as_dataset(
         split=split,
         decoders={"image": tfds.decode.SkipDecoding()},

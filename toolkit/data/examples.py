@@ -1,4 +1,4 @@
-"""Arrays of pictures and labels, with the names of their classes."""
+"""Arrays of pictures and labels, with the names of the classes."""
 
 import dataclasses
 import hashlib
@@ -33,7 +33,7 @@ class Examples:
     test_labels: "np.ndarray"
 
     def fingerprint(self) -> str:
-        """Returns 16 hex digits that differ where the training examples or their order differ."""
+        """Returns 16 hex digits that differ if the training examples or their order differ."""
         digest = hashlib.sha256(self.train_labels.tobytes())
         digest.update(self.train_images[:: max(1, len(self.train_images) // 256)].tobytes())
         return digest.hexdigest()[:16]

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "evaluation_batch_size"]
 
-_PAD = 2  # Pixels of black border that a crop may reach into, on each side.
-_AHEAD = 4  # Batches made before they are asked for.
+_PAD = 2  # Pixels of black border on each side, into which a crop may reach.
+_AHEAD = 4  # How many batches are prepared ahead.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """Cuts examples into global batches for the replicas of a strategy.
+    """Divides examples into global batches for the replicas of a strategy.
 
     Attributes:
         examples: The pictures.
@@ -78,7 +78,7 @@ class Batches:
         return len(self.examples.train_labels) // self.global_batch_size
 
     def config(self) -> dict[str, Any]:
-        """Returns what must not change between start and resume, as values that JSON can hold."""
+        """Returns the configuration that must not change on resume, as JSON values."""
         return {
             "dataset": self.examples.name,
             "fingerprint": self.examples.fingerprint(),
@@ -86,7 +86,7 @@ class Batches:
         }
 
     def train(self, start_step: int = 0) -> Any:
-        """Returns an endless distributed stream of training batches, to be given to `fit`.
+        """Returns an endless distributed dataset of training batches for `fit`.
 
         Each replica gets its share of (uint8 [global_batch_size, 32, 32, 3], int32 [global_batch_size]).
         Give `fit` a `steps_per_epoch`.
@@ -96,7 +96,7 @@ class Batches:
         return self._distribute(lambda share, shares: self.train_dataset(start_step, share=share, shares=shares))
 
     def test(self) -> Any:
-        """Returns all test examples once, distributed, the last batch smaller where it must be.
+        """Returns all test examples once, distributed. The last batch may be smaller.
 
         Every replica gets at least one example of every batch: layers such as BatchNormalization
         fail on an empty one.
@@ -126,7 +126,7 @@ class Batches:
         )
 
     def _train_batch(self, step: "tf.Tensor", share: int, shares: int) -> tuple["tf.Tensor", "tf.Tensor"]:
-        """Returns a share of the batch of a step; step and share may be int64 tensors."""
+        """Returns a share of a step's batch; step and share may be int64 tensors."""
         import tensorflow as tf
 
         from toolkit.strategies.input.batch_split import row_range
@@ -143,7 +143,7 @@ class Batches:
         )
         pictures = tf.gather(images, rows)
         if self.augment:
-            # Drawn for the whole batch: the same whatever the number of shares.
+            # Drawn for the whole batch, so that it doesn't depend on the number of shares.
             drawn = tf.random.stateless_uniform([3, size, 1], tf.stack([seed, step]), maxval=2**30, dtype=tf.int32)
             pictures = _augment(pictures, drawn[:, mine])
         if isinstance(share, int):
@@ -170,11 +170,11 @@ class Batches:
     def _test_batches(self) -> int:
         return -(-len(self.examples.test_labels) // self._test_batch_size)
 
-    @functools.cached_property  # Else each replica would copy the pictures.
+    @functools.cached_property  # Otherwise each replica would copy the pictures.
     def _constants(self) -> tuple["tf.Tensor", ...]:
         import tensorflow as tf
 
-        # Made while a pipeline is traced, they are to be no part of that one.
+        # They must be no part of a pipeline that is being traced.
         with tf.init_scope(), tf.device("CPU:0"):
             return (
                 tf.constant(self.examples.train_images),
@@ -190,8 +190,8 @@ class Batches:
             return make(0, 1)
         if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
             return self.strategy.distribute_datasets_from_function(lambda context: self._worker(make, context))
-        # A pipeline per replica makes just its share. The ordinary way puts an iterator of TensorFlow's own between
-        # the pipeline and each device, whose tuning thread (see `untuned`) can't be switched off.
+        # With a pipeline for each replica, each makes only its share. TensorFlow's own iterator between a pipeline
+        # and several devices has a tuning thread (see `untuned`) that can't be switched off.
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=False,
             experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -213,21 +213,21 @@ class Batches:
 
 
 def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":
-    """Leaves nothing about order, sharding and tuning to chance."""
+    """Makes order, sharding and tuning deterministic."""
     import tensorflow as tf
 
     from toolkit.strategies.input.pipelines import untuned
 
     options = tf.data.Options()
     options.deterministic = True
-    # Where a strategy shards: every worker makes each global batch and keeps its share of it.
+    # If a strategy shards, every worker makes each global batch and keeps its share.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # There is nothing here that needs tuning.
+    # This pipeline needs no tuning.
     return untuned(dataset.with_options(options))
 
 
 def evaluation_batch_size(count: int, largest: int, replicas: int) -> int:
-    """Returns the largest batch size, up to `largest`, whose last batch leaves no replica without an example.
+    """Returns the largest batch size, up to `largest`, with an example for every replica in the last batch.
 
     Raises:
         DataError: There are fewer examples than replicas.
@@ -243,7 +243,7 @@ def evaluation_batch_size(count: int, largest: int, replicas: int) -> int:
 
 
 def _augment(pictures: "tf.Tensor", drawn: "tf.Tensor") -> "tf.Tensor":
-    """Cuts each picture out of its padded self at a random place, and mirrors half of them.
+    """Crops each picture at a random place of its padded self, and mirrors half of them.
 
     Whole batches at once, by two gathers: an order of magnitude faster than picture by picture.
 

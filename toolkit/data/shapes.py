@@ -1,4 +1,4 @@
-"""The embedded data set: ten kinds of shape, any number of pictures, generated from a seed.
+"""The embedded data set: any number of pictures of ten shapes, generated from a seed.
 
 A shape has a random place, size, turn and colour on a shaded, noisy ground of random colour, so that
 no pixel by itself tells anything (a linear classifier stays far below 60 %), while small
@@ -14,15 +14,15 @@ from toolkit.data.examples import Examples
 __all__ = ["CLASSES", "generate", "load"]
 
 _SIDE = 32
-_CHUNK = 1000  # Pictures drawn at once: bounds memory at about 60 MB.
-_CACHED = 25  # Pictures put together at once: half a megabyte, which a core's cache holds.
+_CHUNK = 1000  # Pictures drawn at once, which bounds memory at about 60 MB.
+_CACHED = 25  # Pictures assembled at once: half a megabyte, which fits into a core's cache.
 
 
 def _angle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     return np.arctan2(v, u)
 
 
-# Each is true inside the shape; u and v run over the unit disc, turned with the shape.
+# Each is true inside the shape; u and v cover the unit disc and turn with the shape.
 _INSIDE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "disc": lambda u, v: u * u + v * v < 0.72,
     "ring": lambda u, v: (u * u + v * v < 0.9) & (u * u + v * v > 0.34),
@@ -39,7 +39,7 @@ CLASSES = tuple(_INSIDE)
 
 
 def generate(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `count` pictures; the same seed and count give the same bytes.
+    """Draws `count` pictures; equal seeds and counts give equal bytes.
 
     Returns:
         Pictures, uint8 [count, 32, 32, 3], and labels, int32 [count], all classes equally often
@@ -71,9 +71,9 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     for number, name in enumerate(CLASSES):
         mine = labels == number
         inside[mine] = _INSIDE[name](u[mine], v[mine])
-    # Colours come before rows and columns until the end: NumPy is slow over an innermost axis of 3.
+    # Colours are the first axis until the end: NumPy is slow over an innermost axis of length 3.
     ground = random.uniform(40, 215, (n, 3, 1, 1)).astype(np.float32)
-    # The shape's colour lies well away from the ground's, on either side of it.
+    # The shape's colour differs clearly from the background's, in either direction.
     away = random.uniform(45, 120, (n, 3, 1, 1)).astype(np.float32) * np.where(ground > 127, -1, 1)
     shading = (
         uniform(-30, 30) * (pixels / _SIDE)[None, None, None, :]
@@ -91,7 +91,7 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def load(*, seed: int = 0, train: int = 20_000, test: int = 4_000) -> Examples:
-    """Generates a training and a test set; they share no picture.
+    """Generates a training and a test set without common pictures.
 
     Args:
         seed: Seed of the pictures.

@@ -1,4 +1,4 @@
-"""What this process may use: come here to choose GPUs, memory, logical devices and threads before TensorFlow starts.
+"""Sets up this process's devices: GPUs, memory, logical devices and threads, before TensorFlow starts.
 
 inventory   what is there, as data: GPUs through NVML, cores
 usage       who uses which GPU, and how much

@@ -1,4 +1,4 @@
-"""What is there, as data: the GPUs that NVML knows, and the cores this process may use."""
+"""The devices of this machine as data: NVML's GPUs and the cores that this process may use."""
 
 import dataclasses
 import os
@@ -61,8 +61,8 @@ def cores() -> int:
 
 
 def take() -> Inventory:
-    """Asks NVML which GPUs there are. Never raises: a machine without a driver has none, and says why."""
-    import pynvml  # Late: `import toolkit.devices` stays cheap.
+    """Asks NVML for the GPUs. Never raises: without a driver there are none, and the result gives the reason."""
+    import pynvml  # Imported late to keep `import toolkit.devices` cheap.
 
     try:
         pynvml.nvmlInit()
@@ -73,7 +73,7 @@ def take() -> Inventory:
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 gpus.append(_gpu(pynvml, index))
-            except pynvml.NVMLError as error:  # It fell off the bus, say: the others still work.
+            except pynvml.NVMLError as error:  # This GPU may have failed; the others still work.
                 unreadable.append(f"GPU {index} ({error})")
     except pynvml.NVMLError as error:
         return Inventory(without_gpus=f"NVML: {error}", cores=cores())
@@ -112,5 +112,5 @@ def _mig_uuids(pynvml, handle) -> tuple[str, ...]:
 
 
 def text(value: str | bytes) -> str:
-    """Returns what NVML calls something; its bindings returned bytes up to version 11."""
+    """Returns a name from NVML; its bindings returned bytes up to version 11."""
     return value.decode() if isinstance(value, bytes) else value

@@ -7,7 +7,7 @@ from toolkit.errors import DeviceError
 
 __all__ = ["Memory"]
 
-_SMALLEST_MIB = 64  # Below this not even a CUDA library's workspace fits; it must be a slip.
+_SMALLEST_MIB = 64  # With less, not even a CUDA library's workspace fits, so it must be a mistake.
 _LARGEST_MIB = 2**30  # A pebibyte.
 _REMEDY = (
     'Give "growth" (take it as it is needed), a fraction of the card such as 0.4, a limit in MiB such as 4096, or "all"'
@@ -16,7 +16,7 @@ _REMEDY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """One of the four ways, the same for every GPU.
+    """One of the four settings, the same for every GPU.
 
     Attributes:
         growth: Take memory as it is needed.
@@ -30,7 +30,7 @@ class Memory:
 
     @classmethod
     def parse(cls, value: "str | float | int | Memory") -> "Memory":
-        """Reads "growth", "all", a fraction ("0.4" or 0.4) or a limit in MiB ("4096" or 4096).
+        """Parses "growth", "all", a fraction ("0.4" or 0.4) or a limit in MiB ("4096" or 4096).
 
         Raises:
             DeviceError: It is none of these, or two at once.

@@ -1,4 +1,4 @@
-"""What a caller may ask of the devices, checked before TensorFlow is touched."""
+"""The options for devices, checked before TensorFlow is touched."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ from toolkit.errors import DeviceError
 __all__ = ["EMULATE", "MOST_EMULATED", "DeviceRequest"]
 
 EMULATE = ("auto", "never", "always")
-MOST_EMULATED = 64  # More replicas than this share a CPU to no purpose; it must be a slip.
+MOST_EMULATED = 64  # More replicas on one CPU serve no purpose, so it must be a mistake.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceRequest:
-    """The arguments of `toolkit.devices.configure`, which explains them.
+    """The arguments of `toolkit.devices.configure`, where they are explained.
 
     Raises:
         DeviceError: A value is out of its range, or two exclude each other.

@@ -1,4 +1,4 @@
-"""One call that configures TensorFlow's devices before it starts, and says what it did."""
+"""Configures TensorFlow's devices before it starts, and describes the result."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ __all__ = ["Setup", "configure", "emulated"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What `configure` did. Print it with rich for a table, with `str` for plain lines.
+    """The result of `configure`. Print it with rich for a table, with `str` for plain lines.
 
     Attributes:
         logical_devices: One name for each replica, such as ("GPU:0", "GPU:1").
@@ -46,11 +46,11 @@ class Setup:
 
     @property
     def replicas(self) -> int:
-        """How many replicas these devices hold."""
+        """The number of replicas that these devices hold."""
         return len(self.logical_devices)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns (what, value) pairs, in the order to read them."""
+        """Returns pairs of a label and a value, in reading order."""
         threads = [str(n) if n else "TensorFlow's choice" for n in (self.inter_op_threads, self.intra_op_threads)]
         stand_in = f" (CPU devices standing in for GPUs, sharing {self.cores} cores)" if self.emulated else ""
         return [
@@ -121,7 +121,7 @@ def configure(**arguments: Any) -> Setup:
 
 
 def emulated() -> bool:
-    """Says whether logical CPU devices stand in for GPUs in this process, by what `configure` did."""
+    """Returns whether `configure` made logical CPU devices stand in for GPUs in this process."""
     return _done is not None and _done[1].emulated
 
 
@@ -171,7 +171,7 @@ def _apply(request: DeviceRequest, inventory: Inventory) -> Setup:
 
 
 def _choose(request: DeviceRequest, inventory: Inventory, physical: list, card_ids: tuple[str, ...] | None) -> list:
-    """Returns the physical GPUs to use, in TensorFlow's objects; [] where none are wanted or there are none."""
+    """Returns TensorFlow's objects of the physical GPUs to use; [] if none are wanted or there are none."""
     if request.visible_devices is not None:
         wanted = resolve(request.visible_devices, inventory)
         if not wanted:
@@ -228,7 +228,7 @@ def _may_emulate(request: DeviceRequest, inventory: Inventory, replicas: int) ->
 
 
 def _configure_tensorflow(tf, request: DeviceRequest, gpus: list, totals: list, *, cpu_devices: int) -> None:
-    """Sets memory, logical devices and threads; `totals` are the MiB of each GPU, None where they aren't known."""
+    """Sets memory, logical devices and threads; `totals` are the MiB of each GPU, None if unknown."""
     for device, total in zip(gpus, totals, strict=True):
         if request.amount.growth:
             tf.config.experimental.set_memory_growth(device, True)
@@ -249,7 +249,7 @@ def _configure_tensorflow(tf, request: DeviceRequest, gpus: list, totals: list, 
 
 
 def _cards(physical: list, card_ids: tuple[str, ...] | None, inventory: Inventory) -> dict[str, Gpu]:
-    """Returns the card behind each of TensorFlow's physical GPUs, by the latter's name, where that is known."""
+    """Returns the card of each of TensorFlow's physical GPUs, by TensorFlow's name, if it is known."""
     by_id = {str(gpu.index): gpu for gpu in inventory.gpus}
     pairs = zip(physical, card_ids or (), strict=False)
     return {device.name: by_id[identity] for device, identity in pairs if identity in by_id}
@@ -259,7 +259,7 @@ def _total_mib(card: Gpu | None, inventory: Inventory) -> int | None:
     if card is not None:
         return card.memory_mib
     totals = {gpu.memory_mib for gpu in inventory.gpus if not gpu.mig_uuids}
-    return totals.pop() if len(totals) == 1 else None  # All cards alike: which one it is doesn't matter.
+    return totals.pop() if len(totals) == 1 else None  # All cards are alike, so it doesn't matter which one it is.
 
 
 def _fixed(tf) -> str:

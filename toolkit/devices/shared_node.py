@@ -1,4 +1,4 @@
-"""A node's GPUs where a launcher has started several tasks there and shows all of its GPUs to each.
+"""Divides a node's GPUs between several tasks if a launcher shows all GPUs to each task.
 
 `srun --ntasks-per-node=4` binds no GPU to a task unless it is asked to (--gpus-per-task, --gpu-bind), and mpirun never
 does. Each task would take all of them, and the second would find no memory left. So each takes its own part, by its
@@ -16,12 +16,12 @@ from toolkit.support import status
 __all__ = ["own_gpus", "take_own_gpus"]
 
 _LOG = logging.getLogger(__name__)
-# What srun sets where it has bound GPUs to tasks: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+# Set by srun if it has bound GPUs to tasks: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 _BOUND = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_TRES_BIND")
 
 
 def own_gpus(environ: Mapping[str, str], count: int) -> range:
-    """Returns which of the GPUs that a process sees are its own, as positions among them: all, or its part of a node's.
+    """Returns the positions of a process's GPUs among those that it sees: all of them, or its part of a node's.
 
     Args:
         environ: The process's environment.
@@ -32,14 +32,14 @@ def own_gpus(environ: Mapping[str, str], count: int) -> range:
         ClusterError: A launcher's variables aren't what they should be.
     """
     every = range(count)
-    if status.SOCKET in environ:  # toolkit launch has given this task its own.
+    if status.SOCKET in environ:  # `toolkit launch` has already assigned GPUs to this task.
         return every
     place = open_mpi.place_on_host(environ) or slurm.place_on_node(environ)
     if place is None or count < 2:
         return every
     local, tasks = place
     bound = any(environ.get(name, "none") not in ("none", "") for name in _BOUND)
-    if tasks == 1 or bound or count < tasks:  # Fewer than tasks: one of several was bound to each.
+    if tasks == 1 or bound or count < tasks:  # With fewer GPUs than tasks, each task was bound to one of several.
         return every
     if count % tasks:
         raise DeviceError(
@@ -52,7 +52,7 @@ def own_gpus(environ: Mapping[str, str], count: int) -> range:
 
 
 def take_own_gpus() -> None:
-    """Leaves to the other tasks of this node what is theirs, before TensorFlow has started.
+    """Hides the GPUs of this node's other tasks, before TensorFlow starts.
 
     Raises:
         DeviceError: TensorFlow has started with all of them, or they can't be divided.
@@ -60,7 +60,7 @@ def take_own_gpus() -> None:
     import tensorflow as tf
 
     visible = tf.config.get_visible_devices("GPU")
-    if len(visible) < len(tf.config.list_physical_devices("GPU")):  # The script, or `configure`, has chosen.
+    if len(visible) < len(tf.config.list_physical_devices("GPU")):  # The script or `configure` has chosen devices.
         return
     own = own_gpus(os.environ, len(visible))
     if len(own) == len(visible):

@@ -1,4 +1,4 @@
-"""Who uses which GPU, and how much: what nvidia-smi shows, as data."""
+"""Who uses which GPU, and how much: nvidia-smi's information as data."""
 
 import dataclasses
 import os
@@ -11,7 +11,7 @@ from toolkit.devices.inventory import Gpu, Inventory, cores, take, text
 
 __all__ = ["Host", "Process", "Usage", "host", "look"]
 
-_USED = 0.1  # Of a card's memory; the driver alone keeps 1 to 2 %.
+_USED = 0.1  # A share of a card's memory; the driver alone uses 1 to 2 %.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
-    """A GPU at this moment. What a card doesn't report is None.
+    """A GPU's current state. What a card doesn't report is None.
 
     Attributes:
         gpu: The card.
@@ -57,11 +57,11 @@ class Usage:
 
     @property
     def users(self) -> str:
-        """Who uses it, in words, other than this process and programs that draw; "" where nobody does."""
+        """Names the users of a GPU other than this process and display servers; "" if there are none."""
         others = [each for each in self.processes if each.computes and each.pid != os.getpid()]
         words = [f"process {each.pid}{f', {each.name}' if each.name else ''}" for each in others]
         used = self.memory_used_mib or 0
-        # A container doesn't see other containers' processes; their memory it sees.
+        # A container doesn't see other containers' processes, but it sees their memory.
         if not words and used > _USED * self.gpu.memory_mib and not self.processes:
             return f"processes that aren't visible here ({used:,} MiB)"
         return "; ".join(words)
@@ -69,7 +69,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-    """Cores and memory of this machine at this moment.
+    """This machine's current cores and memory.
 
     Attributes:
         cores: Cores that this process may use.
@@ -87,7 +87,7 @@ class Host:
 
 
 def look() -> tuple[Inventory, tuple[Usage, ...]]:
-    """Asks NVML which GPUs there are and what goes on there. Never raises: see `Inventory.without_gpus`."""
+    """Asks NVML for the GPUs and their use. Never raises: see `Inventory.without_gpus`."""
     inventory = take()
     if not inventory.gpus:
         return inventory, ()
@@ -95,7 +95,7 @@ def look() -> tuple[Inventory, tuple[Usage, ...]]:
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:  # The driver went away in between.
+    except pynvml.NVMLError as error:  # The driver was unloaded meanwhile.
         return dataclasses.replace(inventory, gpus=(), without_gpus=f"NVML: {error}"), ()
     try:
         return inventory, tuple(_usage(pynvml, gpu) for gpu in inventory.gpus)
@@ -104,7 +104,7 @@ def look() -> tuple[Inventory, tuple[Usage, ...]]:
 
 
 def host() -> Host:
-    """Looks at cores and memory."""
+    """Measures cores and memory."""
     memory = psutil.virtual_memory()
     return Host(
         cores=cores(),
@@ -162,5 +162,5 @@ def _processes(pynvml: Any, handle: Any, reported: Callable) -> tuple[Process, .
 def _name(pid: int) -> str:
     try:
         return psutil.Process(pid).name()
-    except psutil.Error:  # Gone, or another container's.
+    except psutil.Error:  # It has ended, or belongs to another container.
         return ""

@@ -1,4 +1,4 @@
-"""Which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them.
+"""Which GPUs to use: CUDA_VISIBLE_DEVICES's syntax, with nvidia-smi's numbers.
 
 CUDA numbers cards "fastest first" unless CUDA_DEVICE_ORDER=PCI_BUS_ID; nvidia-smi always numbers
 them by PCI bus. CUDA reads both variables once, when it starts. So the numbers are made to agree
@@ -18,11 +18,11 @@ from toolkit.errors import DeviceError
 
 __all__ = ["FREE", "environment", "resolve", "restart", "shown", "tensorflow_names", "unused"]
 
-FREE = "free"  # The cards that nobody uses.
+FREE = "free"  # The GPUs that no other program uses.
 
 
 def resolve(visible_devices: str, inventory: Inventory) -> tuple[str, ...]:
-    """Reads a CUDA_VISIBLE_DEVICES value against the cards there are.
+    """Parses a value of CUDA_VISIBLE_DEVICES against the GPUs that exist.
 
     Args:
         visible_devices: "0,1", '"0,2,3"' with its quotes, "" or "-1" for none, "GPU-..." or
@@ -87,7 +87,7 @@ def _remedy(inventory: Inventory) -> str:
 
 
 def environment(visible_devices: str, inventory: Inventory) -> dict[str, str]:
-    """Returns the variables a process must be started with to see just these GPUs.
+    """Returns the environment variables with which a process sees only these GPUs.
 
     Raises:
         DeviceError: The value can't be read, or names no card of this machine, as in `resolve`.
@@ -130,7 +130,7 @@ def tensorflow_names(environ: Mapping[str, str], inventory: Inventory) -> dict[i
 
 
 def unused(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...]:
-    """Returns the ids of the GPUs that nobody uses, of those that CUDA shows under an environment.
+    """Returns the ids of unused GPUs among those that CUDA shows under an environment.
 
     A card is used where a process computes on it, or where a tenth of its memory is taken and nobody is seen.
 
@@ -155,7 +155,7 @@ def unused(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...]:
 
 
 def restart(visible_devices: str | None = None) -> None:
-    """Starts this process again, same id and same command, where its GPU numbers aren't nvidia-smi's.
+    """Restarts this process, with the same id and command, if CUDA's GPU numbers aren't nvidia-smi's.
 
     Call it first in a program, before TensorFlow is imported. Returns, having done nothing, where
     the environment already says what is asked, and where there is no GPU.

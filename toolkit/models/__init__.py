@@ -1,4 +1,4 @@
-"""CIFAR-10 models as pure Keras: a conv trunk joined to an FC head.
+"""CIFAR-10 models as pure Keras: a convolutional trunk and a fully connected head.
 
 A model is `Sequential([Input, trunk, head])`; `model.get_layer("trunk")` and `model.get_layer("head")`
 give the two parts, which want different kinds of parallelism: the trunk does most of the

@@ -1,4 +1,4 @@
-"""A model by what a user calls it: a name of ours, a function of theirs, or a saved file."""
+"""Finds a user's model: one of ours by name, a function of the user, or a saved file."""
 
 import contextlib
 import importlib
@@ -43,7 +43,7 @@ def open_model(text: str, *, stop_at: Sequence[tuple[type, str]] = ()) -> "keras
     try:
         if text.endswith((".keras", ".h5")) or os.path.sep in text or pathlib.Path(text).exists():
             return _loaded(pathlib.Path(text).expanduser())
-    except (OSError, RuntimeError, ValueError) as error:  # A name of 300 letters, ~nobody, a NUL.
+    except (OSError, RuntimeError, ValueError) as error:  # A name of 300 letters, ~nobody, a NUL character.
         found = getattr(error, "strerror", None) or str(error)
         raise ModelError(asked=f"model {text!r}", found=found, remedy="Give the path of a .keras file") from None
     if ":" in text:
@@ -85,14 +85,14 @@ def _loaded(path: pathlib.Path) -> Any:
 
 
 def _imported(path: pathlib.Path) -> str:
-    """Returns the name by which a file can be imported; its directory is where Python looks first then."""
+    """Returns the module name of a file; its directory becomes the first in Python's search path."""
     sys.path.insert(0, str(path.resolve().parent))
     return path.stem
 
 
 def _called(module: str, function: str, *, stop_at: Sequence[tuple[type, str]], asked: str) -> Any:
     if (here := str(pathlib.Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # As `python -m` has it.
+        sys.path.insert(0, here)  # As `python -m` does.
     import keras
 
     try:
@@ -122,12 +122,12 @@ def _called(module: str, function: str, *, stop_at: Sequence[tuple[type, str]], 
 
 
 class _Trains(BaseException):
-    """Something is about to train; no `except Exception` of a script's own takes it."""
+    """Training is about to begin. A script's `except Exception` doesn't catch it."""
 
 
 @contextlib.contextmanager
 def _nothing_trained(stop_at: Sequence[tuple[type, str]] = ()) -> Iterator[None]:
-    """While entered, what begins to train raises `_Trains`; and a script finds no arguments of this program's."""
+    """A context in which starting to train raises `_Trains`, and a script sees no arguments of this program."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     def stop(_: Callable) -> Callable:
@@ -147,7 +147,7 @@ def _nothing_trained(stop_at: Sequence[tuple[type, str]] = ()) -> Iterator[None]
 
 
 def _module(name: str) -> types.ModuleType:
-    """Imports a module; of a script that trains where it is imported, what stands before that."""
+    """Imports a module; of a script that trains at import, the part before that."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.find_spec(name)
@@ -167,6 +167,6 @@ def _module(name: str) -> types.ModuleType:
 def _call(function: Any) -> Any:
     try:
         weighted = "weights" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # Of a function that isn't Python's.
+    except (TypeError, ValueError):  # A built-in function has no source file.
         weighted = False
     return function(weights=None) if weighted else function()

@@ -12,13 +12,15 @@ def trunk(input_shape: tuple[int, int, int]) -> "keras.Sequential":
     """Convolutions of 32, 64 and 128 filters, each normalised and pooled: [32, 32, 3] to [2048]."""
     from keras import Input, Sequential, layers
 
-    parts: list = [Input(input_shape), layers.Rescaling(1 / 64, offset=-1.9)]  # Pictures have mean 121, deviation 64.
+    # The mean of pictures is 121, their deviation 64.
+    parts: list = [Input(input_shape), layers.Rescaling(1 / 64, offset=-1.9)]
     for number, filters in enumerate((32, 64, 128), start=1):
         parts += [
             layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
-            # Synchronised statistics are those of the global batch, so that the numbers don't depend on the number of
-            # replicas. TensorFlow's collectives, which sum them, keep the size of a group of devices for the process's
-            # life: training on two replicas and then on four needs two processes.
+            # Synchronised statistics are those of the global batch, so the numbers don't depend on the number of
+            # replicas.
+            # TensorFlow's collectives, which sum them, keep the size of a group of devices for the life of the process:
+            # training on two replicas and then on four needs two processes.
             layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
             layers.Activation("relu"),
             layers.MaxPooling2D(),

@@ -16,7 +16,7 @@ NAMES = ("small_cnn", "alexnet", "vit")
 def build(
     name: str, *, classes: int = 10, input_shape: tuple[int, int, int] = (32, 32, 3), dropout: float = 0.0
 ) -> "keras.Sequential":
-    """Builds a model, variables and all: call it under the strategy's scope.
+    """Builds a model with all variables; call it under the strategy's scope.
 
     Args:
         name: One of `NAMES`.

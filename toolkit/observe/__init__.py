@@ -1,4 +1,4 @@
-"""Seeing the machine and the run: come here to learn what is wrong, where operations run, and how a run went.
+"""Looks at the machine and the run: what is wrong, where operations run, and how a run went.
 
 Nothing in this wing changes a training; everything in it reads, measures, and says what to do.
 
@@ -12,5 +12,5 @@ import lazy_loader
 
 __all__ = ["doctor", "placement", "report", "scaling"]
 
-# Each when it is first named: a command needs one of them.
+# Imported when it is first used, because a command needs only one of them.
 __getattr__, _, _ = lazy_loader.attach(__name__, __all__)

@@ -1,4 +1,4 @@
-"""Which layers are replicated and which are sharded: come here to divide a model among replicas, and to see why so.
+"""Which layers are replicated and which are sharded: divides a model among replicas, and explains why.
 
 graph         the layers within a model, and the model copied with others
 layers        layers whose weights are sharded over replicas

@@ -1,4 +1,4 @@
-"""A plan put on a model, and the whole weights as a plain Keras model again."""
+"""Applies a plan to a model, and turns the result back into a plain Keras model."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def parallelize(model: "keras.Model", plan: Plan, *, exchange_dtype: str | None = None) -> "keras.Model":
-    """Returns a model with sharded layers, and layers computed again, where the plan says so, and the same weights.
+    """Returns a model with the plan's sharded layers and recomputation, and with the same weights.
 
     Call it under the strategy's scope, then compile what it returns: losses, optimizer and metrics are not taken
     over. Layers that the plan replicates are made again too, from their configuration.

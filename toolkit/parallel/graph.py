@@ -1,4 +1,4 @@
-"""The layers within a Keras model, and the model copied with others in the place of them."""
+"""Finds the layers within a Keras model, and copies a model with some layers replaced."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,15 @@ __all__ = ["copy_model", "is_graph", "is_whole", "layers_of", "sublayers"]
 
 
 def is_graph(model: Any) -> bool:
-    """Says whether a model's layers are joined where that can be read: functional and Sequential ones."""
+    """Returns whether a model's graph of layers can be read: functional and Sequential models have one."""
     import keras
-    from keras.src.models import Functional  # Public as what keras.Model(inputs, outputs) returns only.
+    from keras.src.models import Functional  # Public only as the type of keras.Model(inputs, outputs).
 
     return isinstance(model, (keras.Sequential, Functional))
 
 
 def layers_of(model: "keras.Model", prefix: str = "") -> "Iterator[tuple[str, keras.layers.Layer]]":
-    """Yields (name, layer) of a functional or Sequential model, in order; "head/fc1" is one of a model within."""
+    """Yields (name, layer) of a functional or Sequential model, in order; "head/fc1" is in a model within."""
     import keras
 
     for layer in model.layers:
@@ -31,7 +31,7 @@ def layers_of(model: "keras.Model", prefix: str = "") -> "Iterator[tuple[str, ke
 
 
 def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.Model":
-    """Returns a copy of a model with the layers that a function makes from its own, and the same weights.
+    """Returns a copy of a model with layers that a function makes from its own, and with the same weights.
 
     Args:
         model: A built model. Where its layers are joined by its own code, the function is given the model itself.
@@ -43,7 +43,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
     import keras
     from keras.src.models import Functional
 
-    # One's own class may have functional's ways and yet make itself from its own configuration.
+    # A user's class may inherit from functional models and still be built from its own configuration.
     ways = (keras.Sequential, Functional)
     cloned = is_graph(model) and any(type(model).get_config is way.get_config for way in ways)
     try:
@@ -59,21 +59,21 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
         ) from error
     for layer in sublayers(copy):
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:
-            # A Normalization layer computes with what it has made of its weights, which neither clone_model nor
-            # set_weights takes over.
+            # A Normalization layer computes with values derived from its weights, which neither clone_model nor
+            # set_weights copies.
             layer.finalize_state()
     return copy
 
 
 def is_whole(layer: Any) -> bool:
-    """Says whether a layer is taken whole, with what is in it: Keras's own are, and this toolkit's."""
+    """Returns whether a layer is treated as a whole: Keras's own layers are, and this toolkit's."""
     import keras
 
     return not isinstance(layer, keras.Model) and type(layer).__module__.startswith(("keras.", "toolkit.parallel."))
 
 
 def sublayers(layer: Any) -> list:
-    """Returns a layer and the layers within it, each once, in an order that its construction alone decides.
+    """Returns a layer and the layers within it, each once, in an order that depends only on their construction.
 
     Those within layers that are taken whole aren't there.
     """
@@ -87,8 +87,8 @@ def sublayers(layer: Any) -> list:
         found[id(each)] = each
         if is_whole(each):
             return
-        # Keras has no public list of the layers in a layer that isn't a model. tests/parallel/test_kinds.py fails when
-        # this one changes.
+        # Keras has no public list of the layers in a layer that isn't a model. tests/parallel/test_kinds.py fails if
+        # this private one changes.
         inner = each.layers if isinstance(each, keras.Model) else each._flatten_layers(recursive=False)
         for below in inner:
             add(below)

@@ -1,4 +1,4 @@
-"""What every room needs and none owns: small helpers that know nothing of training.
+"""Small helpers for every room. None of them knows anything of training.
 
 Come here before writing a file, masking a secret, noting a signal or wrapping somebody else's function: each is done in
 one way in the whole house.

@@ -1,4 +1,4 @@
-"""Writing a file so that it is there whole or not at all: aside, synced, renamed."""
+"""Writes files atomically: into a temporary file that is synced and renamed."""
 
 import contextlib
 import csv
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def state_directory() -> pathlib.Path:
-    """Returns where what outlives a program is kept for this user: ~/.local/state/toolkit, or under $XDG_STATE_HOME."""
+    """Returns the directory for this user's persistent state: ~/.local/state/toolkit, or below $XDG_STATE_HOME."""
     base = os.environ.get("XDG_STATE_HOME") or pathlib.Path("~/.local/state").expanduser()
     return pathlib.Path(base, "toolkit")
 
@@ -48,7 +48,7 @@ def read_text(path: pathlib.Path, *, errors: str = "strict") -> str:
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Makes sure that reading a path comes to an end, which it needn't for a pipe or a device.
+    """Checks that a path can be read to its end, unlike a pipe or a device.
 
     Raises:
         OSError: It is no file.
@@ -59,7 +59,7 @@ def check_file(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathlib.Path]:
-    """Yields where to write what is renamed to `path` at the end of the block: readers see the old or the new file.
+    """Yields a temporary path, which replaces `path` at the end of the block: readers see the old or the new file.
 
     Where the block raises, the old file is untouched and what was written is removed. Renaming replaces whatever is
     at `path`, for root even /dev/null: look what it is.
@@ -69,11 +69,11 @@ def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathli
         name: The name of the new file meanwhile, beside the old one; ".NAME.writing" unless given.
     """
     aside = path.with_name(name or f".{path.name}.writing")
-    aside.unlink(missing_ok=True)  # Whatever it is: a pipe would wait for a reader.
+    aside.unlink(missing_ok=True)  # Whatever its type: opening a pipe would wait for a reader.
     try:
         yield aside
         aside.replace(path)
-    except OSError as error:  # The caller knows `path` and no other name.
+    except OSError as error:  # Errors must name `path`, the only name that the caller knows.
         for part in ("filename", "strerror"):
             if (text := getattr(error, part)) is not None:
                 setattr(error, part, str(text).replace(str(aside), str(path)))
@@ -83,7 +83,7 @@ def replacing(path: pathlib.Path, *, name: str | None = None) -> Iterator[pathli
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Replaces `path` by a file that holds `text`, which survives a power cut.
+    """Replaces `path` by a file with this text; the file survives a power cut.
 
     Raises:
         OSError: It can't be written; the old file is untouched.
@@ -102,7 +102,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value with None in the place of each NaN and infinity."""
+    """Returns a value with None in place of each NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -127,7 +127,7 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: S
 
 
 def make_directory(path: pathlib.Path) -> None:
-    """Makes a directory, and those above it, which survive a power cut; not everybody may write in them.
+    """Makes a directory and its parents, which survive a power cut and aren't writable for everybody.
 
     Raises:
         OSError: It can't be made, or something else is there.

@@ -1,4 +1,4 @@
-"""TensorFlow's graphs: what a result is computed from, and how."""
+"""Finds out from TensorFlow's graphs what a result is computed from, and how."""
 
 import enum
 import re
@@ -20,15 +20,15 @@ __all__ = [
     "same_everywhere",
 ]
 
-# Operations whose result says nothing of the values of a batch, only of its shape.
+# Operations whose results depend only on shapes, not on values.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-# Operations of whose results nothing is known from here.
+# Operations whose results can't be known from the graph.
 _UNKNOWN = ("Iterator", "Optional", "Call", "If", "While", "PyFunc")
-# Operations that draw random numbers by their own state; those without one compute from their seeds.
+# Operations that draw random numbers from their own state. Stateless ones compute from their seeds.
 _DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Stateful(Uniform|Standard|Truncated|Random)|Rng")
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 _DECIDES = {"cond_v2": "pred", "indexed_case": "branch_index"}
-# Operations that compute each element from those at its place.
+# Elementwise operations.
 _ELEMENTWISE = frozenset(
     """Abs Add AddN AddV2 Atan2 Cast Ceil ClipByValue Cos Div DivNoNan Elu EnsureShape Equal Erf Erfc Exp Expm1 Floor
     Greater GreaterEqual Identity IdentityN IsFinite LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
@@ -39,7 +39,7 @@ _ELEMENTWISE = frozenset(
 
 
 def computed_from(operations: "Iterable[tf.Operation]", until: "Container[tf.Operation]" = ()) -> "list[tf.Operation]":
-    """Returns operations and those whose values they need, not beyond some of them; shapes are no values."""
+    """Returns operations and those whose values they need, up to some of them. Needing a shape doesn't count."""
     waiting, seen = list(operations), dict[Any, None]()
     while waiting:
         each = waiting.pop()
@@ -51,7 +51,7 @@ def computed_from(operations: "Iterable[tf.Operation]", until: "Container[tf.Ope
 
 
 def assigns_others(graph: "tf.Graph", own: "Iterable[tf.Tensor]") -> bool:
-    """Says whether a function assigns variables other than those of some handles, in its branches too."""
+    """Returns whether a function assigns variables other than those of some handles, also in its branches."""
     handles = {id(each) for each in own}
     mine = {id(inner) for outer, inner in graph.captures if id(outer) in handles}
     assigned = [op.inputs[0] for op in graph.get_operations() if _ASSIGNS.match(op.type)]
@@ -60,16 +60,16 @@ def assigns_others(graph: "tf.Graph", own: "Iterable[tf.Tensor]") -> bool:
 
 
 def is_elementwise(operation: "tf.Operation") -> bool:
-    """Says whether each element of a result is computed from those at its place."""
-    if operation.type == "Reshape":  # Such as of steps of a sequence, which count as examples.
+    """Returns whether each element of a result is computed only from elements at the same place."""
+    if operation.type == "Reshape":  # Such as the steps of a sequence, which count as examples.
         before, after = operation.inputs[0].shape, operation.outputs[0].shape
         return bool(before.rank and after.rank) and before[-1] is not None and before[-1] == after[-1]
     return operation.type in _ELEMENTWISE
 
 
 def same_everywhere(indices: Any) -> bool:
-    """Says whether indices can be seen to depend on no example: on constants, variables and shapes only."""
-    # Replicas may have different numbers of those whose number isn't known here.
+    """Returns whether indices depend on no example: only on constants, variables and shapes."""
+    # Replicas may differ in the sizes that aren't known here.
     import tensorflow as tf
 
     if tf.executing_eagerly() or not indices.shape.is_fully_defined():
@@ -78,17 +78,17 @@ def same_everywhere(indices: Any) -> bool:
 
 
 class Differs(enum.IntEnum):
-    """How tensors of several replicas differ, as far as a graph shows."""
+    """Finds out from a graph how tensors of several replicas differ."""
 
-    NOWHERE = 0  # Computed from constants, variables and tensors that are known to be the same.
-    BY_DRAWS = 1  # From random numbers besides.
-    BY_DATA = 2  # From anything else.
+    NOWHERE = 0  # Computed from constants, variables and tensors that are known to be equal.
+    BY_DRAWS = 1  # Also computed from random numbers.
+    BY_DATA = 2  # Computed from anything else.
 
 
 def differs(
     tensors: "Iterable[tf.Tensor]", same: "Collection[tf.Tensor]" = (), drawn: "Collection[tf.Tensor]" = ()
 ) -> Differs:
-    """Returns how replicas' tensors differ.
+    """Returns how the replicas' tensors differ.
 
     Args:
         tensors: Of the graph that is being traced, or of one around it.
@@ -101,13 +101,13 @@ def differs(
     seen = set()
     while waiting:
         tensor, reader = waiting.pop()
-        if not hasattr(tensor, "graph") or id(tensor) in known:  # A constant from outside of the function.
+        if not hasattr(tensor, "graph") or id(tensor) in known:  # A constant captured from outside of the function.
             continue
         if id(tensor) in seeds:
             found = Differs.BY_DRAWS
             continue
         operation = tensor.op
-        # What is set between two reads of a variable is another's for each.
+        # Between two reads of a variable, each replica may have set it to another value.
         key = (operation, reader) if tensor.dtype == "resource" else operation
         if key in seen or operation.type in _SHAPES:
             continue
@@ -116,7 +116,8 @@ def differs(
             outer = _outside(tensor)
             if _kept_by_replica(outer):
                 return Differs.BY_DATA
-            if tensor.dtype == "resource":  # A variable is the same unless this step has set it to what isn't.
+            # A variable is equal on all replicas unless this step has set it to a value that isn't.
+            if tensor.dtype == "resource":
                 waiting += _assigned(tensor, reader)
                 waiting += [] if outer is None or not hasattr(outer, "graph") else [(outer, None)]
                 continue
@@ -132,7 +133,7 @@ def differs(
 
 
 def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:
-    """Says whether a tensor was computed from one of some others, in this graph or in one around it."""
+    """Returns whether a tensor was computed from one of some others, in this graph or in an outer one."""
     wanted = {id(each) for each in given}
     waiting: list[tuple[Any, Any]] = [(tensor, None)]
     seen = set()
@@ -152,13 +153,13 @@ def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:
 
 
 def _outside(placeholder: "tf.Tensor") -> Any:
-    """Returns what a function has captured by a placeholder; None where that is an argument."""
+    """Returns the outer tensor that a placeholder captures; None for an argument."""
     captures = getattr(placeholder.graph, "captures", ())
     return next((outer for outer, inner in captures if inner is placeholder), None)
 
 
 def _kept_by_replica(handle: Any) -> bool:
-    """Whether it is the handle of such as a metric's sum, of which each replica has its part."""
+    """Whether it is the handle of a variable such as a metric's sum, of which each replica has its part."""
     import tensorflow as tf
 
     container = getattr(handle, "_distributed_container", None)
@@ -167,7 +168,7 @@ def _kept_by_replica(handle: Any) -> bool:
 
 
 def decided_by() -> "list[tf.Tensor]":
-    """Returns what decides whether the branches are taken that are being traced now: predicates, and numbers of cases.
+    """Returns what decides which branches are taken in the graph being traced: predicates, and numbers of cases.
 
     A branch's graph doesn't know it; TensorFlow's functions that trace branches have it among their arguments.
     """
@@ -182,8 +183,8 @@ def decided_by() -> "list[tf.Tensor]":
 
 
 def _assigned(handle: "tf.Tensor", reader: Any) -> "list[tuple[tf.Tensor, tf.Operation]]":
-    """Returns what a variable was set to before an operation reads it, and what sets it; None for one anywhere."""
-    in_loop = getattr(handle.graph, "is_control_flow_graph", False)  # Which may come around again.
+    """Returns the value that a variable was set to before an operation reads it, and what sets it; None if unclear."""
+    in_loop = getattr(handle.graph, "is_control_flow_graph", False)  # In a loop, the assignment may come around again.
     before = [each for each in handle.consumers() if _ASSIGNS.match(each.type)]
     if reader is not None and not in_loop:
         before = [each for each in before if each._id < reader._id]

@@ -1,4 +1,4 @@
-"""Secrets: which variables and flags hold them, and texts without them.
+"""Recognises secrets among variables and flags, and masks them in texts.
 
 A name says that its value is secret. Values of fewer than 8 letters are left alone: `true` and `1` are everywhere.
 So is a number of tokens, such as MAX_TOKENS=4096.
@@ -12,7 +12,7 @@ __all__ = ["MASK", "is_secret", "masked", "masked_all", "masked_command", "patte
 
 MASK = "***"
 _SECRET = re.compile(
-    # A text's tokens are none: --tokenizer, --pad_token, --token_dropout, --tokens_per_batch.
+    # Tokens of a text are no secrets: --tokenizer, --pad_token, --token_dropout, --tokens_per_batch.
     r"(?i)(?<!(pad|eos|bos|unk|cls|sep)[_-])(?<!mask[_-])"
     r"tokens?(?![a-z]|[_-](per|in|count|len|ids?|dropout|embed|type|limit|level|class|mix))"
     r"|passw(or)?d|passphrase|secret|credential|(api|private|access|account)[_-]?key"
@@ -47,13 +47,13 @@ def pattern(secrets: Sequence[str]) -> re.Pattern[str]:
 
 
 def masked(text: str, environ: Mapping[str, str]) -> str:
-    """Returns a text with *** in the place of each secret of an environment."""
+    """Returns a text with *** in place of each secret of an environment."""
     secrets = values(environ)
     return pattern(secrets).sub(MASK, text) if secrets else text
 
 
 def masked_all(value: Any, environ: Mapping[str, str]) -> Any:
-    """Returns a value that JSON can hold with every text in it masked."""
+    """Returns a JSON value with every text in it masked."""
     secrets = values(environ)
     if not secrets:
         return value
@@ -70,14 +70,14 @@ def masked_all(value: Any, environ: Mapping[str, str]) -> Any:
 
 
 def masked_command(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Returns a command line without the values of flags that name a secret, nor those of an environment.
+    """Returns a command line without the values of flags that name a secret, and without an environment's secrets.
 
     Args:
         command: Such as ["train.py", "--api_token=abc", "--password", "abc"].
         environ: The environment whose secrets are masked everywhere.
     """
     shown: list[str] = []
-    before = ""  # A flag whose value comes next, where that is a secret.
+    before = ""  # A flag that names a secret and whose value is the next argument.
     for argument in command:
         if before and not argument.startswith("-"):
             shown.append(MASK if _is_secret(before, argument) else masked(argument, environ))

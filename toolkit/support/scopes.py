@@ -1,4 +1,4 @@
-"""Work done outside of the scopes of its caller: TensorFlow's and Keras's are those of a thread."""
+"""Runs work outside of the caller's scopes. TensorFlow and Keras keep scopes by thread."""
 
 import concurrent.futures
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 def outside(function: Callable[[], _Result]) -> _Result:
-    """Calls a function in its own thread, waits for it, and returns what it does, or raises what it raises.
+    """Calls a function in a new thread, waits for it, and returns its result or raises its exception.
 
     It sees no graph, strategy, replica, stateless scope or device that its caller has entered.
     """

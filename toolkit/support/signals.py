@@ -32,7 +32,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Has `handler` called for these signals until the end of the block, which puts back what was there before.
+    """Calls `handler` for these signals until the end of the block, which restores the earlier handlers.
 
     A signal that is ignored stays ignored: nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs.
     Outside the main thread nothing is changed: Python allows no handlers there.
@@ -62,7 +62,7 @@ def recorded(numbers: Collection[int] = SIGNALS) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def waiting_for_children() -> Iterator[None]:
-    """Lets ends of child processes be waited for, where the parent process had SIGCHLD ignored."""
+    """Allows waiting for child processes if the parent process had ignored SIGCHLD."""
     ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -76,7 +76,7 @@ def waiting_for_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exiting(doing: str) -> Iterator[None]:
-    """Ends the program with 128 + the signal's number and one line, where Python or the system would end it.
+    """Ends the program with 128 + the signal's number and one line of output instead of a traceback.
 
     A handler of the program's own is left alone.
 
@@ -95,7 +95,7 @@ def exiting(doing: str) -> Iterator[None]:
 
 
 def name(number: int) -> str:
-    """Returns a signal's name: "SIGKILL" for 9; "signal 99" where it has none."""
+    """Returns a signal's name: "SIGKILL" for 9; "signal 99" if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -103,7 +103,7 @@ def name(number: int) -> str:
 
 
 def is_in(pid: int, number: int, *masks: str) -> bool:
-    """Says whether a signal is in a mask of a process, by its name in proc(5): "SigCgt", "SigPnd". Linux only."""
+    """Returns whether a process has a signal in one of proc(5)'s masks: "SigCgt", "SigPnd". Linux only."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             found = [line.split()[1] for line in file if line.startswith(masks)]
@@ -113,7 +113,7 @@ def is_in(pid: int, number: int, *masks: str) -> bool:
 
 
 def sleep(seconds: float, received: Sequence[int]) -> None:
-    """Waits, or less where such a signal comes.
+    """Waits for this long, or until such a signal arrives.
 
     Args:
         seconds: How long.
@@ -130,17 +130,17 @@ def sleep(seconds: float, received: Sequence[int]) -> None:
 
 
 def adopt_orphans() -> None:
-    """Has this process be the parent of all processes below it whose own parents end; Linux only."""
+    """Makes this process the parent of all processes below it whose own parents end. Linux only."""
     _prctl(_SUBREAPER, 1)
 
 
 def end_with_parent() -> None:
-    """Has the system kill this process when its parent ends, in whatever way; Linux only."""
+    """Has the system kill this process when its parent ends in any way. Linux only."""
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Sets what prctl(2) calls an attribute of the calling process."""
+    """Sets an attribute of the calling process with prctl(2)."""
     import ctypes
 
     if sys.platform.startswith("linux"):

@@ -1,4 +1,4 @@
-"""What a task reports to the launcher that started it, and what launchers set in the environment of their tasks.
+"""What tasks report to their launcher, and the variables that launchers set for their tasks.
 
 A report is a JSON message on a connection to a Unix socket; datagrams were lost where a launcher has sixty tasks. Where
 no launcher listens, nothing is sent, and a report costs a dictionary look-up.
@@ -40,22 +40,22 @@ __all__ = [
 ]
 
 SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
-JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named by it: the same in all tasks and all attempts.
-PARTIAL = "TOOLKIT_PARTIAL"  # "1" where launchers of other hosts start the other tasks, each with its own job id.
+JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named after it: it is the same in all tasks and all attempts.
+PARTIAL = "TOOLKIT_PARTIAL"  # "1" if launchers of other hosts start the other tasks, each with its own job id.
 LOGS = "TOOLKIT_LOGS"  # The directory of the launcher's record of the job.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
-ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" where the job was started again once.
-CALL = "TOOLKIT_CALL"  # The file of a function that takes the place of a script.
-RESUME = "TOOLKIT_RESUME"  # "1" if the program that starts tasks doesn't know whether it is again.
+ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" after the first restart.
+CALL = "TOOLKIT_CALL"  # The file of a function that is called instead of a script.
+RESUME = "TOOLKIT_RESUME"  # "1" if the program that starts tasks doesn't know whether it is a restart.
 
-SECONDS_OF_SILENCE = 15.0  # After which a worker, or a task that is stopped, counts as gone unless it is said.
+SECONDS_OF_SILENCE = 15.0  # The default after which a worker or a suspended task counts as lost.
 
 _PATIENCE = 2.0  # Seconds.
 
 _failed = _importing = False
-_state = ""  # As it was reported last.
-_channel: tuple[int, socket.socket] | None = None  # And the process that made it.
+_state = ""  # The last report.
+_channel: tuple[int, socket.socket] | None = None  # And the process that sent it.
 
 
 def job_id() -> str | None:
@@ -64,7 +64,7 @@ def job_id() -> str | None:
 
 
 def attempt_id() -> str | None:
-    """Returns what all tasks of this attempt of a job share and no others do; None where nothing says it.
+    """Returns a text that all tasks of this attempt of a job share and no other tasks do; None if there is none.
 
     Where each host has its own launcher, each gives the job another id: tasks that compared them would refuse one
     another.
@@ -79,8 +79,8 @@ def logs() -> str | None:
 
 
 def waited() -> dict[str, float]:
-    """Returns "waited", the seconds that this process has waited for others in steps, where that is counted."""
-    module = sys.modules.get("toolkit.strategies.step.lateness")  # Not imported for it: a script may use none of it.
+    """Returns "waited", the seconds for which this process's steps have waited for others, if they are counted."""
+    module = sys.modules.get("toolkit.strategies.step.lateness")  # Not imported here, because a script may not use it.
     return {} if module is None else {"waited": round(module.waited(), 3)}
 
 
@@ -90,17 +90,17 @@ def attempt() -> int:
 
 
 def heartbeat_timeout() -> float:
-    """Returns the seconds of silence after which a worker counts as gone: what the launcher set, or 15 s."""
+    """Returns the seconds of silence after which a worker counts as lost: set by the launcher, or 15."""
     return float(os.environ.get(HEARTBEAT_TIMEOUT, str(SECONDS_OF_SILENCE)))
 
 
 def restarted() -> bool:
-    """Returns whether this job may have been started before: a run then resumes from its checkpoint, if it has one."""
+    """Returns whether this job may be a restart, so that a run resumes from its checkpoint if it has one."""
     return attempt() > 1 or os.environ.get(RESUME) == "1"
 
 
 def start_timeout() -> float:
-    """Returns the seconds that tasks wait for one another: what the launcher set, or 300."""
+    """Returns the seconds that tasks wait for one another at the start: set by the launcher, or 300."""
     return float(os.environ.get(START_TIMEOUT, "300"))
 
 
@@ -110,13 +110,13 @@ def task_name() -> str:
 
 
 def listened() -> bool:
-    """Returns whether a launcher of ours has started this process, which is told what it reports."""
+    """Returns whether our launcher has started this process and reads its reports."""
     return bool(os.environ.get(SOCKET))
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Says of a block that this task imports in it the function that it is to call."""
+    """Marks a block in which this task imports the function that it is to call."""
     global _importing
     _importing = True
     try:
@@ -126,7 +126,7 @@ def importing() -> Iterator[None]:
 
 
 def imports() -> bool:
-    """Returns whether this task is just importing the function that it is to call."""
+    """Returns whether this task is importing the function that it is to call."""
     return _importing
 
 
@@ -163,7 +163,7 @@ def report(**facts: Any) -> None:
 
 
 def _connected(path: str) -> socket.socket:
-    """The connection to the launcher; a process that was forked from another makes its own."""
+    """The connection to the launcher. A forked process opens a new one."""
     global _channel
     if _channel is None or _channel[0] != os.getpid():
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

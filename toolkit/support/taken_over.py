@@ -1,4 +1,4 @@
-"""What is taken over of Keras and TensorFlow: the table in taken_over.csv, which is checked before anything trains.
+"""The table of changes to Keras and TensorFlow in taken_over.csv, which is checked before training.
 
 WRAPPED has whatever `wrap` replaces for the whole process, ADDED the methods that a class lacks (`add`), ATTACHED those
 that objects of our strategies have of their own (`attach`), MEANWHILE what is replaced for the time of one call
@@ -52,7 +52,7 @@ CALLED = _rows("called")
 
 @functools.cache
 def check() -> None:
-    """Compares the table with what is installed; called again, it does nothing.
+    """Compares the table with the installed versions. Later calls do nothing.
 
     Raises:
         RequestError: Something isn't there, or takes other arguments.
@@ -66,7 +66,7 @@ def check() -> None:
 
 
 def find(place: str) -> Any:
-    """Returns what stands at a place of the table."""
+    """Returns the object at a place of the table."""
     module, _, name = place.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
@@ -76,7 +76,7 @@ def _check_parameters(row: Taken, function: Any) -> None:
     expected = row.takes.split()
     for place, parameter in enumerate(there):
         if parameter.kind == parameter.VAR_POSITIONAL:
-            return  # It takes anything from here on; so does what somebody else has put around it.
+            return  # It takes any arguments from here on, and so does another library's wrapper around it.
         known = place < len(expected)
         if (known and parameter.name != expected[place]) or not (known or _optional(parameter)):
             break

@@ -1,4 +1,4 @@
-"""Files and directories that not everybody may write, whatever the umask says."""
+"""Creates files and directories that aren't writable for everybody, whatever the umask."""
 
 import contextlib
 import os
@@ -7,20 +7,21 @@ from collections.abc import Iterator
 
 __all__ = ["guarded"]
 
-_EVERYBODY = 0o002  # Write permission of who is neither the owner nor in the group.
+_EVERYBODY = 0o002  # Write permission for others than the owner and the group.
 _lock = threading.Lock()
-_entered: list[int] = []  # For each block that some thread is in, the umask from before the first.
+_entered: list[int] = []  # For each block that a thread is in, the umask from before the first block.
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Keeps what the process makes in the block from being writable for everybody; never looser than the umask.
+    """Keeps what the process creates in the block from being writable for everybody. Never loosens the umask.
 
     A process has one umask: it holds for files that libraries make, and for all threads. The last thread that leaves
     such a block puts back what the first has found.
     """
     with _lock:
-        before = _entered[0] if _entered else os.umask(0o077)  # It can't be read without being set; tight, meanwhile.
+        # The umask can't be read without being set; it is strict meanwhile.
+        before = _entered[0] if _entered else os.umask(0o077)
         _entered.append(before)
         os.umask(before | _EVERYBODY)
     try:

@@ -1,4 +1,4 @@
-"""Which packages are installed, and in which version."""
+"""Which packages are installed, and their versions."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ __all__ = ["versions"]
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """Returns the versions of those packages that are installed here, by their names."""
-    from importlib import metadata  # It takes a quarter of an agent's start, which needs none of it.
+    from importlib import metadata  # This import takes a quarter of an agent's start, and agents don't need it.
 
     found = {}
     for name in names:

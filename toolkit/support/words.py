@@ -1,4 +1,4 @@
-"""Numbers of things in words, and the name that a mistaken one was meant for."""
+"""Numbers of things in words, and suggestions for misspelt names."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,16 +7,16 @@ __all__ = ["counted", "did_you_mean", "nearest"]
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns such as "1 task" or "2,000 tasks"."""
+    """Returns a number with a noun, such as "1 task" or "2,000 tasks"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that is most like another one, or None where none is."""
+    """Returns the known name that is most similar, or None."""
     near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.7)
     return near[0] if near else None
 
 
 def did_you_mean(name: str | None) -> str:
-    """Returns "Did you mean NAME? ", to put before what to do; nothing for None."""
+    """Returns "Did you mean NAME? " to put before a remedy; "" for None."""
     return f"Did you mean {name}? " if name else ""

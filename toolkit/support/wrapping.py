@@ -1,4 +1,4 @@
-"""A function of somebody else's, wrapped once by each of us."""
+"""Wraps functions of other libraries, each once."""
 
 import contextlib
 import functools
@@ -14,12 +14,13 @@ __all__ = ["TRIED", "add", "attach", "attached_here", "installed", "instead", "w
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
 
-wrapped_here: list[tuple[Any, str]] = []  # Owners, and names of what was wrapped.
-attached_here: set[tuple[type, str]] = set()  # Classes of objects, and names of the methods that these have instead.
+wrapped_here: list[tuple[Any, str]] = []  # The owners and names of wrapped functions.
+# The objects' classes, and the names of methods that objects have instead.
+attached_here: set[tuple[type, str]] = set()
 
 
 def installed(module: str) -> str:
-    """Returns the package of a module, with the version that is installed: "keras 3.15.1"."""
+    """Returns a module's package with its installed version: "keras 3.15.1"."""
     package = re.split("[.:]", module, maxsplit=1)[0]
     try:
         return f"{package} {importlib.metadata.version(package)}"
@@ -63,7 +64,7 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
 
 
 def add(owner: type, name: str, method: Callable) -> None:
-    """Gives a class a method that it lacks, for the whole process; where it has one, it does nothing."""
+    """Gives a class a method that it lacks, for the whole process; does nothing if it has one."""
     if not hasattr(owner, name):
         setattr(owner, name, method)
         wrapped_here.append((owner, name))
@@ -71,7 +72,7 @@ def add(owner: type, name: str, method: Callable) -> None:
 
 @contextlib.contextmanager
 def instead(owner: type, name: str, make: Callable) -> Iterator[None]:
-    """While entered, `owner.name` is `make(original)`."""
+    """A context in which `owner.name` is `make(original)`."""
     original = getattr(owner, name)
     setattr(owner, name, make(original))
     try:
@@ -86,7 +87,7 @@ def _key(around: Callable) -> str:
 
 
 def attach(instance: Any, name: str, around: Callable) -> None:
-    """Gives one object `around(original, instance, ...)` for a method; a second time changes nothing.
+    """Gives one object `around(original, instance, ...)` as a method; a second time changes nothing.
 
     It stands in the object's own attributes, past `__setattr__`: its class, its type and what is made of its
     configuration are as they were, and so is every other object. `original` is the class's method when it is called.

@@ -1,4 +1,4 @@
-"""Everything around `fit`: come here for a run directory, exact resume, the summary, or a learning rate.
+"""Everything around `fit`: the run directory, exact resume, the summary, the report for Ray, the learning rate.
 
 A user needs one name, `Run`, and its `fit`.
 

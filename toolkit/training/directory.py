@@ -1,4 +1,4 @@
-"""The run directory: whose run it holds, and who is in it.
+"""The run directory: whose run it holds, and which process uses it.
 
 RUN_DIR/run.json        recipe and configuration, written when the run begins
         checkpoints/    see `toolkit.training.checkpoints.store`
@@ -39,7 +39,7 @@ def choose(
     resume: bool | Literal["auto"] = False,
     under: str | os.PathLike = "runs",
 ) -> tuple[pathlib.Path, bool]:
-    """Returns the run directory of a run, and whether it goes on with what is there.
+    """Returns the path of a run directory, and whether the run resumes.
 
     Args:
         directory: As the user names it; None for a new one, or on resume this recipe's newest. All tasks of a launched
@@ -72,14 +72,14 @@ def choose(
 
 
 def _has_checkpoint(checkpoints: pathlib.Path) -> bool:
-    """Whether there is a checkpoint, damaged ones included, but not what a killed process had only begun to write."""
+    """Whether there is a checkpoint, even a damaged one, but not only a partial one of a killed process."""
     if not checkpoints.is_dir():
         return False
     return any(entry.name.startswith(REPLACED) or not entry.name.startswith(".") for entry in checkpoints.iterdir())
 
 
 def expanded(path: str | os.PathLike) -> pathlib.Path:
-    """Returns a run directory's path with ~ and ~NAME written out.
+    """Returns a run directory's path with ~ and ~NAME expanded.
 
     Raises:
         RunDirectoryError: There is no such user, or no path is written so.
@@ -100,7 +100,7 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
 
 
 class RunDirectory:
-    """An existing or new directory, held by this process until `close`.
+    """A new or existing directory, locked by this process until `close`.
 
     Args:
         path: The directory; it is made where it doesn't exist.
@@ -144,7 +144,7 @@ class RunDirectory:
             raise
 
     def record_config(self, config: Mapping[str, Any]) -> None:
-        """Records what must not change between start and resume, or on resume holds it against the record.
+        """Records the configuration that must not change, or on resume compares it with the record.
 
         Args:
             config: Values that JSON can hold.
@@ -172,21 +172,21 @@ class RunDirectory:
             )
 
     def write_model(self, model: "keras.Model") -> None:
-        """Writes the trained model, for plain Keras; an OSError leaves an earlier one untouched."""
+        """Writes the trained model for plain Keras; an OSError leaves an earlier one untouched."""
         write_model(model, self.model)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary without the secrets of the environment; an OSError leaves an earlier one untouched."""
+        """Writes the summary without the environment's secrets; an OSError leaves an earlier one untouched."""
         files.write_json(self.summary, redaction.masked_all(dict(summary), os.environ))
 
     def close(self) -> None:
-        """Lets another process use the directory."""
+        """Unlocks the directory for other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def check_space(self, checkpoint_bytes: int) -> None:
-        """Makes sure that two checkpoints of this size fit on the disk.
+        """Checks that two checkpoints of this size fit on the disk.
 
         Raises:
             RunDirectoryError: They don't.
@@ -220,7 +220,7 @@ class RunDirectory:
         try:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
-        except OSError:  # A full disk, or .lock is no file.
+        except OSError:  # The disk is full, or .lock isn't a file.
             os.close(descriptor)
             raise
         return descriptor
@@ -265,23 +265,23 @@ class RunDirectory:
 
 
 class NullRunDirectory:
-    """Takes the place of the run directory in a process that isn't chief: only the chief touches it."""
+    """Replaces the run directory in a process that isn't the chief: only the chief touches it."""
 
     path = "the chief's run directory"
     history = tensorboard = None
-    best = pathlib.Path("best.keras")  # Which a process that isn't chief never writes.
+    best = pathlib.Path("best.keras")  # A process that isn't the chief never writes to it.
 
     def record_config(self, config: Mapping[str, Any]) -> None:
-        """Leaves the record, and the comparison with it, to the chief."""
+        """Does nothing: the chief records and compares."""
 
     def check_space(self, checkpoint_bytes: int) -> None:
-        """Leaves the disk to the chief."""
+        """Does nothing: the chief checks its disk."""
 
     def write_model(self, model: "keras.Model") -> None:
-        """Leaves the model to the chief."""
+        """Does nothing: the chief writes the model."""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Leaves the summary to the chief."""
+        """Does nothing: the chief writes the summary."""
 
     def close(self) -> None:
-        """Does nothing: no directory is held."""
+        """Does nothing: no directory is locked."""

@@ -1,4 +1,4 @@
-"""An evaluator: a task beside the training that evaluates each checkpoint, so that nobody waits for it."""
+"""An evaluator: a task that evaluates each checkpoint while others train, so that training doesn't wait."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ _LOOK = 1.0  # Seconds between two looks at the directory.
 
 
 def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any, *, recipe: str) -> None:
-    """Evaluates each new checkpoint of a run, until the run has ended: RUN_DIR/evaluation.csv, one row for each.
+    """Evaluates each new checkpoint of a run until the run has ended; writes RUN_DIR/evaluation.csv, a row for each.
 
     Where checkpoints come faster than they are evaluated, the newest is taken. Only that file is
     written in the run directory.
@@ -71,7 +71,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
 
 
 class _Rows:
-    """evaluation.csv, whole at any moment."""
+    """evaluation.csv, always complete."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -93,7 +93,10 @@ class _Rows:
 
 
 def _ended(summary: pathlib.Path, *, since: float) -> bool:
-    """Whether the run has written its summary since; one of before is the summary of what is now gone on with."""
+    """Whether the run has written its summary since the start.
+
+    An older summary belongs to the run that is being resumed.
+    """
     try:
         return summary.stat().st_mtime >= since and bool(json.loads(summary.read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""run.json: which script's run a directory holds, what must not change of it, and where each launch has its logs."""
+"""run.json: the script of a directory's run, its fixed configuration, and the logs of each launch."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ __all__ = ["read", "write"]
 
 
 def read(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None:
-    """Returns "recipe", "config" and "launches" of a run.json; None where there is none.
+    """Returns "recipe", "config" and "launches" of a run.json; None if there is none.
 
     Args:
         path: The file.
@@ -39,7 +39,7 @@ def read(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None:
 
 
 def write(path: pathlib.Path, *, recipe: str, config: Mapping[str, Any], launches: Sequence[str]) -> None:
-    """Writes a run.json, with this launch's logs behind those of earlier ones; raises an OSError where it can't."""
+    """Writes a run.json, with this launch's logs after those of earlier ones; raises an OSError if it can't."""
     logs = status.logs()
     every = [*launches, *([logs] if logs is not None and logs not in launches else [])]
     files.write_json(path, {"recipe": recipe, "config": config, "launches": every})

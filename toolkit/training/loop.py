@@ -1,4 +1,4 @@
-"""The user's own training loop, in a run: `fit` goes through the batches, the user's function does a step."""
+"""A user's own training loop in a run: `fit` reads the batches, and the user's function computes a step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["Loop", "loop_of"]
 
 
 class Loop(keras.Model):
-    """Stands for a user's models and optimizers where `fit` and a checkpoint need one model.
+    """Stands for a user's models and optimizers when `fit` and a checkpoint need one model.
 
     Args:
         step: Is given each batch, as the strategy distributes it; returns the step's logs, a loss, or None.
@@ -25,18 +25,18 @@ class Loop(keras.Model):
         self.parts = dict(state)
         self._logs: dict[str, Any] = {}
         for name, value in state.items():
-            setattr(self, f"part_{name}", value)  # Keras and TensorFlow find what they track among attributes.
+            setattr(self, f"part_{name}", value)  # Keras and TensorFlow find trackable objects among attributes.
         self.built = True
         self.compile(optimizer=None)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Those among its parts, without the mean of a loss that `compile` makes."""
+        """The metrics among its parts, without the loss's mean that `compile` creates."""
         leaves = keras.tree.flatten(list(self.parts.values()))
         return [part for part in leaves if isinstance(part, keras.metrics.Metric)]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns what the last step returned, or before it what the metrics hold."""
+        """Returns what the last step returned, or before the first step the metrics' results."""
         return dict(self._logs) or {metric.name: metric.result() for metric in self.metrics}
 
     @property
@@ -45,12 +45,12 @@ class Loop(keras.Model):
         return {name: part for name, part in self.parts.items() if isinstance(part, keras.Model)}
 
     def save(self, filepath: Any, **options: Any) -> None:
-        """Saves the one model among its parts."""
+        """Saves the only model among its parts."""
         (model,) = self.models.values()
         model.save(filepath, **options)
 
     def make_train_function(self, force: bool = False) -> Callable:
-        """Has the user's function do what `compile` would have made a function for."""
+        """Makes the user's function the step that `compile` would have created."""
 
         def train(iterator: Any) -> dict[str, Any]:
             found = self.step(next(iterator))

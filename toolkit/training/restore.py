@@ -1,4 +1,4 @@
-"""Bringing a model to where its run was stopped."""
+"""Brings a model to the position at which its run was stopped."""
 
 import dataclasses
 import logging
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def parameters(model: "keras.Model") -> int:
-    """Returns how many elements the model's variables have, those that aren't built yet left out."""
+    """Returns the number of elements of the model's variables, without those that aren't built yet."""
     return sum(math.prod(variable.shape) for variable in model.variables)
 
 
@@ -36,7 +36,7 @@ def restore(
     wanted: bool,
     epochs: int,
 ) -> tuple[Checkpoint | None, Position]:
-    """Checks that the disk has room for checkpoints, and on resume sets all variables. It is a collective.
+    """Checks that the disk has room for checkpoints, and on resume sets all variables. All processes must call it.
 
     Args:
         model: Compiled.
@@ -73,10 +73,10 @@ def restore(
     if not resumes:
         return None, Position()
     checkpoint = broadcast_checkpoint(strategy, found)
-    # Each finds by itself whether it fits: to build what it needs takes all processes.
+    # Each process finds by itself whether it fits, but building variables needs all processes.
     state.restore(model, checkpoint.arrays)
     check_restored(model, step=checkpoint.step)
-    # The rest is kept while the first epoch goes on; the variables' arrays are as large as model and optimizer.
+    # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers.
     checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
     before = checkpoint.metadata["epochs"]
     if epochs != before:
@@ -90,7 +90,7 @@ def restore(
 
 
 def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
-    """Says whether an EarlyStopping has ended the training, and there still is one.
+    """Returns whether an EarlyStopping had ended the training and the callbacks still include one.
 
     Args:
         checkpoint: What the run goes on from; None for a new run.
@@ -106,7 +106,7 @@ def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
 def in_words(
     checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool, directory: object = None
 ) -> str:
-    """Returns what a resumed run is told to its user; "" for a new run.
+    """Returns the message about a resumed run; "" for a new run.
 
     Args:
         checkpoint: What it goes on from.
@@ -130,7 +130,7 @@ def in_words(
 
 
 def check_length(epochs: int, options: Mapping[str, Any]) -> None:
-    """Makes sure that what a run is asked for is a training.
+    """Checks that a run is given something to train.
 
     Raises:
         RequestError: It has no epoch, or says where to begin.

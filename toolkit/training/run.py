@@ -1,4 +1,4 @@
-"""A run, from its directory to its summary: one call around `fit`."""
+"""A run, from its directory to its summary, around a call of `fit`."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Run:
-    """Trains in a run directory: a run that is stopped anywhere resumes to the weights of an uninterrupted run.
+    """Trains in a run directory. A run that is stopped at any point resumes to the weights of an uninterrupted run.
 
         with toolkit.training.Run("runs/mine", resume="auto") as run:
             strategy = toolkit.strategies.create("auto")
@@ -86,7 +86,7 @@ class Run:
         self._config: dict[str, Any] = {"recipe": recipe}
         self._signals, self._entered = StopSignals(), contextlib.ExitStack()
         self._monitor: Monitor | None = None
-        self._rows: list[dict[str, Any]] = []  # Those of parts that are complete.
+        self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
@@ -99,7 +99,7 @@ class Run:
         self._summary = Summary(self._directory, self._config, described=self.described)
 
     def __enter__(self) -> "Run":
-        self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow make files here too.
+        self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
         self._entered.callback(self._directory.close)
         self._entered.enter_context(self._signals)
         return self
@@ -111,22 +111,22 @@ class Run:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
                 self._summary.write(outcome, self._monitor, steps=getattr(error, "step", None))
-            except OSError as full:  # The error is what the program ends on, and the directory is to be let go.
+            except OSError as full:  # The program ends on this error, and the directory must be unlocked.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._entered.close()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds, once `fit` has returned."""
+        """The content of summary.json, once `fit` has returned."""
         return self._summary.summary
 
     @property
     def path(self) -> pathlib.Path | None:
-        """The run directory; None in a process that isn't chief."""
+        """The run directory; None in a process that isn't the chief."""
         return self._directory.path if isinstance(self._directory, RunDirectory) else None
 
     def record_config(self, **config: Any) -> None:
-        """States what must not change between start and resume; it goes into run.json and summary.json.
+        """Records configuration that must not change on resume; it goes into run.json and summary.json.
 
         Args:
             config: Values that JSON can hold.
@@ -140,15 +140,15 @@ class Run:
         self._summary.facts.update(config)
 
     def add_facts(self, **facts: Any) -> None:
-        """Adds facts, which may change on resume, to summary.json."""
+        """Adds facts that may change on resume to summary.json."""
         self._summary.add(facts)
 
     def described(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Returns what summary.json is to say: override it to add to that."""
+        """Returns the content of summary.json. Override it to add to it."""
         return summary
 
     def check_same(self, strategy: "tf.distribute.Strategy", **facts: Any) -> None:
-        """Makes sure that all processes have recorded the same configuration, and agree on more. It is a collective.
+        """Checks that all processes have recorded the same configuration and agree on more. All processes must call it.
 
         `fit` does so too; called before the model is built, it says what couldn't even be built together.
 
@@ -174,7 +174,7 @@ class Run:
         verbose: Any = 0,
         **options: Any,
     ) -> "keras.callbacks.History | None":
-        """Calls `model.fit`, and around it writes checkpoints, history, TensorBoard's files, model.keras and a summary.
+        """Calls `model.fit` and writes checkpoints, history, TensorBoard's files, model.keras and a summary.
 
         A resumed run is brought to where it was stopped: model, optimizer, metrics, random states, the counters of
         callbacks, and the place in the data. An evaluator, beside a cluster that trains, evaluates each checkpoint
@@ -223,7 +223,7 @@ class Run:
         strategy = model.distribute_strategy
         self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
         self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=restore.parameters(model))
-        self.record_config()  # A run that records nothing has its name recorded, or it couldn't be resumed.
+        self.record_config()  # A run without a configuration has its name recorded; otherwise it couldn't be resumed.
         checkpoint, resumed = restore.restore(
             model,
             x if y is None else (x, y),
@@ -253,7 +253,7 @@ class Run:
             data=data,
             callbacks=callbacks,
             checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
-            best=self._best if self._monitor is None else self._monitor.best,  # Which knows the best value so far.
+            best=self._best if self._monitor is None else self._monitor.best,  # It knows the best value so far.
             checkpoint=checkpoint,
             resumed=resumed,
             profile=self._profile,
@@ -261,7 +261,7 @@ class Run:
             progress=not verbose,
         )
         if not shuffled_by_keras(x):
-            options.setdefault("shuffle", False)  # Keras warns where it can't do that itself.
+            options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         options["initial_epoch"] = epochs if ended else resumed.epoch
         self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended, directory=self.path))
@@ -270,7 +270,7 @@ class Run:
         return history
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
-        """Calls your own step for each batch: a custom training loop, with all that `fit` does around one.
+        """Calls your own step for each batch: a custom training loop with everything that `fit` does around it.
 
             run.loop(train_step, dataset, state={"model": model, "optimizer": optimizer}, epochs=5)
 
@@ -289,7 +289,7 @@ class Run:
         return self.fit(loop_of(step, state, best=self._best, options=options), data, **options)
 
     def _begin_part(self) -> None:
-        """Gives each call of `fit` its own checkpoints: an earlier one is complete by now."""
+        """Gives each call of `fit` its own checkpoints; an earlier call is complete by now."""
         if self._monitor is not None:
             self._monitor.close()
             self._rows = self._monitor.rows

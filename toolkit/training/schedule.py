@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["SCALINGS", "learning_rate"]
 
 SCALINGS = ("linear", "sqrt", "none")
-_WARM_UP = 0.2  # Share of all steps; with five epochs, one.
+_WARM_UP = 0.2  # A share of all steps: of five epochs, one.
 
 
 def learning_rate(
     rate: float, *, global_batch_size: int, total_steps: int, reference_batch_size: int = 128, scaling: str = "linear"
 ) -> "keras.optimizers.schedules.CosineDecay":
-    """Returns a schedule that peaks at `rate`, scaled by how far the batch exceeds the reference.
+    """Returns a schedule that peaks at `rate`, scaled by the ratio of the batch to the reference batch.
 
     Args:
         rate: Peak learning rate at the reference batch size.

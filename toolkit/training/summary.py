@@ -1,4 +1,4 @@
-"""What a run leaves when it ends: its summary, with figures and where they come from, and its model as a file."""
+"""What a run writes when it ends: its summary, with the origin of its figures, and its model as a file."""
 
 import collections
 import json
@@ -30,7 +30,7 @@ _OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
 
 
 class Summary:
-    """The summary of a run, which `add` completes, and what is written when the run ends.
+    """The summary of a run, to which `add` adds facts, and what is written when the run ends.
 
     Args:
         directory: Where it is written; that of a process that isn't chief writes nothing.
@@ -53,7 +53,7 @@ class Summary:
         self._start = time.monotonic()
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Adds facts, to a summary that is written already, too."""
+        """Adds facts, also to a summary that has been written already."""
         self.facts.update(facts)
         if self.summary:
             self._write({**self.summary, **facts})
@@ -73,7 +73,7 @@ class Summary:
         self._write(_summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps))
 
     def finish(self, model: "keras.Model", monitor: Any) -> None:
-        """Writes the model and the summary, unless the run was complete: its figures are those of the training.
+        """Writes the model and the summary. A run that was already complete keeps its figures.
 
         Raises:
             ToolkitError: They can't be written.
@@ -100,7 +100,7 @@ class Summary:
 
 
 def _provenance() -> dict[str, Any]:
-    """Returns what the figures depend on: versions, the command line without secrets, and its launcher's logs."""
+    """Returns what the figures depend on: versions, the command line without secrets, and the launcher's logs."""
     return {
         "versions": {
             "toolkit": __version__,
@@ -120,7 +120,7 @@ def _size(model: Any) -> dict[str, Any]:
 
 
 def _hardware() -> str:
-    """Returns what this machine computes with: "2 x NVIDIA H100", or "4 cores of AMD EPYC, x86_64, 16 GB"."""
+    """Returns this machine's hardware: "2 x NVIDIA H100", or "4 cores of AMD EPYC, x86_64, 16 GB"."""
     there = devices.inventory.take()
     names = collections.Counter(gpu.name for gpu in there.gpus)
     if names:
@@ -129,7 +129,7 @@ def _hardware() -> str:
 
 
 def _processor() -> str:
-    """Returns " of" and the processor's name, as Linux has it; "" elsewhere."""
+    """Returns " of" and the processor's name, as Linux reports it; "" elsewhere."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -145,7 +145,7 @@ def _memory() -> int:
 
 
 def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
-    """Returns what summary.json says: each metric of the last epoch by Keras's name, and what all runs have.
+    """Returns the content of summary.json: each metric of the last epoch by Keras's name, and the facts of all runs.
 
     Args:
         facts: What is known beside the figures.
@@ -174,10 +174,10 @@ def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: i
 
 
 def _read(directory: Any) -> dict[str, Any]:
-    """Returns what summary.json of a run directory says; {} where there is none, or it can't be read."""
+    """Returns a run directory's summary.json; {} if there is none, or it can't be read."""
     try:
         found = json.loads(files.read_text(directory.summary))
-    except (AttributeError, OSError, ValueError):  # The first: only the chief has a directory.
+    except (AttributeError, OSError, ValueError):  # The first directory: only the chief has one.
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -190,7 +190,7 @@ def _command() -> list[str]:
 
 
 def _last_line(summary: Mapping[str, Any], directory: object) -> str:
-    """Returns the line that a completed run ends with."""
+    """Returns the last line that a completed run prints."""
     parts = [counted(summary["epochs"], "epoch"), counted(summary["steps"], "step")]
     if summary.get("val_accuracy") is not None:
         parts.append(f"test accuracy {summary['val_accuracy']:.2%}")
@@ -203,7 +203,7 @@ def _last_line(summary: Mapping[str, Any], directory: object) -> str:
 
 
 def write_model(model: "keras.Model", path: pathlib.Path) -> None:
-    """Writes a model, whole or not at all; of a `Loop` each of its models, by its name.
+    """Writes a model atomically; of a `Loop` each of its models, by its name.
 
     Of a model that Keras can't save, such as one with the user's own layer without `get_config`, it writes the
     weights instead, beside `path` as model.weights.h5.
@@ -222,18 +222,18 @@ def write_model(model: "keras.Model", path: pathlib.Path) -> None:
             write_model(part, path.with_name(f"{name}.keras"))
         return
     try:
-        with files.replacing(path, name=".writing.keras") as aside:  # Keras tells the format by the name's end.
+        with files.replacing(path, name=".writing.keras") as aside:  # Keras takes the format from the end of the name.
             model.save(aside)
             files.sync(aside)
     except OSError:
         raise
-    except Exception as error:  # Whatever a user's own classes raise.
+    except Exception as error:  # The user's own classes may raise anything.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         _LOG.warning(
             "%s can't be written (%s); model.weights.h5 has the weights, for load_weights", path.name, lines[0]
         )
         with files.replacing(path.with_name("model.weights.h5"), name=".writing.weights.h5") as aside:
-            model.built = True  # It has trained. To Keras a model that can't be called isn't built.
+            model.built = True  # It has trained. To Keras, a model that can't be called isn't built.
             model.save_weights(aside)
             files.sync(aside)
     files.sync(path.parent)

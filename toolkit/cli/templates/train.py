@@ -1,4 +1,4 @@
-"""Trains a network on whatever devices there are. `data` and `build` are to be replaced by your own.
+"""Trains a network on all available devices. Replace `data` and `build` by your own.
 
     python train.py                         # all GPUs of this machine, or one CPU
     toolkit launch --workers=2 train.py     # two processes
@@ -14,19 +14,19 @@ import numpy as np
 import toolkit
 
 EPOCHS = 5
-BATCH = 64  # Examples of a step, over all devices.
-RUN = "runs/train"  # Checkpoints, history, report.html; on several hosts, on a disk that all of them see.
+BATCH = 64  # Examples in each step, over all devices.
+RUN = "runs/train"  # Checkpoints, history and report. With several hosts, on a disk that all of them share.
 
 
 def data():
-    """Returns examples and labels for training, and for validation."""
+    """Returns examples and labels for training and for validation."""
     x = np.random.default_rng(0).normal(size=(5120, 32)).astype("float32")
     y = (x[:, :4].sum(axis=1) > 0).astype("int32")
     return (x[:4096], y[:4096]), (x[4096:], y[4096:])
 
 
 def build():
-    """Returns the model, compiled."""
+    """Returns the compiled model."""
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((32,)), *layers])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
@@ -35,7 +35,7 @@ def build():
 
 def main():
     """Strategy, data, model, fit."""
-    strategy = toolkit.strategies.create()  # Before anything else that uses TensorFlow.
+    strategy = toolkit.strategies.create()  # Before any other use of TensorFlow.
     keras.utils.set_random_seed(1)
     (x, y), validation = data()
     with strategy.scope():

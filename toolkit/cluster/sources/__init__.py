@@ -1,4 +1,4 @@
-"""Where a cluster is found when there is no TF_CONFIG: the environment that a launcher of tasks leaves.
+"""Finds a cluster without TF_CONFIG, from the environment that a launcher leaves.
 
 Come here to teach the toolkit another launcher: a file with a function `membership(environ)`, and a place in
 `cluster/discovery.py`.

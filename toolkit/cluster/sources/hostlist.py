@@ -1,4 +1,4 @@
-"""Slurm's compressed lists written out.
+"""Expands Slurm's compressed lists.
 
 The forms are those of the srun manual and of `scontrol show hostnames`: "n[0-3,7],gpu-a" and "2(x3),1".
 """
@@ -13,7 +13,7 @@ from toolkit.errors import ClusterError
 __all__ = ["expand", "expand_counts"]
 
 _MOST = 100_000
-_LONGEST = 255  # Letters of a host's name, as DNS has it.
+_LONGEST = 255  # The most characters of a host's name in DNS.
 _ENTRY = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -21,7 +21,7 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 def expand(hosts: str) -> tuple[str, ...]:
-    """Writes "n[08-10],gpu-a" out as ("n08", "n09", "n10", "gpu-a").
+    """Expands "n[08-10],gpu-a" to ("n08", "n09", "n10", "gpu-a").
 
     Raises:
         ClusterError: It is no such list, or has more than 100,000 hosts, or names that no host can have.
@@ -43,7 +43,7 @@ def expand(hosts: str) -> tuple[str, ...]:
 
 
 def expand_counts(counts: str) -> tuple[int, ...]:
-    """Writes "2(x3),1" out as (2, 2, 2, 1).
+    """Expands "2(x3),1" to (2, 2, 2, 1).
 
     Raises:
         ClusterError: It is no such list.
@@ -64,7 +64,7 @@ def _hosts(entry: str, hosts: str) -> Iterator[str]:
     for match in _PIECE.finditer(entry):
         ranges = [] if match[1] is None else list(_ranges(match[1], hosts))
         length += len(match[2] or "") + max((width for _, width in ranges), default=0)
-        # Checked before any of it is written out: a few letters can mean more than memory holds.
+        # Checked before the expansion: a few characters can stand for more than fits into memory.
         if math.prod(map(len, pieces)) * sum(len(each) for each, _ in ranges) > _MOST:
             raise _refusal(hosts, f"a list of at most {_MOST:,} hosts")
         if length > _LONGEST:
@@ -75,7 +75,7 @@ def _hosts(entry: str, hosts: str) -> Iterator[str]:
 
 
 def _ranges(text: str, hosts: str) -> Iterator[tuple[range, int]]:
-    """Yields the numbers that a bracket stands for, and how many digits they have at least."""
+    """Yields the numbers in a bracket and their smallest number of digits."""
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
         if not match or int(match[2] or match[1]) < int(match[1]):

@@ -1,4 +1,4 @@
-"""The membership of a pod, from what `toolkit launch --on=kubernetes` has put into its environment.
+"""A pod's membership, from the environment that `toolkit launch --on=kubernetes` sets.
 
 TOOLKIT_CLUSTER holds the whole cluster as JSON, and TOOLKIT_TASK the pod's job. Kubernetes itself numbers the pods of
 an Indexed Job in JOB_COMPLETION_INDEX, and a headless service makes their names known

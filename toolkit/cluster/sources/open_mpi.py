@@ -1,4 +1,4 @@
-"""The membership of a process that mpirun started.
+"""The membership of a process started by mpirun.
 
 The variables are those that Open MPI defines in every process
 (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html). None of them names the other
@@ -18,7 +18,7 @@ __all__ = ["membership", "place_on_host"]
 
 
 def membership(environ: Mapping[str, str]) -> Membership | None:
-    """Reads mpirun's variables: every rank is a worker, unless TOOLKIT_TASKS says otherwise, as for Slurm.
+    """Reads mpirun's variables: every rank is a worker, unless TOOLKIT_TASKS says otherwise.
 
     Returns:
         None where mpirun didn't start this process, or started it alone.
@@ -53,13 +53,13 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
             found="Open MPI tells a rank nothing of the other hosts",
             remedy="Name them in rank order, with their slots: mpirun -x TOOLKIT_HOSTS=a:2,b:2 ...",
         )
-    # Each rank of a job has the same namespace, and other jobs on this host have others.
+    # All ranks of a job have the same namespace, and other jobs on this host have other ones.
     job = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode(errors="replace"))
     return ranks.membership(environ, hosts, job=job, rank=rank, source=f"Open MPI, {size} ranks")
 
 
 def place_on_host(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns this rank's number among those that mpirun has started on its host, and their count; None outside."""
+    """Returns this rank's number among mpirun's ranks on its host, and their count; None outside of mpirun."""
     if not all(f"OMPI_COMM_WORLD_{name}" in environ for name in ("LOCAL_RANK", "LOCAL_SIZE")):
         return None
     return _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_SIZE")
@@ -74,7 +74,7 @@ def _places(given: str, size: int) -> list[tuple[str, int]]:
     named: list[tuple[str, int]] = []
     for entry in given.split(","):
         text = entry.strip()
-        # An IPv6 address has its brackets: [fd00::1]:2
+        # Brackets around an IPv6 address: [fd00::1]:2
         end = text.rfind("]") + 1
         name, colon, slots = text[end:].partition(":")
         host = (text[:end] + name).removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""What launchers have in common that only number their processes: their variables, and what each rank becomes.
+"""What launchers that only number their processes share: their variables, and the task of each rank.
 
 A rank's job follows from TOOLKIT_TASKS, and every rank works out every other's port by itself.
 """
@@ -15,7 +15,7 @@ __all__ = ["MOST", "TASKS", "membership", "text", "whole"]
 
 TASKS = "TOOLKIT_TASKS"  # "chief:1,worker:2,ps:1".
 MOST = 100_000  # Tasks.
-# Below 32768, where Linux begins to hand out ports to outgoing connections, and clear of what is well known.
+# Below 32768, where Linux's ports for outgoing connections begin, and away from well-known ones.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
@@ -87,7 +87,7 @@ def text(environ: Mapping[str, str], name: str, *, launcher: str) -> str:
 
 
 def whole(environ: Mapping[str, str], name: str, *, launcher: str, most: int = sys.maxsize) -> int:
-    """Returns a variable's value as a number from 0 on.
+    """Returns a variable's value as a number of at least 0.
 
     Raises:
         ClusterError: It isn't set, or isn't such a number, or is more than `most`.

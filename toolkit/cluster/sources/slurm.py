@@ -29,7 +29,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
     """
     if not environ.get("SLURM_STEP_ID") or "OMPI_COMM_WORLD_SIZE" in environ:
         return None
-    # A shell in an salloc or sbatch allocation is a step of one task.
+    # A shell in an salloc or sbatch allocation is also a step, of one task.
     if "SLURM_STEP_NUM_TASKS" not in environ:
         return None
     tasks = ranks.whole(environ, "SLURM_STEP_NUM_TASKS", launcher="Slurm", most=ranks.MOST)
@@ -52,7 +52,7 @@ def membership(environ: Mapping[str, str]) -> Membership | None:
 
 
 def place_on_node(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns this task's number among those that srun has started on its node, and their count; None outside."""
+    """Returns this task's number among srun's tasks on its node, and their count; None outside of srun."""
     if not environ.get("SLURM_STEP_ID") or not all(f"SLURM_{name}" in environ for name in ("LOCALID", "NODEID")):
         return None
     counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -65,9 +65,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def _layout(distribution: str, counts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns each rank's node and its place on that node. With one task on each node all ways are the same."""
+    """Returns each rank's node and place on that node. With one task on each node, all distributions are the same."""
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
-    # "cyclic:block,NoPack": what follows the first word is about sockets and cores.
+    # "cyclic:block,NoPack": the parts after the first word are about sockets and cores.
     way = distribution.partition(":")[0].partition(",")[0].partition("=")[0].lower()
     if way == "arbitrary" or (way == "plane" and max(counts) > 1):
         raise ClusterError(
@@ -75,7 +75,7 @@ def _layout(distribution: str, counts: tuple[int, ...]) -> list[tuple[int, int]]
             found=f"--distribution={distribution} doesn't tell which rank is on which node",
             remedy="Start it with srun --distribution=block, or set TF_CONFIG instead",
         )
-    # Round robin: first the first task of every node, then the second of those that have one.
+    # Round robin: the first task of every node, then the second of every node that has one.
     return sorted(block, key=lambda place: (place[1], place[0])) if way == "cyclic" else block
 
 

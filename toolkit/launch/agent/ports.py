@@ -13,9 +13,7 @@ from toolkit.errors import ClusterError, LaunchError
 
 __all__ = ["ENVIRONMENT", "HeldPorts", "few", "open_ports"]
 
-ENVIRONMENT: Mapping[str, str] = {
-    "TF_GRPC_REUSE_PORT": "1"
-}  # TensorFlow's servers set SO_REUSEPORT on this port as well.
+ENVIRONMENT: Mapping[str, str] = {"TF_GRPC_REUSE_PORT": "1"}  # TensorFlow's servers set SO_REUSEPORT, too.
 _NAMED = 4  # The most tasks and addresses that a message names.
 
 

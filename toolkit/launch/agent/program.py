@@ -85,9 +85,8 @@ def serve(
             select.select(waits, [], [], _TICK)
         asked = channel.read()
         if ends == float("inf") and (channel.ended or channel.silence > silence):
-            channel.send(
-                event("unheard", seconds=round(channel.silence))
-            )  # If the other side was only suspended, it reads this later.
+            # If the other side was only suspended, it reads this later.
+            channel.send(event("unheard", seconds=round(channel.silence)))
             agent.send("signal", number=int(signal.SIGTERM))
             ends = now + grace
 

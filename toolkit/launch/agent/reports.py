@@ -69,9 +69,7 @@ class Reports:
         """Reads all data of one connection."""
         try:
             while message := connection.recv(_LONGEST):
-                with contextlib.suppress(
-                    ValueError, TypeError, AttributeError, KeyError
-                ):  # A connection from anything but a task.
+                with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):  # Not from a task.
                     self._take(json.loads(message))
         except BlockingIOError:
             return

@@ -1,4 +1,4 @@
-"""What a person sees of a job: lines, messages, and on a terminal a table.
+"""Shows a job to a person: lines, messages, and on a terminal a table.
 
 Come here for what the terminal shows and leaves out.
 

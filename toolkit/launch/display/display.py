@@ -1,4 +1,4 @@
-"""What the launcher shows: the tasks' lines, its own messages, and on a terminal a table that moves.
+"""Shows the tasks' lines, the launcher's own messages, and on a terminal a table that is updated in place.
 
 A thread writes: a terminal that is paused, or a reader that is slow, stops nobody but the thread.
 """
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Display"]
 
-_SECONDS = 0.5  # Between two states of the table.
+_SECONDS = 0.5  # Seconds between two updates of the table.
 _TICK = 0.1
-_WAITING = 8 << 20  # Bytes of lines that wait for a terminal; more are left out, and counted.
-_MOST_HELD = 1000  # Lines of a task that wait for `release`.
+_WAITING = 8 << 20  # Bytes of lines that may wait for a slow terminal; further lines are left out and counted.
+_MOST_HELD = 1000  # Lines of a task that may wait for `release`.
 _LEFT_OUT = b"launch: %d lines are left out here; the logs have them"
-_PATIENCE = 60.0  # Seconds that the last lines may take.
+_PATIENCE = 60.0  # Seconds that writing the last lines may take.
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MOST_ROWS = 12
 
 
 class Display:
-    """Writes to standard output; a terminal that is closed, or a reader that is gone, is no reason to stop.
+    """Writes to standard output. If the terminal is closed or the reader has ended, it writes nothing.
 
     Args:
         show: Names of the tasks whose lines are shown, or "all", or "none"; () for the first one that trains.
@@ -44,22 +44,22 @@ class Display:
         self._console = rich.get_console()
         self._show_only, self._native = show, native_logs
         self._shown: Sequence[str] = ()
-        self._hides = ""  # What is to be said of lines that aren't shown, before the first ones that are.
+        self._hides = ""  # The message about lines that were left out, which is shown before the next line.
         self._width = 0
         self._colours: dict[str, str] = {}
         self._chatter: dict[Task, Chatter] = {}
         self._items: collections.deque[tuple[Task | None, Sequence[Any]]] = collections.deque()
         self._waiting = 0
-        self._left_out: list[int] | None = None  # How many lines, where that is to be said.
+        self._left_out: list[int] | None = None  # How many lines were left out.
         self._held: dict[Task, collections.deque[bytes]] | None = None  # The last lines that wait for `release`.
-        self._kept: collections.Counter[Task] = collections.Counter()  # How many there were.
+        self._kept: collections.Counter[Task] = collections.Counter()  # How many lines wait in all.
         self._rows: Sequence[Sequence[str]] = ()
         self._drawn = 0.0
         self._live: Any = None
         self._news = threading.Condition()
         self._closing = False
         self._gone = sys.stdout is None  # Closed by the parent process.
-        if sys.stdout is not None:  # What was printed before comes before.
+        if sys.stdout is not None:  # Earlier output must come first.
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
         if self._console.is_terminal and not self._console.is_jupyter:
@@ -76,7 +76,7 @@ class Display:
         self.close()
 
     def expect(self, tasks: Sequence[Task]) -> None:
-        """Names the tasks whose lines may come from now on."""
+        """Names the tasks whose lines may follow."""
         with self._news:
             names = [str(task) for task in tasks]
             first = next((str(task) for task in tasks if task.job in ("chief", "worker")), names[0])
@@ -89,7 +89,7 @@ class Display:
             self._held = None
 
     def lines(self, task: Task, lines: Sequence[bytes]) -> None:
-        """Shows whole lines that a task has written."""
+        """Shows whole lines of a task."""
         if str(task) not in self._shown:
             return
         if not self._native:
@@ -114,7 +114,7 @@ class Display:
                 self._news.notify()
 
     def hold(self) -> None:
-        """Keeps the tasks' lines from now on, until `release`."""
+        """Holds back the tasks' lines until `release`."""
         if self._held is None:
             self._held = {}
 
@@ -135,18 +135,18 @@ class Display:
         return +kept
 
     def say(self, message: str) -> None:
-        """Shows a message of the launcher's own."""
+        """Shows a message of the launcher."""
         with self._news:
             self._items.append((None, [message.encode(errors="replace")]))
             self._news.notify()
 
     def wait(self) -> None:
-        """Returns when so little waits to be shown that nothing is left out: for who reads what there is already."""
+        """Returns when nothing needs to be left out, for callers that read lines which exist already."""
         while self._waiting > _WAITING // 2 and not self._gone:
             time.sleep(_TICK / 10)
 
     def draw(self, rows: Callable[[], Sequence[Sequence[str]]]) -> None:
-        """Brings the table up to date, at most twice a second.
+        """Updates the table, at most twice a second.
 
         Args:
             rows: Returns for each task: name, state, pid, step, images a second, CPU, memory.
@@ -156,7 +156,7 @@ class Display:
             self._drawn, self._rows = now, rows()
 
     def close(self) -> None:
-        """Shows what is left, and removes the table."""
+        """Shows the remaining lines, and removes the table."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -189,7 +189,7 @@ class Display:
                 self._live.stop()
 
     def _show(self, lines: Sequence[tuple[str, bytes]]) -> None:
-        """Shows lines, each with whose it is: a task's name, or "" for the launcher's own."""
+        """Shows lines, each with its source: a task's name, or "" for the launcher."""
         if not lines:
             return
         if self._live is None:
@@ -215,7 +215,7 @@ class Display:
             self._gone = True
 
     def _write(self, data: bytes) -> None:
-        if sys.stdout is not sys.__stdout__:  # A notebook's, or a test's: it has no file.
+        if sys.stdout is not sys.__stdout__:  # A notebook's or a test's output has no file descriptor.
             with self._unless_gone():
                 sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()

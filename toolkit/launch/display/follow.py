@@ -1,4 +1,4 @@
-"""Showing a job that something else supervises, from what it leaves on disk."""
+"""Shows a job that another process supervises, from its files."""
 
 import pathlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ __all__ = ["Follower"]
 
 
 class Follower:
-    """Reads a job's events and logs as they grow.
+    """Reads a job's growing events and logs.
 
     Args:
         record: The job's.
@@ -30,12 +30,12 @@ class Follower:
         self.record = record
         self._display = display
         self._logs: dict[str, pathlib.Path] = {}
-        self._read: dict[pathlib.Path, int] = {}  # How much of each is shown.
+        self._read: dict[pathlib.Path, int] = {}  # How much of each file has been shown.
         self.end: Event | None = None
         self.attempt = 0
 
     def catch_up(self, lines: int | None) -> None:
-        """Passes over what has happened to a job, but for so many last lines of each task; None for all of them."""
+        """Skips what has happened so far, except this many last lines of each task (None: all)."""
         for event in self.record.new():
             if event["event"] == "attempt":
                 self._expect(event)
@@ -50,7 +50,7 @@ class Follower:
             self._read[path] = len(text) - sum(map(len, kept))
 
     def look(self) -> list[Event]:
-        """Shows what has come since this was last called, and returns the new events."""
+        """Shows everything new, and returns the new events."""
         found = self.record.new()
         for event in found:
             kind = event["event"]
@@ -67,7 +67,7 @@ class Follower:
         return found
 
     def conclude(self) -> None:
-        """Says how the job has ended, as its own launcher did.
+        """Says how the job has ended, in its launcher's words.
 
         Raises:
             TaskFailed: It has failed.

@@ -1,4 +1,4 @@
-"""Lines for a person: without TensorFlow's notes."""
+"""Filters lines for a person: leaves out TensorFlow's own log lines."""
 
 import re
 from collections.abc import Sequence
@@ -14,20 +14,21 @@ _ALONE = (
     b"To enable the following instructions:",
 )
 _NO_GPU = re.compile(rb"failed call to cuInit|CUDA_ERROR_NO_DEVICE|no NVIDIA GPU device is present")
-_DUMP = b"goo.gle/debugstr"  # What protobuf marks a message with that is written out, over the lines that follow.
+_DUMP = b"goo.gle/debugstr"  # Protobuf marks a message printed over several lines with this.
 _FIELD = re.compile(rb"\w+ \{|\}|\w+: (true|false)|  +(\w+ \{|\}|\w+: .*)")
-_TASK = re.compile(rb"/job:\w+/replica:\d+/task:\d+")  # Tasks in a message of the coordination service, a line each.
+# Tasks in a message of the coordination service, one on each line.
+_TASK = re.compile(rb"/job:\w+/replica:\d+/task:\d+")
 
 
 class Chatter:
-    """TensorFlow's native notes among a task's lines: its C++ logging below error, and what belongs to that."""
+    """Recognises TensorFlow's native log lines below the level of errors, with their continuation lines."""
 
     def __init__(self) -> None:
-        self._dumps = False  # Whether lines of a message may follow, such as a ps's configuration.
+        self._dumps = False  # Whether continuation lines may follow, such as a ps's configuration.
         self._depth = 0
 
     def without(self, lines: Sequence[bytes]) -> list[bytes]:
-        """Returns the lines that are no such notes."""
+        """Returns the lines that aren't such log lines."""
         return [line for line in lines if not self._is_note(line)]
 
     def _is_note(self, line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""A task's output: into its log file as it is, and as whole, prefixed lines to the display."""
+"""A task's output: unchanged into its log file, and as whole lines with a prefix to the display."""
 
 import collections
 import contextlib
@@ -11,13 +11,14 @@ from toolkit.support import umask
 
 __all__ = ["Output", "say", "visible_lines"]
 
-_LONGEST = 16 << 10  # Bytes of a line; a longer one is shown in pieces.
-_PARTIAL, _BAR = 1.0, 10.0  # Seconds until a line without an end is shown, and one that is written over.
-_KEPT = 200  # Last lines, for the message about a failure.
+_LONGEST = 16 << 10  # The most bytes of a line; a longer one is shown in pieces.
+# Seconds until an incomplete line is shown, and a line that overwrites itself, such as a progress bar.
+_PARTIAL, _BAR = 1.0, 10.0
+_KEPT = 200  # How many last lines a message about a failure has.
 
 
 class Output:
-    """Takes bytes as they come.
+    """Takes bytes as they arrive.
 
     Args:
         log: The task's log file.
@@ -33,14 +34,15 @@ class Output:
         self.ended = False
         self._last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
         with umask.guarded():
-            self.log.parent.mkdir(parents=True, exist_ok=True)  # Somebody has tidied up between two attempts.
+            # The user may have deleted the log between two attempts.
+            self.log.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
         self._rest = b""
         self._failed, self.fault = False, ""
         self._came = 0.0
 
     def take(self, data: bytes) -> list[bytes]:
-        """Writes to the log, and returns the lines that are whole by now, without their ends."""
+        """Writes to the log, and returns the lines that are now complete, without line ends."""
         self.write(data)
         self._came = time.monotonic()
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -54,7 +56,7 @@ class Output:
         return shown
 
     def flush(self, *, late: bool = False) -> list[bytes]:
-        """Returns what has come of a line that hasn't ended.
+        """Returns the beginning of an incomplete line.
 
         Args:
             late: Only if it has been there for a while, a progress bar for longer.
@@ -68,11 +70,11 @@ class Output:
         return lines
 
     def last_lines(self) -> list[str]:
-        """Returns the last lines that have come, as text, each of at most 500 characters."""
+        """Returns the last lines as text, each of at most 500 characters."""
         return [line.decode(errors="replace")[:500] for line in self._last]
 
     def write(self, data: bytes) -> None:
-        """Appends to the log. A full disk costs the log, not the job."""
+        """Appends to the log. If the disk is full, the log is lost but the job goes on."""
         left = memoryview(data)
         try:
             while left:
@@ -89,20 +91,23 @@ class Output:
 
 
 def say(message: str) -> None:
-    """Shows a line of the launcher's own while there is no display yet."""
+    """Shows a message of the launcher before there is a display."""
     with contextlib.suppress(OSError, ValueError):
-        if sys.stdout is not None:  # It may be closed.
+        if sys.stdout is not None:  # Standard error may be closed.
             sys.stdout.write(f"{message}\n")
             sys.stdout.flush()
 
 
 def visible_lines(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns what a terminal shows of whole lines, long ones in pieces; blank ones are kept, but not ends of bars."""
+    """Returns what a terminal shows of whole lines, long ones in pieces.
+
+    Blank lines stay, empty ends of progress bars don't.
+    """
     return [piece for line in lines for piece in _pieces(_visible(line)) if piece.strip() or not line]
 
 
 def _visible(line: bytes) -> bytes:
-    """Returns what a terminal shows of a line: a progress bar goes back and writes over itself."""
+    """Returns what a terminal shows of a line: progress bars go back and overwrite themselves."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].replace(b"\b", b"")
 
 

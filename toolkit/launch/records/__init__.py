@@ -1,4 +1,4 @@
-"""What a job leaves on disk, and where its user finds it again.
+"""A job's files on disk, and the list through which its user finds them.
 
 Come here for the files beside the logs, and for what `toolkit jobs` lists.
 

@@ -1,4 +1,4 @@
-"""What Slurm's controller is asked for about a job that it has."""
+"""Questions and orders to Slurm's controller about a job."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ def reachable() -> bool:
 
 
 def check(job: str) -> None:
-    """Makes sure that Slurm can be asked about a job.
+    """Checks that Slurm's commands are here.
 
     Raises:
         LaunchError: Its commands aren't on this machine.
@@ -31,7 +31,7 @@ def check(job: str) -> None:
 
 
 def job_state(job: str) -> tuple[str, int]:
-    """Returns a job's state in Slurm's word, and its exit code, 128 + a signal's number where that ended it."""
+    """Returns a job's state in Slurm's word, and its exit code: 128 + the number of a signal that ended it."""
     done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
     found = re.search(r"\bJobState=(\w+)", done.stdout)
     code = re.search(r"\bExitCode=(\d+):(\d+)", done.stdout)
@@ -42,7 +42,7 @@ def job_state(job: str) -> tuple[str, int]:
 
 
 def stop(job: str) -> None:
-    """Has a job's supervisor end it; a second time, at once. A job that waits is cancelled.
+    """Asks a job's supervisor to end it; the second time, at once. A pending job is cancelled.
 
     `scancel` alone would tell every process at once, and leave them Slurm's KillWait, 30 s, for a checkpoint.
     """
@@ -51,15 +51,15 @@ def stop(job: str) -> None:
 
 
 def stacks(job: str) -> None:
-    """Has a job's supervisor ask the tasks for their Python stacks."""
+    """Asks a job's supervisor for the tasks' Python stacks."""
     subprocess.run(["scancel", "--batch", "--signal=USR2", job], capture_output=True, check=False)
 
 
 def cancelled(job: str) -> None:
-    """Has Slurm say of a job that it was cancelled, and end what is left of it."""
+    """Cancels a job in Slurm and ends what is left of it."""
     subprocess.run(["scancel", job], capture_output=True, check=False)
 
 
 def start_now(job: str) -> None:
-    """Has a job that is queued again wait for nothing but room: Slurm would let it wait for two minutes."""
+    """Makes a job that is queued again start as soon as there is room; Slurm would wait for two minutes."""
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)

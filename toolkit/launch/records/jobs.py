@@ -1,4 +1,4 @@
-"""Jobs that this user has started, on whatever terminal: found again, looked at, stopped.
+"""The list of jobs that this user has started, on any terminal: finds, checks and stops them.
 
 Each leaves a small file under ~/.local/state/toolkit/jobs ($XDG_STATE_HOME, where that is set) that names its directory
 and the process that supervises it. A process's number is used again after its end, and after a reboot: so
@@ -26,7 +26,7 @@ __all__ = ["Entry", "add", "command", "every", "find"]
 
 _BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
 _LOG = logging.getLogger(__name__)
-_KEPT = 50  # Jobs that are over and still listed.
+_KEPT = 50  # How many jobs that are over stay in the list.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def record(self) -> Record:
-        """What it leaves."""
+        """The job's files."""
         return Record(pathlib.Path(self.directory))
 
     @property
@@ -77,30 +77,30 @@ class Entry:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped its supervisor."""
+        """Whether its supervisor is suspended."""
         with contextlib.suppress(psutil.Error):
             return self.runs and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         return False
 
     @property
     def elsewhere(self) -> bool:
-        """Whether only another machine knows how it is."""
+        """Whether only another machine knows its state."""
         return not controller.reachable() if self.slurm else not self.here
 
     @property
     def over(self) -> bool:
-        """Whether it has certainly ended: it says so, or this machine ran it and doesn't any more."""
+        """Whether it has certainly ended: its record says so, or its supervisor no longer runs on this machine."""
         if any(event["event"] == "end" for event in self.record.new()):
             return True
         return not self.slurm and self.here and not self.runs
 
     @property
     def alive(self) -> bool:
-        """Whether it runs or is queued, as far as can be known here."""
+        """Whether it runs or is queued, as far as this machine can know."""
         return self.state() in {"running", *(word.lower() for word in controller.ALIVE)}
 
     def state(self) -> str:
-        """Returns how it is, in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""
+        """Returns its state in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""
         end = next((e for e in reversed(self.record.new()) if e["event"] in ("end", "requeue")), None)
         if end is not None and end["event"] == "end":
             return "done" if not end["code"] else "stopped" if end["stopped"] else f"exit code {end['code']}"
@@ -113,7 +113,7 @@ class Entry:
 
 
 def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
-    """Keeps a job that is being started, and of those that are over the newest 50; returns its entry.
+    """Adds a job that is being started, and removes all but the newest 50 that are over; returns its entry.
 
     Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
@@ -150,7 +150,7 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
 
 
 def every() -> list[Entry]:
-    """Returns the jobs that are known, the newest last."""
+    """Returns the known jobs, the newest last."""
     found = []
     for path in _directory().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -193,7 +193,7 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
 
 
 def _in_directory(name: str) -> list[Entry]:
-    """Returns the jobs of a directory, or of those in it, the newest last, also those that aren't listed any more."""
+    """Returns the jobs of a directory or below it, the newest last, also those that aren't listed any more."""
     found = []
     folder = pathlib.Path(name)
     for path in [*folder.glob("job.json"), *folder.glob(f"{PREFIX}*/job.json")] if name else ():
@@ -205,7 +205,7 @@ def _in_directory(name: str) -> list[Entry]:
 
 
 def command(job: Entry) -> str:
-    """Returns what a job runs, as a shell would have it, without secrets; "" where its record is gone."""
+    """Returns a job's command for a shell, without secrets; "" if its record is gone."""
     import shlex
 
     from toolkit.support import redaction

@@ -1,4 +1,4 @@
-"""What a job leaves: its logs, what it was asked for, an event for each start and end, and the first failure."""
+"""A job's record: its logs, its options, an event for each start and end, and the first failure."""
 
 import contextlib
 import dataclasses
@@ -22,11 +22,11 @@ from toolkit.support import files, umask
 
 __all__ = ["LAUNCHER_LOG", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
 
-PREFIX = "launch-"  # Of the directory's name, before the id.
-SNAPSHOT = "snapshot"  # Of a script's files, in the job's directory.
+PREFIX = "launch-"  # The beginning of the directory's name, before the id.
+SNAPSHOT = "snapshot"  # The folder of the copied script, in the job's directory.
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
-# What Slurm's batch script writes, and a detached supervisor.
+# Output of Slurm's batch script, or of a detached supervisor.
 SCRIPT_LOG, LAUNCHER_LOG = "job.log", "launcher.log"
 
 
@@ -63,7 +63,7 @@ class Failure:
 
 
 class Record:
-    """The files of one job. A disk that is full costs them, and not the job.
+    """The files of one job. If the disk is full, they are incomplete but the job goes on.
 
     Args:
         directory: Its own, launch-ID; it needn't be there yet.
@@ -98,7 +98,7 @@ class Record:
         try:
             record = cls(pathlib.Path(spec.log_dir or "runs").expanduser() / name)
             record.directory.mkdir(parents=True)
-        except (OSError, ValueError, RuntimeError) as error:  # ~nobody raises a RuntimeError.
+        except (OSError, ValueError, RuntimeError) as error:  # expanduser raises a RuntimeError for ~nobody.
             raise _unwritable(spec.log_dir or "a new directory under ./runs", error) from error
         record.add("job", id=record.id)
         record.spec = spec
@@ -155,7 +155,7 @@ class Record:
         )
 
     def written(self, task: str, attempt: int) -> Iterator[bytes]:
-        """Yields what a task has written in an attempt, lines by lines.
+        """Yields a task's output in an attempt, some lines at a time.
 
         Raises:
             LaunchError: Its log can't be read.
@@ -173,7 +173,7 @@ class Record:
             ) from error
 
     def new(self) -> list[Event]:
-        """Returns the events that have been added, by whatever process, since this was last called."""
+        """Returns the events that any process has added since the last call."""
         try:
             with (self.directory / _EVENTS).open("rb") as file:
                 file.seek(self._read)
@@ -185,7 +185,7 @@ class Record:
         return events.Reader().events(whole)
 
     def beginnings(self) -> str:
-        """Returns what was written of a job by whatever starts it: Slurm's batch script, or a detached supervisor."""
+        """Returns the output of the program that starts the job: Slurm's batch script, or a detached supervisor."""
         found = []
         for name in (SCRIPT_LOG, LAUNCHER_LOG):
             with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ class Record:
         return "".join(found).strip()
 
     def keep_call(self, work: bytes) -> None:
-        """Writes what the tasks are to call in the place of a script, for the user's eyes only.
+        """Writes the function that tasks call instead of a script, readable only by the user.
 
         Raises:
             LaunchError: It can't be written.
@@ -205,13 +205,13 @@ class Record:
             raise _unwritable(self.directory, error) from error
 
     def forget_call(self) -> None:
-        """Removes it, and what it has come to: the caller who waited for that has it."""
+        """Removes the function and its results; the caller who waited for them has them."""
         with contextlib.suppress(OSError):
             (self.directory / _CALL).unlink(missing_ok=True)
             shutil.rmtree(self.directory / _RESULTS, ignore_errors=True)
 
     def call(self) -> bytes:
-        """Returns what the tasks are to call, b"" where they run a script."""
+        """Returns the function that tasks call, b"" if they run a script."""
         try:
             return (self.directory / _CALL).read_bytes()
         except OSError:
@@ -221,7 +221,7 @@ class Record:
         return self.directory / _RESULTS / f"{task}.pkl".replace(":", "-")
 
     def keep_result(self, task: object, data: bytes) -> None:
-        """Adds a piece to what a task's call has come to; b"" says that it is whole.
+        """Adds a piece to the result of a task's call; b"" marks the end.
 
         Raises:
             OSError: It can't be written.
@@ -236,16 +236,16 @@ class Record:
             part.replace(path)
 
     def forget_result(self, task: object) -> None:
-        """Removes what a start of a task before this one has begun to keep."""
+        """Removes the incomplete result of an earlier start of a task."""
         self._result(task).with_suffix(".pkl.part").unlink(missing_ok=True)
 
     def results(self) -> dict[str, bytes]:
-        """Returns what the tasks' calls have come to, by the tasks' names, in the order in which they ended."""
+        """Returns the results of the tasks' calls, by the tasks' names, in the order in which they ended."""
         paths = sorted((self.directory / _RESULTS).glob("*.pkl"), key=lambda path: path.stat().st_mtime)
         return {":".join(path.stem.rsplit("-", 1)): path.read_bytes() for path in paths}
 
     def job(self) -> dict[str, Any]:
-        """Returns what job.json has; its spec is a JobSpec.
+        """Returns the content of job.json; its spec is a JobSpec.
 
         Raises:
             LaunchError: There is none, or it is damaged.
@@ -261,12 +261,12 @@ class Record:
             ) from error
 
     def forget_failure(self) -> None:
-        """Removes what an earlier attempt has left in failure.json."""
+        """Removes the failure.json of an earlier attempt."""
         with contextlib.suppress(OSError):
             (self.directory / _FAILURE).unlink(missing_ok=True)
 
     def failure(self) -> Failure | None:
-        """Returns what failure.json has; None where there is none."""
+        """Returns the content of failure.json, or None."""
         try:
             return Failure(**json.loads((self.directory / _FAILURE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""A copy of the files of a script: those that a job which waits in a queue, or is started again, is to run."""
+"""Copies a script's files, for a job that waits in a queue or restarts later."""
 
 import os
 import pathlib
@@ -8,12 +8,12 @@ from toolkit.errors import LaunchError
 
 __all__ = ["LEFT_OUT", "take"]
 
-LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")  # What a copy doesn't need, as rsync has it.
-_MOST = 256 << 20  # Bytes.
+LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")  # Excluded from a copy, as patterns of rsync.
+_MOST = 256 << 20  # The most bytes of a copy.
 
 
 def take(command: tuple[str, ...], target: pathlib.Path) -> tuple[str, ...]:
-    """Copies the folder that a command's modules come from, and returns the command that runs from there.
+    """Copies the folder from which a command imports modules, and returns the command that runs the copy.
 
     The working directory stays: what a script reads and writes is where it was.
 
@@ -41,7 +41,7 @@ def take(command: tuple[str, ...], target: pathlib.Path) -> tuple[str, ...]:
 
 
 def _too_much(source: pathlib.Path, left_out: list[str]) -> str:
-    """Returns why a folder is too large to be copied; "" where it isn't."""
+    """Returns why a folder is too large to be copied; "" if it isn't."""
     size = 0
     for folder, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name not in left_out]

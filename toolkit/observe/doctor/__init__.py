@@ -1,4 +1,4 @@
-"""What is wrong with this machine and this environment, and the command that mends it: come here before the first run.
+"""Finds what is wrong with this machine and its environment, and the command that corrects it.
 
 situation    what the checks look at, and what they find
 versions     packages that fit together
@@ -21,11 +21,11 @@ __all__ = ["Finding", "Situation", "examine", "self_test"]
 
 
 def examine(situation: Situation) -> Iterator[Finding]:
-    """Yields what each check found, one after another. No check changes anything, or raises."""
+    """Yields the findings of each check, one after another. No check changes anything, and none raises."""
     for room in (versions, environment, gpus, machine, network, data):
         try:
             yield from room.look(situation)
-        except Exception as error:  # What it looks at can be broken in ways that nobody thought of.
+        except Exception as error:  # A broken machine can make a check fail in unforeseen ways.
             name = room.__name__.rpartition(".")[2]
             yield Finding(
                 check=name,

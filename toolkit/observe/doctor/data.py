@@ -1,4 +1,4 @@
-"""The data sets that are there."""
+"""The data sets on this machine."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ __all__ = ["look"]
 
 
 def look(situation: Situation) -> Iterator[Finding]:
-    """Yields which data set `--data=auto` takes."""
+    """Yields which data set `--data=auto` uses."""
     named = situation.environ.get("TFDS_DATA_DIR")
     if named and not os.path.isdir(os.path.expanduser(named)):
         yield warning(

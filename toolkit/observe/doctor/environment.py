@@ -1,4 +1,4 @@
-"""Variables and files that change what a script does, without a word."""
+"""Variables and files that silently change what a script does."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ _DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras impo
 
 
 def look(situation: Situation) -> Iterator[Finding]:
-    """Yields a finding for each surprise, or one that there is none."""
+    """Yields a finding for each surprise, or that there is none."""
     parts = (_backend, _variables, _visible, _cluster, _distribution)
     wrong = [finding for part in parts for finding in part(situation)]
     yield from wrong
@@ -85,7 +85,7 @@ def _visible(situation: Situation) -> Iterator[Finding]:
 
 
 def _variables(situation: Situation) -> Iterator[Finding]:
-    """Yields a finding for each variable that TensorFlow obeys, and that should be unset."""
+    """Yields a finding for each variable that changes TensorFlow and should be unset."""
     environ, cores = situation.environ, situation.inventory.cores
     wrong = {}
     if environ.get(_LEGACY, "").lower() in ("1", "true"):

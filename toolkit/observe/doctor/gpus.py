@@ -1,4 +1,4 @@
-"""GPUs: the driver, the libraries that this TensorFlow was built for, and whether TensorFlow sees the cards."""
+"""GPUs: the driver, the libraries that this TensorFlow needs, and whether TensorFlow sees the cards."""
 
 import ctypes
 import importlib.util
@@ -16,10 +16,10 @@ from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, wa
 
 __all__ = ["libraries", "look"]
 
-_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")  # PCI: the vendor; classes VGA controller and 3D controller.
+_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")  # PCI: the vendor; the classes VGA controller and 3D controller.
 _IMPORT_SECONDS = 120
 _SEEN = "import json, tensorflow as tf; print(json.dumps([d.name for d in tf.config.list_physical_devices('GPU')]))"
-# What TensorFlow opens when it looks for GPUs, by the major version of CUDA, with the package that has it:
+# The libraries that TensorFlow opens for GPUs, by CUDA's major version, with the package of each:
 # the requirements of tensorflow[and-cuda].
 _LIBRARIES = {
     12: {
@@ -35,7 +35,7 @@ _LIBRARIES = {
 
 
 def look(situation: Situation) -> Iterator[Finding]:
-    """Yields what keeps TensorFlow from the cards, or that nothing does."""
+    """Yields what keeps TensorFlow from using the cards, or that nothing does."""
     inventory = situation.inventory
     if not inventory.gpus:
         yield _without(situation)
@@ -63,7 +63,7 @@ def look(situation: Situation) -> Iterator[Finding]:
 
 
 def libraries(build: dict[str, Any]) -> dict[str, str]:
-    """Returns the files that a build of TensorFlow opens, each with the package that has it."""
+    """Returns the libraries that a build of TensorFlow opens, each with its package."""
     needed = dict(_LIBRARIES.get(_major(build.get("cuda_version")), {}))
     if cudnn := _major(build.get("cudnn_version")):
         needed[f"libcudnn.so.{cudnn}"] = f"nvidia-cudnn-cu{_major(build.get('cuda_version'))}"
@@ -93,7 +93,7 @@ def _nvidia_on_the_bus(devices: pathlib.Path) -> bool:
 
 
 def _build() -> dict[str, Any]:
-    """What TensorFlow was built for, read from its file: importing TensorFlow takes seconds."""
+    """The CUDA version of TensorFlow's build, read from its file: importing TensorFlow takes seconds."""
     found = importlib.util.find_spec("tensorflow")
     if found is None or found.origin is None:
         return {}
@@ -145,7 +145,7 @@ def _missing(build: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _loads(name: str) -> bool:
-    """Whether TensorFlow would find a library: in the packages nvidia-*, or by the loader's own path."""
+    """Whether TensorFlow would find a library: in the packages nvidia-*, or on the loader's path."""
     found = importlib.util.find_spec("nvidia")
     for folder in (found.submodule_search_locations if found else None) or ():
         if any(pathlib.Path(folder).glob(f"*/lib/{name}")):
@@ -162,7 +162,7 @@ def _check_visible(situation: Situation) -> Iterator[Finding]:
         expected = shown(situation.environ, situation.inventory)
         count = len(situation.inventory.gpus) if expected is None else len(expected)
     except DeviceError:
-        return  # `environment` has a finding about it.
+        return  # `environment` has a finding for this.
     try:
         done = subprocess.run(
             [sys.executable, "-c", _SEEN],

@@ -15,14 +15,14 @@ from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, wa
 
 __all__ = ["look"]
 
-_FILES = 1024  # Descriptors: the Linux default; a job of many tasks and a pipeline of many files use hundreds.
-_DOCKERS_SHARED = 64 << 20  # Bytes of /dev/shm in a container unless --shm-size says more.
+_FILES = 1024  # File descriptors: Linux's default. A job with many tasks, or a pipeline with many files, uses hundreds.
+_DOCKERS_SHARED = 64 << 20  # The size of /dev/shm in a container without --shm-size, in bytes.
 _SHARED_FOR_GPUS = 1 << 30  # NVIDIA's advice for NCCL in containers: docs.nvidia.com, NCCL, "Shared memory".
-_FULL, _SCARCE = 256 << 20, 2 << 30  # Bytes free: less than one checkpoint of AlexNet; less than a few.
+_FULL, _SCARCE = 256 << 20, 2 << 30  # Free bytes: less than one checkpoint of AlexNet; less than a few of them.
 
 
 def look(situation: Situation) -> Iterator[Finding]:
-    """Yields a finding for each limit that training may meet, or one that there is none."""
+    """Yields a finding for each limit that training may reach, or that there is none."""
     wrong = [f for part in (_processor, _files, _shared, _disks, _clock) for f in part(situation)]
     yield from wrong
     if not wrong:
@@ -98,7 +98,7 @@ def _disks(situation: Situation) -> Iterator[Finding]:
 
 
 def _clock(_: Situation) -> Iterator[Finding]:
-    """A clock that is behind makes new files older than old ones: rsync, make and TensorBoard go by that."""
+    """With a slow clock, new files look older than old ones to rsync, make and TensorBoard."""
     installed = pathlib.Path(toolkit.__file__).stat().st_mtime
     if time.time() < installed - 86400:
         now = datetime.datetime.now().isoformat(sep=" ", timespec="minutes")

@@ -1,4 +1,4 @@
-"""The hosts of a cluster: named, reachable, their ports free or answered."""
+"""The hosts of a cluster: whether their names resolve, they answer, and their ports are free or answer."""
 
 import ctypes
 import errno
@@ -13,12 +13,12 @@ from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, wa
 
 __all__ = ["look"]
 
-_TIME_ERROR = 5  # adjtimex(2): the clock isn't synchronised.
-_SECONDS = 3.0  # For a host to answer at all: routers within a site take milliseconds.
+_TIME_ERROR = 5  # adjtimex(2)'s result for a clock that isn't synchronised.
+_SECONDS = 3.0  # Seconds in which a host must answer: within a site it takes milliseconds.
 
 
 def look(situation: Situation) -> Iterator[Finding]:
-    """Yields a finding for each task of the cluster that is given, or of TF_CONFIG's."""
+    """Yields a finding for each task of the given cluster, or of TF_CONFIG's."""
     cluster = situation.cluster
     if cluster is None and "TF_CONFIG" in situation.environ:
         cluster = check(situation.environ["TF_CONFIG"]).cluster
@@ -36,9 +36,10 @@ def look(situation: Situation) -> Iterator[Finding]:
 
 
 def _clock_is_kept() -> bool:
-    """Whether the kernel takes the clock to be synchronised, as NTP tells it; True where it doesn't say."""
+    """Whether the kernel says that NTP synchronises the clock; True if it doesn't say."""
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # struct timex, its modes 0: only to read.
+        # struct timex with modes 0, which only reads.
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
     except (OSError, AttributeError):
         return True
     return state != _TIME_ERROR

@@ -1,4 +1,4 @@
-"""Trains on one device, on two replicas and in two processes, and compares what came out."""
+"""Trains on one device, on two replicas and in two processes, and compares the results."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from toolkit.observe.doctor.training import STEPS
 __all__ = ["self_test"]
 
 _LIMIT = 240  # Seconds for each of the three.
-# In float32 the order of a sum changes its last digits; ten steps magnify that.
+# In float32 the order of a sum changes its last digits, and ten steps amplify that.
 _LOSS, _WEIGHT = 1e-4, 1e-4
 _MODULE = "toolkit.observe.doctor.training"
 
@@ -46,7 +46,7 @@ def _cure(strategy: str) -> str:
 
 
 def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: int) -> dict[str, Any] | str:
-    """Returns what a training wrote, or why it failed."""
+    """Returns a training's results, or why it failed."""
     out = pathlib.Path(folder, f"{strategy}.json")
     command = ["-m", _MODULE, strategy, str(replicas), str(out)]
     if strategy == "multi_worker":
@@ -67,7 +67,7 @@ def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: i
         return f"it hasn't ended after {_LIMIT} s"
     finally:
         if process.poll() is None:
-            process.terminate()  # The launcher ends its tasks.
+            process.terminate()  # The launcher ends its own tasks.
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What the checks look at, which a test can replace by another machine, and what they find."""
+"""What the checks examine, which tests can replace by another machine, and what they find."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ __all__ = ["Finding", "Situation", "failure", "ok", "warning"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Situation:
-    """A machine, an environment, and perhaps a cluster.
+    """A machine, an environment, and possibly a cluster.
 
     Attributes:
         environ: The environment variables.
@@ -40,7 +40,7 @@ class Situation:
 
     @classmethod
     def of_this_process(cls, cluster_file: str | None = None) -> "Situation":
-        """Returns where this process is.
+        """Returns this process's surroundings.
 
         Args:
             cluster_file: Describes a cluster, such as tf_configs/two_hosts.json.
@@ -65,7 +65,7 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         check: What was looked at, in a word or two: "protobuf", "KERAS_BACKEND".
@@ -81,15 +81,15 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """Returns a finding that needs no cure."""
+    """Returns a finding without a problem."""
     return Finding(check=check, level="ok", found=found)
 
 
 def warning(check: str, found: str, cure: str) -> Finding:
-    """Returns a finding that training survives."""
+    """Returns a finding about a problem with which training still works."""
     return Finding(check=check, level="warning", found=found, cure=cure)
 
 
 def failure(check: str, found: str, cure: str) -> Finding:
-    """Returns a finding that training doesn't survive."""
+    """Returns a finding about a problem with which training fails."""
     return Finding(check=check, level="failure", found=found, cure=cure)

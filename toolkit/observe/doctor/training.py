@@ -1,4 +1,4 @@
-"""Ten steps of training in its own process, and what they came to.
+"""Ten steps of training in their own process, and their results.
 
     python -m toolkit.observe.doctor.training STRATEGY REPLICAS OUT.json
 
@@ -17,8 +17,8 @@ import toolkit
 __all__ = ["STEPS"]
 
 STEPS = 10
-_BATCH = 32  # Shared equally by one and two replicas.
-_ELEMENTS = 4 << 20  # Of float32, 16 MiB: the gradients of a model of four million parameters.
+_BATCH = 32  # Divisible by one and by two replicas.
+_ELEMENTS = 4 << 20  # In float32, 16 MiB: the gradients of a model with four million parameters.
 _TIMES = 5
 
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _exchange(strategy: Any) -> float:
-    """Returns the seconds that adding an array over all replicas takes: the median of some times."""
+    """Returns the median seconds of an all-reduce of an array."""
     import tensorflow as tf
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Packages that fit together: what each one asks of the others, held against what is installed."""
+"""Compares the installed packages with the versions that they require of one another."""
 
 import platform
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ __all__ = ["look"]
 _OWN = "tf-strategy-toolkit"
 _ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")
 _NAMED = ("tensorflow", "keras", "tensorflow-datasets", "protobuf", "numpy")
-_OPTIONAL = (_OWN, "tensorflow-datasets")  # The toolkit may be run from its source.
+_OPTIONAL = (_OWN, "tensorflow-datasets")  # The toolkit may run from its source.
 _OTHER_BUILDS = ("tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tf-keras-nightly")
 
 

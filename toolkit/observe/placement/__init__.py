@@ -1,4 +1,4 @@
-"""Where operations and variables run: come here to choose it beforehand, or to see it afterwards.
+"""Where operations and variables run: chooses it beforehand, or shows it afterwards.
 
 private    hooks of TensorFlow that are not public
 names      devices as people write them

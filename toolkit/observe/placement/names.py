@@ -1,4 +1,4 @@
-"""Devices as people write them: "GPU:0", "/gpu:1", "/job:worker/task:1/device:CPU:0"."""
+"""Parses device names as people write them: "GPU:0", "/gpu:1", "/job:worker/task:1/device:CPU:0"."""
 
 import re
 
@@ -10,7 +10,7 @@ _LOCAL = re.compile(r"/?(?:device:)?(?P<kind>[A-Za-z]+):(?P<number>\d+)")
 
 
 def device(name: str) -> str:
-    """Returns the name of a logical device that is there, as `tf.config.list_logical_devices` has it.
+    """Returns the name of an existing logical device, as in `tf.config.list_logical_devices`.
 
     Args:
         name: Such as "GPU:0", "/CPU:1", "/device:GPU:0", or with job and task.
@@ -30,11 +30,11 @@ def device(name: str) -> str:
             found=f"the logical devices of this process are {', '.join(map(short, there))}",
             remedy="Name one of them, or make more with toolkit.devices.configure(gpus=...)",
         )
-    return found[0]  # This process's own come first.
+    return found[0]  # This process's own devices come first.
 
 
 def short(name: str) -> str:
-    """Returns a device's name without what goes without saying: "GPU:0", or "worker:1 CPU:0" on another task."""
+    """Returns a device's short name: "GPU:0", or "worker:1 CPU:0" for another task's."""
     parts = dict(part.split(":", 1) for part in name.strip("/").split("/") if ":" in part)
     here = parts.get("job", "localhost") == "localhost"
     where = "" if here else f"{parts['job']}:{parts.get('task', '0')} "

@@ -1,4 +1,4 @@
-"""Running something once, and watching where it runs."""
+"""Runs a function once, and observes where its operations run."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ def _function(function: Any) -> Any:
         return tf.function(
             lambda *inputs: function(inputs[0] if len(inputs) == 1 else list(inputs), training=False), autograph=False
         )
-    # One that has run already isn't placed again.
+    # A function that has already run isn't placed again.
     return tf.function(getattr(function, "python_function", function))
 
 
@@ -73,7 +73,7 @@ def _operations(before: Iterable[Any], after: Iterable[Any]) -> Iterator[Operati
 
 
 def _because(node: Any, ran: str, there: set[str]) -> str:
-    """Why an operation ran elsewhere than asked; "" where it ran there."""
+    """Why an operation ran on another device than asked; "" if it didn't."""
     asked, found = (tf.DeviceSpec.from_string(name) for name in (node.device, ran))
     parts = ("job", "replica", "task", "device_type", "device_index")
     if all(getattr(asked, part) in (None, getattr(found, part)) for part in parts):
@@ -87,7 +87,7 @@ def _because(node: Any, ran: str, there: set[str]) -> str:
 
 def _is(asked: tf.DeviceSpec, name: str, parts: Iterable[str]) -> bool:
     full = tf.DeviceSpec.from_string(name)
-    # TensorFlow lists the devices of a process that is in no cluster without job and task.
+    # Outside of a cluster, TensorFlow's device names have neither job nor task.
     return all(getattr(asked, part) in (None, getattr(full, part)) or getattr(full, part) is None for part in parts)
 
 
@@ -95,7 +95,7 @@ def _copies(nodes: Iterable[Any], sizes: dict[str, int | None]) -> Iterator[Copy
     for node in nodes:
         if node.op in _SENDS:
             source, target = (node.attr[name].s.decode() for name in ("send_device", "recv_device"))
-            # No tensor, only an order.
+            # A control dependency, which carries no tensor.
             waits = node.input[0].startswith(("^", "GroupCrossDeviceControlEdges")) or "/ctrl/_" in node.input[0]
             if source != target and not waits:
                 tensor = node.input[0] if ":" in node.input[0] else f"{node.input[0]}:0"

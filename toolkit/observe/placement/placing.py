@@ -1,4 +1,4 @@
-"""Layers of a model on their own devices, outside of any strategy: layer-wise model parallelism."""
+"""Places layers of a model on different devices, without a strategy: layer-wise model parallelism."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Rule = Mapping[str, str] | Callable[[keras.layers.Layer], str | None]
 
 
 def place(model: keras.Model, rule: Rule) -> keras.Model:
-    """Returns the model with its layers' variables and operations on the devices that a rule gives them.
+    """Returns a model whose layers' variables and operations are on the devices that a rule names.
 
     Weights are those of `model`, which stays as it is. What goes from a layer to one on another device is copied there
     by TensorFlow. The layers run one after another, as their inputs allow: the devices share the memory that the model
@@ -61,7 +61,7 @@ def place(model: keras.Model, rule: Rule) -> keras.Model:
 
 
 def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
-    """Layers by their ids, each with its device; those of a model within have the model's."""
+    """Returns each layer's device by the layer's id; layers of a model within have that model's device."""
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     if isinstance(rule, Mapping):
         names = [layer.name for layer in layers]
@@ -91,10 +91,10 @@ def _devices(model: keras.Model, rule: Rule) -> dict[int, str]:
 
 
 def _run_on(layer: Any, where: str) -> None:
-    """Has a layer make its variables, and run, on a device."""
+    """Makes a layer create its variables and run on a device."""
 
     def there(method: Callable) -> Callable:
-        @functools.wraps(method)  # Keras looks at the names of its arguments.
+        @functools.wraps(method)  # Keras inspects the names of its arguments.
         def on_device(*args: Any, **kwargs: Any) -> Any:
             with tf.device(where):
                 return method(*args, **kwargs)
@@ -105,7 +105,7 @@ def _run_on(layer: Any, where: str) -> None:
 
 
 def _compiles_as_placed(model: Any) -> None:
-    """Has `compile` keep XLA away, which compiles for one device, and an optimizer's slots beside their weights."""
+    """Makes `compile` turn XLA off, which compiles for one device, and puts slots beside their weights."""
     compiled = model.compile
 
     @functools.wraps(compiled)
@@ -117,7 +117,8 @@ def _compiles_as_placed(model: Any) -> None:
                 remedy="Leave jit_compile out",
             )
         compiled(*args, jit_compile=False, **kwargs)
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # LossScaleOptimizer has one.
+        # LossScaleOptimizer contains an optimizer.
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if optimizer is None:
             return
         add = optimizer.add_variable_from_reference

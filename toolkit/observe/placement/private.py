@@ -1,4 +1,4 @@
-"""Hooks of TensorFlow that are not public; `test_recording.py` of their tests fails when upstream changes them."""
+"""Private hooks of TensorFlow; `test_recording.py` fails if an upstream release changes them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ __all__ = ["kernels", "recording"]
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Any]]:
-    """Records what TensorFlow runs; the list holds one RunMetadata once the block is over.
+    """Records what TensorFlow runs; at the end of the block, the list holds one RunMetadata.
 
     TensorFlow 2 has no public call for what Session.run(run_metadata=...) gave. The profiler names
     kernels and times, not the devices of single operations with their outputs.
@@ -19,7 +19,7 @@ def recording() -> Iterator[list[Any]]:
     metadata: list[Any] = []
     context.enable_run_metadata()
     try:
-        # TensorFlow keeps the graphs of whatever was placed since the last export: this one drops those of before.
+        # TensorFlow keeps the graphs of everything placed since the last export; this export drops the earlier ones.
         context.export_run_metadata()
         yield metadata
         metadata.append(context.export_run_metadata())
@@ -28,7 +28,7 @@ def recording() -> Iterator[list[Any]]:
 
 
 def kernels(kind: str) -> frozenset[str]:
-    """Returns the kinds of device, such as "CPU", that this build of TensorFlow has a kernel of an operation for."""
+    """Returns the types of devices, such as "CPU", for which this TensorFlow has a kernel of an operation."""
     from tensorflow.python.framework import kernels as registered
 
     return frozenset(kernel.device_type for kernel in registered.get_registered_kernels_for_op(kind).kernel)

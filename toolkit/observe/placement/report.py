@@ -1,4 +1,4 @@
-"""Where everything ran: operations, copies between devices, variables."""
+"""Where everything ran: operations, copies between devices, and variables."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A tensor that goes from one device to another, once each time it is made.
+    """A tensor that is copied from one device to another, once for each copy.
 
     Attributes:
         tensor: Its name in the function, such as "fc1/MatMul:0".
@@ -63,7 +63,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `observe` saw; `print` it."""
+    """The result of `observe`; `print` it."""
 
     operations: tuple[Operation, ...]
     copies: tuple[Copy, ...]
@@ -71,12 +71,12 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns how many operations ran on each device, by its full name."""
+        """Returns the number of operations on each device, by the device's full name."""
         return dict(collections.Counter(each.ran for each in self.operations if each.ran is not None))
 
     @property
     def moved(self) -> tuple[Operation, ...]:
-        """Returns the operations that soft placement ran elsewhere than asked."""
+        """Returns the operations that soft placement moved to another device than asked."""
         return tuple(each for each in self.operations if each.because)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""One page of HTML about a run, or several compared: come here to see how training went.
+"""Writes an HTML page about one run, or about several compared.
 
 The page holds everything itself and asks nothing of any network.
 

@@ -1,4 +1,4 @@
-"""Figures in words: one number alone, or the numbers of a column with as many decimals each."""
+"""Formats figures: single numbers, or columns of numbers with the same number of decimals."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from toolkit.observe.report.reading import RunData
 
 __all__ = ["EARLIER_NAMES", "column", "in_words", "is_share", "value_of"]
 
-# Where a summary of an earlier version has them.
+# Where summaries of earlier versions have them.
 EARLIER_NAMES = {
     "loss": "train_loss",
     "accuracy": "train_accuracy",
@@ -19,13 +19,13 @@ _DIGITS = 4
 
 
 def value_of(run: RunData, key: str) -> Any:
-    """Returns a value of a run's summary; of a run that has not ended, a metric of its last epoch."""
+    """Returns a value of a run's summary; for a run that hasn't ended, a metric of its last epoch."""
     last = run.history[-1].get(key) if run.history and key in run.metrics else None
     return run.summary.get(key, run.summary.get(EARLIER_NAMES.get(key, ""), last))
 
 
 def in_words(key: str, value: Any) -> str:
-    """Returns a value as it is shown: "" for None, "98.70%" for an accuracy, four digits of another fraction."""
+    """Formats a value: "" for None, "98.70%" for an accuracy, four digits for another fraction."""
     try:
         return _in_words(key, value)
     except (OverflowError, ValueError):  # A number of four hundred digits.
@@ -52,7 +52,7 @@ def is_share(key: str) -> bool:
 
 
 def column(key: str, values: Sequence[Any]) -> list[str]:
-    """Returns the values of a table's column, as many decimals in each: those that the largest has of four digits."""
+    """Formats the values of a column with the same number of decimals: enough for four digits of the largest."""
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if is_share(key) or len(numbers) < len([value for value in values if value is not None]):
         return [in_words(key, value) for value in values]

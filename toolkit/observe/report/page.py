@@ -1,4 +1,4 @@
-"""The page, from a template: everything on it is escaped but the charts, which are drawn here."""
+"""Fills the page's template. Everything on the page is escaped except the charts, which are drawn here."""
 
 import contextlib
 import dataclasses
@@ -34,14 +34,14 @@ _FACTS = {
     "learning_rate": "learning rate",
     "epochs": "epochs",
     "steps": "steps",
-    "metrics": "",  # Here stand the model's own, by their names.
+    "metrics": "",  # Filled with the model's own metrics, by name.
     "examples_per_second": "examples per second",
     "wall_seconds": "seconds in all",
     "resumed_from_step": "resumed after step",
     "weights_sha256": "weights, SHA-256",
 }
 _MOST_ROWS = 200
-_MOSTLY = 0.5  # Share of a step: more communication than that, and two workers take longer than one.
+_MOSTLY = 0.5  # A share of a step: with more communication, two workers take longer than one.
 _EMULATED = "CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs"
 
 
@@ -91,11 +91,11 @@ def render(runs: Sequence[RunData]) -> str:
         commands=commands,
         versions=versions,
     )
-    return page.encode("utf-8", "replace").decode()  # A name of a file may hold what isn't text.
+    return page.encode("utf-8", "replace").decode()  # A file's name may not be valid text.
 
 
 def _sentences(run: RunData, *, several: bool) -> list[str]:
-    """Returns in words what the figures come to."""
+    """Returns conclusions in sentences."""
     head = f"{run.name}: " if several else ""
     found = []
     slow = [event for event in run.events if event["event"] == "waits" and isinstance(event.get("share"), float)]
@@ -196,7 +196,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _command(run: RunData) -> str:
-    """Returns what starts the run again: the launcher's command where it has one; "" where Ray has started it."""
+    """Returns the command that starts the run again: the launcher's, if there is one; "" for Ray."""
     if isinstance(logs := run.summary.get("launch_logs"), str):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             again = json.loads(read_text(pathlib.Path(logs, "job.json")))["again"]

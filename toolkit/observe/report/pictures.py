@@ -1,4 +1,4 @@
-"""Charts as SVG that takes its colours from the page: dark on white, light on black, and in print.
+"""Charts as SVG in the page's colours: dark on white, light on black, and in print.
 
 Lines differ in marker and dash as well as in colour. Colours: Okabe and Ito, "Color Universal Design",
 https://jfly.uni-koeln.de/color/.
@@ -20,7 +20,7 @@ from toolkit.observe.report.timeline import spans_of
 __all__ = ["Picture", "draw"]
 
 _MOST_METRICS = 12
-_INK = "#010203"  # Stands for the page's own colour of text.
+_INK = "#010203"  # Stands for the page's own text colour.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -56,7 +56,7 @@ class Picture:
 
 
 def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
-    """Returns the charts for which the runs have data; one that can't be drawn is noted."""
+    """Returns the charts for which the runs have data; a chart that can't be drawn is logged."""
     metrics = list(dict.fromkeys(name.removeprefix("val_") for run in runs for name in run.metrics))
     if len(metrics) > _MOST_METRICS:
         notes.append(f"{_MOST_METRICS} of {len(metrics)} metrics are drawn; the table of epochs has all")
@@ -81,11 +81,12 @@ def _figure(height: float = 3.0) -> tuple[Any, Any]:
 def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: float = 3.0) -> Picture:
     import matplotlib
 
-    # Each picture's ids are its own: several stand on one page.
+    # Each chart has its own ids, because one page has several.
     salt = hashlib.sha256(title.encode()).hexdigest()[:8]
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # Letters that its fonts lack, the browser's may have.
-        warnings.filterwarnings("ignore", "constrained_layout not applied")  # Names that leave no room for lines.
+        warnings.filterwarnings("ignore", "Glyph")  # Characters that its fonts lack; the browser's may have them.
+        # Names so long that no room is left for lines.
+        warnings.filterwarnings("ignore", "constrained_layout not applied")
         figure, axes = _figure(height)
         plot(axes)
         out = io.StringIO()
@@ -110,7 +111,7 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
             points = [(row["epoch"], row[column]) for row in run.history if _are_numbers(row, "epoch", column)]
             if points:
                 label = run.name if len(columns) == 1 else f"{run.name} {column}" if len(runs) > 1 else column
-                label = f" {label}" if label.startswith("_") else label  # Or matplotlib leaves it out.
+                label = f" {label}" if label.startswith("_") else label  # Otherwise matplotlib leaves it out.
                 lines.append((number, column.startswith("val_"), label, points))
     if not lines:
         return None

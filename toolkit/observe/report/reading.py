@@ -1,4 +1,4 @@
-"""A run directory, as far as it is there: a run that was killed has left less than one that is done.
+"""Reads a run directory. A killed run has fewer files than one that is complete.
 
 Files of a run may be damaged, or edited: each costs a part of the page, and not the page.
 """
@@ -25,7 +25,7 @@ _NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run directory says. Rates are examples per second, which earlier versions call images per second.
+    """The content of a run directory. Rates are examples per second; earlier versions called them images per second.
 
     Attributes:
         path: The directory.
@@ -49,7 +49,7 @@ class RunData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the model's metrics, as Keras has them: "loss", "val_loss", whatever else was compiled."""
+        """The names of the model's metrics in Keras: "loss", "val_loss", and whatever else was compiled."""
         return tuple(dict.fromkeys(name for row in self.history for name in row if name not in _NO_METRICS))
 
 
@@ -102,7 +102,7 @@ def _changed(path: pathlib.Path) -> float:
 
 
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:
-    """Returns runs that have the same name under as much of their paths as tells them apart."""
+    """Renames runs of equal names by as much of their paths as distinguishes them."""
     for deep in range(1, 100):
         names = ["/".join(run.path.resolve().parts[-deep:]) for run in runs]
         if len(set(names)) == len({run.path.resolve() for run in runs}):
@@ -114,7 +114,7 @@ def told_apart(runs: Sequence[RunData]) -> list[RunData]:
 
 
 def _no_run(path: pathlib.Path) -> str:
-    """Returns why a path is no run directory; "" where it is one."""
+    """Returns why a path isn't a run directory; "" if it is one."""
     try:
         if not path.is_dir():
             return "there is no such directory"
@@ -138,7 +138,7 @@ def _object(path: pathlib.Path, notes: list[str]) -> dict[str, Any] | None:
 
 
 def _readable(value: Any) -> Any:
-    """Puts ? in the place of what isn't text: half pairs, as which names of files and JSON can hold other bytes."""
+    """Replaces by ? what isn't text: unpaired surrogates, as JSON and Python's file names may contain."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -177,7 +177,7 @@ def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
             event = _readable(json.loads(line))
             known = {"at": float(event["at"]), "task": str(event["task"]), "event": str(event["event"])}
             found.append({**event, **known, "pid": int(event["pid"])})
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be half written.
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # Its last line may be incomplete.
             continue
     return found
 
@@ -195,7 +195,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def tried(notes: list[str], otherwise: T, make: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Returns what `make` returns for the arguments, or `otherwise` where the run's files hold what can't be.
+    """Returns `make`'s result for the arguments, or `otherwise` if the run's files hold invalid values.
 
     Args:
         notes: A sentence without its full stop is added to them where that is so.
@@ -206,6 +206,6 @@ def tried(notes: list[str], otherwise: T, make: Callable[..., T], *args: Any, **
     """
     try:
         return make(*args, **kwargs)
-    except Exception as error:  # Files that somebody has edited can hold anything.
+    except Exception as error:  # Edited files can hold anything.
         notes.append(f"A part of this page is missing: a file of the run can't be understood ({type(error).__name__})")
         return otherwise

@@ -1,4 +1,4 @@
-"""The first thing on a page: of one run its outcome, metrics, speed and a step; of several what each is worth."""
+"""The first screen of the page: one run's outcome, metrics, speed and step, or a comparison of several runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from toolkit.support.words import counted
 
 __all__ = ["Tile", "tiles"]
 
-_MOST = 3  # Failures that are named.
+_MOST = 3  # The most failures that are named.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A figure with what it is and what belongs to it."""
+    """A figure with its label and a note."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class Tile:
 
 
 def tiles(runs: Sequence[RunData]) -> list[Tile]:
-    """Returns the tiles of one run, or one for each of several."""
+    """Returns the tiles of one run, or one tile for each of several."""
     if len(runs) > 1:
         first = min((run for run in runs if _speed(run)), key=_replicas, default=runs[0])
         return [_compared(run, first) for run in runs]
@@ -44,7 +44,7 @@ def _outcome(run: RunData) -> Tile:
 
 
 def _failures(spans: Sequence[Span]) -> list[str]:
-    """Says which processes failed, and how many were started in the place of others that hadn't done their work."""
+    """Says which processes failed, and how many were restarted after a failure."""
     failed = [f"{span.task} ended by {span.ending}" for span in spans if span.failed]
     more = [", ".join([*failed[:_MOST], *(["..."] if failed[_MOST:] else [])])] if failed else []
     before: dict[str, Span] = {}
@@ -91,7 +91,7 @@ def _step(run: RunData) -> Tile | None:
 
 
 def _compared(run: RunData, first: RunData) -> Tile:
-    """Says of one of several runs what it made of its replicas, beside the run that has the fewest."""
+    """Compares one of several runs with the run that has the fewest replicas."""
     more = [_replicas_in_words(run)]
     if run is not first and _speed(run) and _speed(first) and not (_emulated(run) or _emulated(first)):
         times = _speed(run) / _speed(first)

@@ -32,7 +32,7 @@ class Span:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself, or by somebody else than the launcher, before its work was done."""
+        """Whether it ended before its work was done, and not by the launcher."""
         return bool(self.code) and not self.dismissed
 
 
@@ -55,7 +55,7 @@ def spans_of(run: RunData, *, prefix: str) -> list[Span]:
             found.append(
                 Span(prefix + key[0], started.pop(key), event["at"], code if isinstance(code, int) else None, dismissed)
             )
-    # What still runs has its end where something was last heard of it: an event, or a file that the run has written.
+    # A process that still runs ends, for the chart, at its last event or at the run's last written file.
     latest = max([run.written, *(event["at"] for event in run.events)])
     found += [Span(prefix + task, at, max(latest, at), None, False) for (task, _), at in started.items()]
     return sorted(found, key=lambda span: span.start)

@@ -1,4 +1,4 @@
-"""From run directories to a file."""
+"""Writes a report about run directories to a file."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> pathlib.Path:
-    """Writes the page about one run, or about several compared, and returns where it is.
+    """Writes the page about one run, or about several compared, and returns its path.
 
     Args:
         directories: Run directories.
@@ -48,7 +48,8 @@ def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | N
 def _errors_explained(file: pathlib.Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:  # NUL is a ValueError, a link to itself a RuntimeError.
+    # A NUL character raises a ValueError, a link to itself a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise RequestError(
             asked=f"the report is to be written to {file}",
@@ -58,7 +59,7 @@ def _errors_explained(file: pathlib.Path) -> Iterator[None]:
 
 
 def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
-    """Refuses what would cost a run its own files, before the work."""
+    """Refuses a path that would overwrite a run's own files, before any work."""
     found = ""
     if not file.name or file.is_dir():
         found = "that is no name of a file"
@@ -69,10 +70,10 @@ def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
 
 
 def write_after(run: "Run") -> None:
-    """Writes the page about a run that has ended, where this process holds its directory; a failure is only logged."""
+    """Writes the page about a run that has ended, if this process has its directory; a failure is only logged."""
     if run.path is None:
         return
     try:
         _LOG.info("Report: %s", write([run.path]))
-    except Exception as error:  # It is a look at the run, and never a reason for it to fail.
+    except Exception as error:  # A report must never make a run fail.
         _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""How a recipe's speed grows with replicas: come here to measure it at several sizes, and to learn what bounds it.
+"""Measures how a recipe's speed grows with the number of replicas, and finds what limits it.
 
 verdict  the laws of Amdahl and Gustafson, and in words what bounds the speed
 running  what is to be measured, and the recipe at each size in its own process

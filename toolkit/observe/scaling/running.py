@@ -1,4 +1,4 @@
-"""A recipe at several sizes, each in its own process: what is to be measured, checked before, and measured."""
+"""Checks and runs a recipe at several sizes, each in its own process."""
 
 import ctypes
 import dataclasses
@@ -21,16 +21,16 @@ __all__ = ["KINDS", "ScalingRequest", "measure"]
 
 KINDS = ("mirrored", "workers")
 _MOST = 4096  # Replicas.
-_SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Of which ten warm up. What the user gives stands.
+_SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Ten of them warm up. The user's own flag takes precedence.
 _PR_SET_PDEATHSIG = 1  # prctl(2).
-_GRACE = 30  # Seconds to end in.
+_GRACE = 30  # Seconds in which a process must end.
 _TICK = 0.05
-_TAIL = 15  # Lines of a failed run's log.
+_TAIL = 15  # How many lines of a failed run's log are shown.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScalingRequest:
-    """What is to be measured: a recipe at several sizes.
+    """What to measure: a recipe at several sizes.
 
     Attributes:
         replicas: The sizes, the first of which is what others are compared with.
@@ -84,12 +84,12 @@ class ScalingRequest:
                 )
 
     def has(self, name: str) -> bool:
-        """Says whether a flag of the recipe is given."""
+        """Returns whether a flag of the recipe is given."""
         return any(flag.lstrip("-").partition("=")[0] == name for flag in self.flags)
 
 
 def measure(request: ScalingRequest, *, show: Callable[[str], None]) -> list[Size]:
-    """Runs the recipe at every size, round after round, and returns what was measured.
+    """Runs the recipe at every size, round after round, and returns the measurements.
 
     Args:
         request: The recipe and the sizes.
@@ -101,7 +101,7 @@ def measure(request: ScalingRequest, *, show: Callable[[str], None]) -> list[Siz
     """
     request.out.mkdir(parents=True, exist_ok=True)
     seen: dict[int, list[dict[str, Any]]] = {size: [] for size in request.replicas}
-    batch: float | None = None  # Of a replica, for weak scaling.
+    batch: float | None = None  # The batch of one replica, for weak scaling.
     for number in range(request.rounds):
         for replicas in request.replicas:
             where = f", round {number + 1} of {request.rounds}" if request.rounds > 1 else ""
@@ -127,7 +127,7 @@ def _size(replicas: int, summaries: list[dict[str, Any]]) -> Size:
 
 
 def _rate(summary: dict[str, Any]) -> float:
-    """Returns examples per second, which earlier versions call images per second only; 0 where neither is there."""
+    """Returns examples per second, which earlier versions called images per second; 0 if neither is there."""
     return summary.get("examples_per_second") or summary.get("images_per_second") or 0.0
 
 
@@ -166,7 +166,7 @@ def _run(request: ScalingRequest, replicas: int, number: int, batch: int | None)
 
 
 def _finished(command: list[str], out: Any) -> int:
-    """Runs a program, and returns its exit code; a signal to this process ends it, and is then raised."""
+    """Runs a program and returns its exit code. A signal to this process ends the program and is then raised."""
     with signals.recorded() as received:
         process = subprocess.Popen(
             command,
@@ -189,7 +189,7 @@ def _finished(command: list[str], out: Any) -> int:
 
 
 def _ends_with(parent: int) -> Callable[[], None]:
-    """Returns what a child does first: it asks Linux for a SIGTERM when its parent ends in whatever way."""
+    """Returns what a child does first: it asks Linux for a SIGTERM when its parent ends."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""What measured sizes come to: the share that can't be parallelised, what bounds the speed, and what to do.
+"""Conclusions from measured sizes: the serial share, what limits the speed, and what to do.
 
 Strong scaling, a fixed global batch: Amdahl's law (1967), speed-up = 1 / (s + (1 - s) / n).
 Weak scaling, a fixed batch of each replica: Gustafson's law (1988), speed-up = n - s (n - 1).
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["Size", "bound", "serial_share", "share_cores", "speed_ups", "verdict"]
 
-_NOTABLE = 0.2  # Of a step: less than this isn't what bounds it.
+_NOTABLE = 0.2  # A smaller share of a step doesn't limit the speed.
 _ADVICE = {
     "communication": "Give each replica more examples (--global_batch_size), send gradients in 16 bits "
     "(--gradient_dtype=float16), or look at `toolkit plan`: sharded FC layers exchange less.",
@@ -23,7 +23,7 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """What was measured at one size: medians over the rounds.
+    """The measurements at one size: medians over the rounds.
 
     Attributes:
         replicas: The number of replicas.
@@ -41,12 +41,12 @@ class Size:
 
     @property
     def milliseconds(self) -> float:
-        """How long a step takes."""
+        """The time of a step."""
         return 1e3 * self.global_batch / self.examples_per_second
 
 
 def speed_ups(sizes: Sequence[Size]) -> list[float]:
-    """Returns each size's examples per second over what one replica of the first size does."""
+    """Returns each size's examples per second relative to one replica of the first size."""
     one = sizes[0].examples_per_second / sizes[0].replicas
     return [size.examples_per_second / one for size in sizes]
 
@@ -72,7 +72,7 @@ def serial_share(sizes: Sequence[Size], *, weak: bool) -> float | None:
 
 
 def bound(size: Size) -> str | None:
-    """Returns what bounds a size: "communication", "input", "other" or "compute"; None where a step wasn't profiled."""
+    """Returns what limits a size: "communication", "input", "other" or "compute"; None without a profile."""
     if not size.step or not size.step.get("milliseconds"):
         return None
     shares = {
@@ -83,12 +83,12 @@ def bound(size: Size) -> str | None:
 
 
 def share_cores(sizes: Sequence[Size]) -> bool:
-    """Says whether replicas share the same CPU cores, so that nothing of their speed can be judged."""
+    """Returns whether replicas share CPU cores, so that their speed says nothing."""
     return sizes[-1].emulated and sizes[-1].replicas > 1
 
 
 def verdict(sizes: Sequence[Size], *, weak: bool) -> list[str]:
-    """Returns sentences: how well it scales, what bounds it, and what to do; or why that can't be judged.
+    """Returns sentences: how well it scales, what limits it, and what to do; or why that can't be judged.
 
     Args:
         sizes: As measured, smallest first.

@@ -1,4 +1,4 @@
-"""Layers whose weights are sharded over the replicas of a group: come here for one of them, or for what they share.
+"""Layers whose weights are sharded over the replicas of a group.
 
 activations   examples and features between replicas
 regularizers  regularizers and constraints of sharded variables

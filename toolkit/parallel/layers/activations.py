@@ -1,4 +1,4 @@
-"""Activations between the replicas of a group: from a replica's own examples to all of the group's, and back.
+"""Moves activations between the replicas of a group: from a replica's own examples to all of the group's, and back.
 
 A replica's own examples are [n, ...]. Replicas may have different numbers of them (the last batch of an evaluation),
 so each pads its own to the largest number, m. All examples are [replicas * m, ...], replica after replica of the group.
@@ -34,25 +34,25 @@ __all__ = [
     "sum_to_examples",
 ]
 
-_KEPT = "toolkit_kept_split"  # The collection of a function's graph that has what layers have kept split.
+_KEPT = "toolkit_kept_split"  # The collection of a function's graph in which layers note outputs that stay sharded.
 _of_this_replica = threading.local()  # tf.distribute traces each replica in its own thread.
 
 
 class Counts(NamedTuple):
-    """How many examples this replica has, and how many each replica's are padded to: int32 scalars."""
+    """The number of this replica's examples, and the number to which each replica's are padded: int32 scalars."""
 
     own: tf.Tensor
     padded: tf.Tensor
 
 
 def count(x: tf.Tensor) -> Counts:
-    """Returns how many examples this replica has in x, [n, ...], and what they are padded to: a collective."""
+    """Returns the number of this replica's examples in x, [n, ...], and the padded number. It is a collective."""
     own = tf.constant(x.shape[0], tf.int32) if x.shape[0] is not None else tf.shape(x)[0]
     return Counts(own, collectives.all_reduce_max(own, among=Among.GROUP))
 
 
 def keep_split(y: tf.Tensor, counts: Counts) -> tf.Tensor:
-    """Returns a layer's output, split by features, for a layer that takes it so and asks for `counts_of`."""
+    """Returns a layer's output sharded by features, for a following layer that asks for `counts_of`."""
     y = tf.identity(y)
     _of_this_replica.counts = counts
     if not tf.executing_eagerly():
@@ -61,12 +61,12 @@ def keep_split(y: tf.Tensor, counts: Counts) -> tf.Tensor:
 
 
 def counts_of(x: tf.Tensor) -> Counts:
-    """Returns the counts of an input that is split by features: those of the layer that has kept it so.
+    """Returns the counts of an input that is sharded by features, as the layer that made it noted them.
 
     Raises:
         StrategyError: What lies between computes from all features of an example, of which there is a part here.
     """
-    if tf.executing_eagerly():  # There is no graph in which to find that layer.
+    if tf.executing_eagerly():  # Without a graph that layer can't be found.
         return _of_this_replica.counts
     kept = dict(x.graph.get_collection(_KEPT))
     before = computed_from([x.op], kept)
@@ -85,7 +85,7 @@ def counts_of(x: tf.Tensor) -> Counts:
 
 
 def acts_elementwise(function: Callable | None) -> bool:
-    """Says whether an activation function computes each element from the one at its place; None does."""
+    """Returns whether an activation function is elementwise; None is."""
     if function is None:
         return True
 
@@ -100,9 +100,9 @@ def acts_elementwise(function: Callable | None) -> bool:
 
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
-    """Returns all examples, from own ones: [n, ...] to [replicas * m, ...]; of masks and indices, too."""
+    """Returns all examples from own ones: [n, ...] to [replicas * m, ...]; also for masks and indices."""
     own = batch_share.unweigh(x) if x.dtype.is_floating else x
-    sent = _padded(tf.cast(own, tf.float16) if x.dtype == tf.bool else own, counts)  # No collective takes bools.
+    sent = _padded(tf.cast(own, tf.float16) if x.dtype == tf.bool else own, counts)  # No collective accepts bools.
     everybody = collectives.all_gather(sent, among=Among.GROUP, dtype=dtype if x.dtype.is_floating else None)
     joined = tf.cast(tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0)), x.dtype)
     joined.set_shape([None, *x.shape[1:]])
@@ -172,7 +172,7 @@ def examples_to_features(
 
 
 def features_of_all(y: tf.Tensor, features: int, *, dtype: tf.DType | None) -> tf.Tensor:
-    """Returns all features of what every replica has a shard of and depends on no example: [..., s] to [..., features].
+    """Returns all features of a tensor that is sharded and the same for all examples: [..., s] to [..., features].
 
     Its gradients are added over the replicas.
     """
@@ -181,7 +181,7 @@ def features_of_all(y: tf.Tensor, features: int, *, dtype: tf.DType | None) -> t
 
 
 def sum_of_all(y: tf.Tensor, *, dtype: tf.DType | None) -> tf.Tensor:
-    """Returns the sum of what every replica has a term of and depends on no example; its gradients are added, too."""
+    """Returns the sum of the replicas' terms that are the same for all examples; gradients are summed as well."""
     return batch_share.weigh(tf.reduce_sum(collectives.all_gather(y, among=Among.GROUP, dtype=dtype), 0))
 
 

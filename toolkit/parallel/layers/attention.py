@@ -1,4 +1,4 @@
-"""`MultiHeadAttention` and `GroupQueryAttention` of whose heads each replica of a group has some.
+"""`MultiHeadAttention` and `GroupQueryAttention` whose heads are divided among the replicas of a group.
 
 Everybody's queries, keys and values are gathered, each replica computes its heads' attention for all examples of the
 group, projects their outputs by its rows of the output projection, and the sums come back to whose examples they are
@@ -22,7 +22,7 @@ __all__ = ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"]
 
 
 class _Projection(Sharded, keras.layers.EinsumDense):
-    """One of an attention's projections: in a step it computes some heads of all examples, or a term of the sum.
+    """A projection of an attention layer: in a step it computes some heads of all examples, or a term of the sum.
 
     Args:
         of: The projection that Keras has made, not yet built.
@@ -37,7 +37,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
         settings = {name: getattr(of, name) for name in (*names, *more)}
         super().__init__(output_shape=of.partial_output_shape, name=of.name, dtype=of.dtype_policy, **settings)
         inputs, weights, _ = equation_parts(self.equation)
-        # The output projection takes heads and what each of them has; others make them of features.
+        # The output projection takes heads with their features; the other projections compute them from features.
         self.split = "inputs" if sum(letter in inputs for letter in weights) == 2 else "outputs"
         self._heads = 0 if self.split == "inputs" else 1  # The axis of the kernel.
 
@@ -52,7 +52,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
         if not in_a_step():
             return self._call_outside_steps(inputs, self._einsum)
         y = self._einsum(inputs, self._shard(self._kernel))
-        if self.split == "inputs":  # A bias is added once, to the sum.
+        if self.split == "inputs":  # The bias is added once, to the sum.
             return y
         return self._finished(y, None if self.bias is None else self._shard(self.bias))
 
@@ -61,13 +61,13 @@ class _Projection(Sharded, keras.layers.EinsumDense):
 
 
 class _ByHeads(Exchanging):
-    """A mixin before a Keras attention layer, from which the rest comes."""
+    """A mixin in front of a Keras attention layer."""
 
     name: str
     _output_dense: _Projection
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Keras makes its projections in `build`, and builds each after it has kept it.
+        # Keras creates the projections in `build`, and builds each after storing it as an attribute.
         if type(value) is keras.layers.EinsumDense and not value.built and mesh_of().shards > 1:
             value = _Projection(value)
         super().__setattr__(name, value)
@@ -83,7 +83,7 @@ class _ByHeads(Exchanging):
                     f"Give a multiple of {shards} heads, another number of shards, or leave it replicated",
                 )
 
-    def call(  # Keras looks at the names of its arguments.
+    def call(  # Keras inspects the names of its arguments.
         self,
         query: Any,
         value: Any,
@@ -103,7 +103,7 @@ class _ByHeads(Exchanging):
             return super().call(query, value, key, attention_mask=attention_mask, **masks, **how)  # type: ignore[misc]
         counts = activations.count(query)
         mask = getattr(query, "_keras_mask", None)  # Keras's layers leave it there.
-        everybodys: dict[int, tf.Tensor] = {}  # What is given several times is gathered once.
+        everybodys: dict[int, tf.Tensor] = {}  # An input that is given several times is gathered once.
 
         def gathered(x: Any) -> Any:
             if x is None:

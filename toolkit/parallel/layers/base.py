@@ -1,4 +1,4 @@
-"""What layers have in common whose weights are sharded over the replicas of a group.
+"""What all layers with sharded weights share.
 
 They are built as the plain layers are, with the same initial values for the same seed at any number of replicas, and
 are saved and loaded whole. On one replica they are the plain layers.
@@ -30,10 +30,10 @@ SPLITS = ("outputs", "inputs")
 
 
 class Exchanging:
-    """A mixin before a Keras layer which exchanges activations, in their own dtype or in 16 bits."""
+    """A mixin in front of a Keras layer that exchanges activations, in their own dtype or in 16 bits."""
 
     exchange_dtype: str | None = None
-    planned: Mapping[str, Any] = {}  # What goes before its arguments, of a layer that somebody else's code makes.
+    planned: Mapping[str, Any] = {}  # Returns what comes before the arguments of a layer that other code creates.
 
     def _set_exchange_dtype(self, exchange_dtype: str | None) -> None:
         exchange_dtype = self.planned.get("exchange_dtype", exchange_dtype)
@@ -48,7 +48,7 @@ class Exchanging:
 
 
 class Sharded(Exchanging):
-    """A mixin before a Keras layer, from which the rest comes."""
+    """A mixin in front of a Keras layer, which does the rest."""
 
     name: str
     bias: Any
@@ -73,7 +73,7 @@ class Sharded(Exchanging):
         self.split, self.keep_split = split, keep_split
 
     def _shard_axis(self, name: str) -> int | None:
-        """Returns the axis along which a weight is sharded; None where each replica has all of it."""
+        """Returns the axis along which a weight is sharded; None if each replica has all of it."""
         raise NotImplementedError
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,12 +103,12 @@ class Sharded(Exchanging):
             refuse(asked, f"it has {groups} groups, each with its own channels", "Leave it replicated")
 
     def _call_outside_steps(self, inputs: Any, operation: Callable) -> tf.Tensor:
-        """Computes what the plain layer does, with weights gathered from all replicas."""
+        """Computes as the plain layer does, with weights gathered from all replicas."""
         whole = [None if weight is None else self._whole(weight) for weight in (self._kernel, self.bias)]
         return self._finished(operation(inputs, whole[0]), whole[1])
 
     def _call_by_outputs(self, x: tf.Tensor, operation: Callable, units: int, axis: int = -1) -> tf.Tensor:
-        """Returns what a layer computes for own examples, or of all examples its shard of the features.
+        """Returns the layer's output for own examples, or its shard of the features of all examples.
 
         Args:
             x: Own examples, [n, ...].
@@ -127,14 +127,14 @@ class Sharded(Exchanging):
         size = y.shape[axis]
         real = min(max(units - place * size, 0), size)
         if size * count != units:
-            # Beyond the last unit nothing may reach the next layer: an activation of 0 need not be 0.
+            # Padding after the last unit must not reach the next layer: an activation of 0 need not be 0.
             shape = [1] * len(y.shape)
             shape[axis] = size
             y = y * tf.cast(tf.reshape(tf.range(size) < real, shape), y.dtype)
         return activations.keep_split(y, counts)
 
     def _call_by_inputs(self, x: tf.Tensor, operation: Callable, size: int, axis: int = -1) -> tf.Tensor:
-        """Returns what a layer computes for own examples.
+        """Returns the layer's output for own examples.
 
         Args:
             x: Own examples, [n, ...], or all examples with this replica's shard of the features.
@@ -160,16 +160,19 @@ class Sharded(Exchanging):
         return bias
 
     def _whole(self, weight: Any) -> tf.Tensor:
-        """Returns all of a weight, outside of steps, in the dtype in which the layer computes."""
+        """Returns the whole weight, outside of steps, in the layer's compute dtype."""
         return self._shard(weight.whole() if isinstance(weight, ReplicaShardedVariable) else weight)
 
     def _shard(self, weight: Any) -> tf.Tensor:
-        """Returns what this replica has of a weight, in the dtype in which the layer computes."""
+        """Returns this replica's shard of a weight, in the layer's compute dtype."""
         return tf.cast(keras.ops.convert_to_tensor(weight), self.compute_dtype)
 
 
 def in_a_step() -> bool:
-    """Says whether replicas exchange here: they don't where Keras looks for shapes, or a model is called by hand."""
+    """Returns whether replicas exchange here.
+
+    They don't while Keras infers shapes or when a model is called by hand.
+    """
     return collectives.replica_id_and_count(Among.GROUP)[1] > 1
 
 

@@ -62,7 +62,7 @@ class ShardedDense(Sharded, keras.layers.Dense):
     def build(self, input_shape: Sequence[int | None]) -> None:
         super().build(input_shape)
         if self.split == "inputs":
-            self.input_spec = keras.layers.InputSpec(min_ndim=2)  # Its last axis may be a shard already.
+            self.input_spec = keras.layers.InputSpec(min_ndim=2)  # Its last axis may already be a shard.
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if not isinstance(self._kernel, ReplicaShardedVariable):
@@ -81,7 +81,7 @@ class ShardedDense(Sharded, keras.layers.Dense):
 
     @classmethod
     def from_config(cls, config: dict) -> Any:
-        # Files written by earlier versions name one of three ways to gather examples, with the same results.
+        # Files of earlier versions name one of three ways to gather examples; all have the same results.
         return super().from_config({name: value for name, value in config.items() if name != "scheme"})
 
 
@@ -135,7 +135,7 @@ class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
             return self._weights.index(self._letter)
         if self.split == "inputs" or self._letter not in self.bias_axes:
             return None
-        # A bias has the output's axes from the first on that it differs along.
+        # The first output axis along which the bias varies, and all after it.
         first = min(self._outputs.index(letter) for letter in self.bias_axes)
         return self._outputs[first:].index(self._letter)
 
@@ -217,7 +217,7 @@ class ShardedConv2D(Sharded, keras.layers.Conv2D):
 
 
 def split_letter(equation: str, split: str) -> str | None:
-    """Returns the axis along which an `EinsumDense` is split by "outputs" or "inputs"; None where it can't be."""
+    """Returns the axis along which an `EinsumDense` is split by "outputs" or "inputs"; None if it can't be."""
     inputs, weights, outputs = equation_parts(equation)
     if inputs[0] != outputs[0] or inputs[0] in weights:
         return None
@@ -226,14 +226,14 @@ def split_letter(equation: str, split: str) -> str | None:
 
 
 def equation_parts(equation: str) -> tuple[str, str, str]:
-    """Returns the letters of an equation's inputs, its kernel and its outputs."""
+    """Returns the letters of an equation's inputs, kernel and outputs."""
     inputs, rest = equation.replace(" ", "").split(",")
     weights, outputs = rest.split("->")
     return inputs, weights, outputs
 
 
 def _place(letters: str, letter: str) -> int:
-    """Returns an axis of a tensor by its letter in an equation; from the end, after an ellipsis."""
+    """Returns a tensor's axis by its letter in an equation; counted from the end after an ellipsis."""
     return letters.index(letter) - (len(letters) if "..." in letters[: letters.index(letter)] else 0)
 
 

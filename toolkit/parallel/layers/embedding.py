@@ -1,4 +1,4 @@
-"""`Embedding` whose table is sharded over the replicas of a group, by its columns or by the rows of the vocabulary."""
+"""`Embedding` whose table is sharded over the replicas of a group, by columns or by rows of the vocabulary."""
 
 from typing import Any
 
@@ -49,7 +49,8 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
     ) -> None:
         if split not in ("columns", "rows"):
             refuse(f"split={split!r}", "a table has no such split", "Choose columns or rows")
-        self.split = self.planned.get("split", split)  # First: with `weights` Keras builds the layer at once.
+        # First, because Keras builds the layer at once if it is given `weights`.
+        self.split = self.planned.get("split", split)
         super().__init__(input_dim, output_dim, *args, **kwargs)
         self._set_exchange_dtype(exchange_dtype)
 
@@ -62,7 +63,7 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         indices = tf.cast(inputs, inputs.dtype if inputs.dtype in (tf.int32, tf.int64) else tf.int32)
         if not in_a_step():
             return self._looked_up(self._embeddings.whole(), indices)
-        indices = tf.where(indices < 0, indices + self.input_dim, indices)  # As Keras has it: from the end.
+        indices = tf.where(indices < 0, indices + self.input_dim, indices)  # As in Keras: counted from the end.
         dtype = self._communication_dtype
         if same_everywhere(indices):  # Such as positions in a sequence.
             if self.split == "columns":
@@ -75,14 +76,14 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         return activations.sum_to_examples(found, counts, dtype=dtype)
 
     def _in_shard(self, indices: tf.Tensor) -> tf.Tensor:
-        """Returns what this replica's shard has of some rows: its columns of them, or zeros for those it hasn't."""
+        """Returns this replica's shard of some rows: its columns of them, or zeros for rows that it doesn't have."""
         shard = keras.ops.convert_to_tensor(self._embeddings)
         if self.split == "columns":
             return self._looked_up(shard, indices)
         size = self._embeddings.shard_shape[0]
         own = indices - collectives.replica_id_and_count(Among.GROUP)[0] * size
         here = (own >= 0) & (own < size)
-        # What is in no row is refused, or not, where the plain layer's would be.
+        # An index without a row is refused, or not, as by the plain layer.
         own = tf.where(indices < self.input_dim, tf.clip_by_value(own, 0, size - 1), indices)
         found = self._looked_up(shard, own)
         return tf.where(here[..., None], found, tf.zeros_like(found))

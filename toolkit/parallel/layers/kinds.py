@@ -1,4 +1,4 @@
-"""Which of Keras's layers have sharded ones, and layers made again with one in the place of the other.
+"""The sharded kinds of Keras's layers, and how a layer is recreated as another kind.
 
 One's own layer makes the layers within it in its own code. While such a layer is made again, what it makes of
 Keras's classes is counted; those that are to be sharded come as the sharded class in the second of two rounds.
@@ -21,7 +21,7 @@ from toolkit.support.wrapping import instead
 
 __all__ = ["plain_class", "plain_layer", "rebuilt", "settings_of"]
 
-_NAMED = {"name", "trainable", "dtype"}  # Every layer's own.
+_NAMED = {"name", "trainable", "dtype"}  # Settings of every layer.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _SHARDED: dict[type, type] = {
@@ -32,16 +32,16 @@ _SHARDED: dict[type, type] = {
     keras.layers.GroupQueryAttention: ShardedGroupedQueryAttention,
     keras.layers.MultiHeadAttention: ShardedMultiHeadAttention,
 }
-_OWN = {"split", "keep_split", "exchange_dtype"}  # What sharded layers' configurations have beside.
+_OWN = {"split", "keep_split", "exchange_dtype"}  # Additional settings of sharded layers.
 
 
 def plain_class(layer: Any) -> type | None:
-    """Returns the class of Keras's that a layer is of, or that it is the sharded one of; None for any other."""
+    """Returns the Keras class of a layer or of its sharded kind; None for any other class."""
     return next((plain for plain, sharded in _SHARDED.items() if type(layer) in (plain, sharded)), None)
 
 
 def settings_of(layer: Any, **settings: Any) -> dict[str, Any]:
-    """Returns those of some settings that the sharded kind of a layer has."""
+    """Returns those of some settings that a layer's sharded kind accepts."""
     kind = plain_class(layer)
     if kind in (keras.layers.Dense, keras.layers.EinsumDense):
         return settings
@@ -50,8 +50,9 @@ def settings_of(layer: Any, **settings: Any) -> dict[str, Any]:
 
 
 def plain_layer(layer: Any) -> Any:
-    """Returns a layer like this one without its weights: Keras's own in the place of a sharded one."""
-    if type(layer) is keras.layers.Lambda:  # Keras takes its function from no configuration: it might be a stranger's.
+    """Returns a layer like this one without its weights: the Keras layer for a sharded one."""
+    # Keras doesn't deserialize a function from a configuration, because it might be malicious.
+    if type(layer) is keras.layers.Lambda:
         return keras.layers.Lambda(
             layer.function,
             mask=layer.mask,
@@ -66,7 +67,7 @@ def plain_layer(layer: Any) -> Any:
 
 
 def _from_its_configuration(layer: Any) -> Any:
-    """Returns a layer of somebody's own made again as Keras does when it loads a model.
+    """Recreates a user's layer as Keras does when it loads a model.
 
     Raises:
         ModelError: Its configuration doesn't say all that its constructor takes.
@@ -90,7 +91,7 @@ def _from_its_configuration(layer: Any) -> Any:
 
 
 def rebuilt(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
-    """Returns a layer like this one without its weights, of which some are sharded.
+    """Returns a layer like this one without its weights, some of which will be sharded.
 
     Args:
         layer: A layer, or a model whose layers are joined by its own code.
@@ -120,7 +121,7 @@ def rebuilt(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
 
 
 def _remake(layer: Any) -> Any:
-    """Returns a layer like this one, with all layers that it makes before it is called."""
+    """Returns a layer like this one, with all layers that its constructor creates."""
     made = plain_layer(layer)
     if isinstance(layer, keras.Model) or type(layer).build is not keras.layers.Layer.build:
         made.build_from_config(layer.get_build_config())
@@ -128,7 +129,7 @@ def _remake(layer: Any) -> Any:
 
 
 class _Making(contextlib.ExitStack):
-    """While it is entered, layers of Keras's classes that can be sharded are numbered as they are made.
+    """While this is entered, new layers of Keras classes that can be sharded are numbered.
 
     Args:
         sharded: The settings of those that come as sharded ones, by number.
@@ -137,7 +138,7 @@ class _Making(contextlib.ExitStack):
     def __init__(self, sharded: Mapping[int, Mapping[str, Any]]) -> None:
         super().__init__()
         self._sharded = sharded
-        self._kept: list = []  # Ids are those of other objects once these are gone.
+        self._kept: list = []  # Ids are reused after objects are deleted.
         self.numbers: dict[int, int] = {}
 
     def __enter__(self) -> "_Making":

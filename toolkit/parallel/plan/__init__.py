@@ -1,4 +1,4 @@
-"""The choice for each layer: come here for what layers cost, how long a step takes, and how a plan is chosen.
+"""The choice for each layer: what layers cost, how long a step takes, and how a plan is chosen.
 
     a model -> trace, count: what each layer does -> step_time, memory: what a division costs -> choose: the best
 

@@ -1,4 +1,4 @@
-"""What a model takes: the shapes and dtypes with which it can be called."""
+"""A model's inputs: the shapes and dtypes with which it can be called."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def check(model: Any) -> None:
 
 
 def specs_of(model: Any, length: int | None, *, examples: int) -> tuple[list, Callable[[list], tuple]]:
-    """Returns the shapes and dtypes that a model takes, flat, and what makes (args, kwargs) of tensors like them."""
+    """Returns a model's input shapes and dtypes as a flat list, and a function that makes (args, kwargs) of tensors."""
     import keras
     import tensorflow as tf
 
@@ -47,7 +47,7 @@ def specs_of(model: Any, length: int | None, *, examples: int) -> tuple[list, Ca
     shapes = named or config.get("input_shape")
     if shapes is None:
         raise ValueError("it doesn't say with what shapes it was built")
-    # Numbers of words come as floats here, too, which Keras's layers take.
+    # Indices of words may arrive as floats, which Keras's layers accept.
     dtype = keras.config.floatx()
     if named:
         return [spec(shape, dtype) for shape in named.values()], lambda tensors: (

@@ -20,7 +20,7 @@ from toolkit.support import files
 
 __all__ = ["WAYS", "Plan", "choose", "size_in_words"]
 
-_FORMAT = 1  # Of saved plans.
+_FORMAT = 1  # The format of saved plans.
 WAYS = ("planned", "replicated", "sharded")
 
 
@@ -49,16 +49,16 @@ class Plan:
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Layers that are computed again in the backward pass as a whole, with what is in them, by name."""
+        """Layers that are recomputed as a whole in the backward pass, with the layers in them, by name."""
         return recomputed(self.layers, self.choices, self.setting)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Layers whose operations count with nothing, because they aren't known."""
+        """Layers whose operations couldn't be counted and count as zero."""
         return tuple(c.name for c in self.layers if c.operations is None and c.name not in self.machine.seconds)
 
     def __str__(self) -> str:
-        """The choice for each layer as a table, and what a step takes."""
+        """Prints the choice for each layer as a table, and the time of a step."""
         rows = [("layer", "choice", "received", "memory")]
         for layer in self.layers:
             memory = layer_memory(layer, self.choices[layer.name], self.setting)
@@ -119,7 +119,7 @@ class Plan:
             ) from error
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the plan for JSON: seconds, bytes, operations."""
+        """Returns the plan as JSON values: seconds, bytes, operations."""
         return {
             "machine": self.machine.name,
             "replicas": self.setting.replicas,
@@ -158,7 +158,7 @@ def choose(
     conv: str = "planned",
     fc: str = "planned",
 ) -> Plan:
-    """Chooses for each layer what makes the training step shortest.
+    """Chooses for each layer the way that makes a training step shortest.
 
     A sharded `Dense` that feeds another through elementwise layers only may leave its output split for that one.
 
@@ -184,7 +184,7 @@ def choose(
     for chain in _chains(layers):
         choices.update(_cheapest(chain, machine, setting, conv=conv, fc=fc))
     total = step(layers, choices, machine, setting)
-    # Gradients can be exchanged behind other computing, so replicating all that is left open may yet be faster.
+    # Gradients can be exchanged during computation, so replicating all free layers may be faster.
     fixed = {layer.name: choices[layer.name] for layer in layers if _way(layer, conv, fc) != "planned"}
     other = {**dict.fromkeys(choices, REPLICATED), **fixed}
     if (instead := step(layers, other, machine, setting)).seconds < total.seconds:
@@ -199,7 +199,7 @@ def _way(layer: LayerCost, conv: str, fc: str) -> str:
 
 
 def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
-    """Yields lists of layers of which each can take the sharded output of the one before; most are alone."""
+    """Yields lists of layers, each of which can take the sharded output of the one before; most have one layer."""
     after = {layer.takes_split_from: layer for layer in layers if layer.takes_split_from}
     for layer in layers:
         if layer.takes_split_from is None:
@@ -212,8 +212,8 @@ def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
 def _cheapest(
     chain: Sequence[LayerCost], machine: Machine, setting: Setting, *, conv: str, fc: str
 ) -> dict[str, Choice]:
-    """Returns the choices for a chain that take the least seconds, each layer by itself."""
-    # By whether the output so far is sharded: the seconds, and the choices that lead there.
+    """Returns the fastest choices for such a list, if nothing is overlapped."""
+    # By whether the output so far is sharded: the seconds, and the choices that led there.
     best: dict[bool, tuple[float, dict[str, Choice]]] = {False: (0.0, {})}
     for number, layer in enumerate(chain):
         found: dict[bool, tuple[float, dict[str, Choice]]] = {}
@@ -239,7 +239,7 @@ def _possible(layer: LayerCost, group: int, way: str, *, last: bool) -> list[Cho
     if way == "replicated":
         return [REPLICATED]
     found = sharded if way == "sharded" and sharded else [REPLICATED, *sharded]
-    # Where an output was left sharded, the next layer has to take it so.
+    # If an output stays sharded, the next layer must take it so.
     return [*found, Choice(split="inputs", comes_split=True)] if layer.takes_split_from else found
 
 

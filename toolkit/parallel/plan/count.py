@@ -1,4 +1,4 @@
-"""What each layer of a model costs: operations, weights, activations. Nothing is computed for it.
+"""The cost of each layer of a model: operations, weights, activations. Nothing is computed for it.
 
 A multiplication and an addition are two operations. They are counted in TensorFlow's graph of one call of the model, so
 that one's own layers count as Keras's do; what can't be seen there is said. Backward, a product is computed again
@@ -24,7 +24,7 @@ __all__ = ["LayerCost", "costs", "costs_seen"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """A layer's costs; activations and operations are those of one example.
+    """A layer's costs; activations and operations are for one example.
 
     Attributes:
         name: The layer's name, such as "head/fc1".
@@ -84,12 +84,12 @@ class LayerCost:
 
     @property
     def operations(self) -> int | None:
-        """Operations of a training step for one example, both ways."""
+        """Operations of a training step for one example, forward and backward."""
         return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
 def costs(model: "keras.Model", *, length: int | None = None) -> tuple[LayerCost, ...]:
-    """Returns the costs of each layer, in the order in which they are called.
+    """Returns the costs of each layer, in the order of their calls.
 
     Args:
         model: A built Keras model of any kind, which is traced. Models and one's own layers are taken apart.
@@ -103,7 +103,7 @@ def costs(model: "keras.Model", *, length: int | None = None) -> tuple[LayerCost
 
 
 def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
-    """Returns the costs of each layer of a model that was traced, as `costs` does."""
+    """Returns the costs of each layer of a traced model, as `costs` does."""
     found = []
     taken = footprints(seen)
     for name, layer in seen.layers:
@@ -118,7 +118,7 @@ def costs_seen(seen: Trace) -> tuple[LayerCost, ...]:
             working=working,
             workspace=_workspace(layer),
         )
-        # What only calls others has no costs.
+        # A layer that only calls others costs nothing.
         if cost.operations != 0 or cost.parameters or cost.state or not seen.is_divided(layer):
             found.append(cost)
     return tuple(_with_sources(found, dict(seen.layers), seen))
@@ -129,7 +129,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
     calls = seen.calls(layer)
     trained, others = seen.weights(layer)
     given = [tensor for call in calls for tensor in call.inputs]
-    inputs = [tensor for tensor in given if tensor.dtype.is_floating] or given  # Masks come beside.
+    inputs = [tensor for tensor in given if tensor.dtype.is_floating] or given  # Masks are separate.
     outputs = [tensor for call in calls for tensor in call.outputs]
     passes = any(id(tensor) in seen.trained for tensor in inputs)
     cost = LayerCost(
@@ -168,7 +168,8 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
 
 
 def _elements_of_weights(variables: Sequence) -> int:
-    return sum(math.prod(each.shape) for each in variables if "seed" not in each.name)  # A seed's counter is no weight.
+    # A seed's counter isn't a weight.
+    return sum(math.prod(each.shape) for each in variables if "seed" not in each.name)
 
 
 def _bytes(dtype: str) -> int:
@@ -183,18 +184,18 @@ def _elements(tensors: Sequence) -> int:
 
 def _statistics(layer: Any) -> int:
     if type(layer).__name__ == "BatchNormalization" and getattr(layer, "synchronized", False):
-        return 2 * math.prod(layer.moving_mean.shape) + 1  # Sums, sums of squares, and of how many.
+        return 2 * math.prod(layer.moving_mean.shape) + 1  # Sums, sums of squares, and their counts.
     return 0
 
 
 def _workspace(layer: Any) -> int:
-    # Convolutions in groups are compiled by XLA, which on CPUs makes of their kernels those of one group, both ways.
+    # XLA compiles grouped convolutions. On CPUs it expands their kernels to those of one group, forward and backward.
     groups = getattr(layer, "groups", 1)
     return 2 * math.prod(layer.kernel.shape) * groups * _bytes(layer.variable_dtype) if groups > 1 else 0
 
 
 def _with_sources(found: Sequence[LayerCost], layers: Mapping[str, Any], seen: Trace) -> "list[LayerCost]":
-    """Gives each layer that can be split by inputs the one whose output comes there by elementwise operations."""
+    """Finds for each layer that can be split by inputs the layer that feeds it through elementwise operations."""
     dense = [cost for cost in found if cost.kind in ("Dense", "ShardedDense") and cost.splits]
     takers = {id(seen.calls(layers[cost.name])[0].inputs[0]): cost.name for cost in dense}
     sources = {}
@@ -236,7 +237,7 @@ def _division(layer: Any, inputs: Sequence) -> dict[str, Any]:
 
 
 def _heads(layer: Any, heads: int) -> dict[str, Any]:
-    bias = layer._output_dense.bias  # Keras has no public name for its output projection.
+    bias = layer._output_dense.bias  # Keras has no public name for the output projection.
     return {"splits": {"heads": heads}, "whole": 0 if bias is None else math.prod(bias.shape)}
 
 

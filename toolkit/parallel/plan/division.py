@@ -1,4 +1,4 @@
-"""How layers are divided in a training step, and how much of a layer a replica has then."""
+"""How layers are divided in a training step, and which part of a layer a replica then has."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from toolkit.parallel.plan.count import LayerCost
 
 __all__ = ["REPLICATED", "SUMS", "Choice", "Setting", "bytes_of", "parameters_of", "shard", "updated_bytes"]
 
-SUMS = ("inputs", "heads", "rows")  # Splits where each replica has a term of the outputs.
+SUMS = ("inputs", "heads", "rows")  # Splits with which each replica has a term of the outputs' sum.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class Setting:
 
 
 def shard(layer: LayerCost, choice: Choice, setting: Setting) -> int:
-    """Returns how much a replica has of what is divided: the largest part, to which others are padded."""
+    """Returns a replica's number of units or heads: the largest shard, to which others are padded."""
     return -(-layer.splits[str(choice.split)] // setting.group)
 
 
 def parameters_of(layer: LayerCost, choice: Choice, setting: Setting) -> int:
-    """How many elements of a layer's trained weights a replica holds."""
+    """Returns the number of elements of a layer's trained weights that a replica holds."""
     if choice.split is None:
         return layer.parameters
     whole = layer.whole if choice.split in SUMS else 0
@@ -91,6 +91,6 @@ def bytes_of(layer: LayerCost, choice: Choice, setting: Setting) -> float:
 
 
 def updated_bytes(layer: LayerCost, choice: Choice, setting: Setting) -> float:
-    """Returns the bytes of a layer's trained weights that a replica updates, and has each of the slots of."""
+    """Returns the bytes of a layer's trained weights that a replica updates, and for which it has slots."""
     held = bytes_of(layer, choice, setting)
     return held / setting.replicas if setting.optimizer_state == "sharded" and choice.split is None else held

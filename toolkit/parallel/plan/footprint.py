@@ -1,4 +1,4 @@
-"""What the tensors of a training step take, seen in TensorFlow's graph of one call of a model and of its gradients.
+"""The memory of a training step's tensors, found in TensorFlow's graph of a model's call and its gradients.
 
 A tensor is there from the operation that makes it until the last one that reads it. Operations run in the order in
 which they were made, forward and then backward; `benchmarks/predictions.py` holds what comes of it against what
@@ -13,8 +13,8 @@ from toolkit.parallel.plan.trace import Trace, size_of
 __all__ = ["Footprint", "footprints"]
 
 _SHARES = frozenset("EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient".split())  # noqa: SIM905
-_WEIGHTS = ("Const", "ReadVariableOp")  # What they return is counted elsewhere, or in no time.
-_ARGUMENTS_OF_POOL = 3  # A maximum and, in 64 bits, where it was: of what a pooling returns, in 32 bits.
+_WEIGHTS = ("Const", "ReadVariableOp")  # Their results are counted elsewhere, or need no time.
+_ARGUMENTS_OF_POOL = 3  # A maximum and its index in 64 bits, for each 32-bit result of a pooling.
 
 
 class Footprint(NamedTuple):
@@ -35,17 +35,18 @@ class Footprint(NamedTuple):
 
 
 def footprints(seen: Trace) -> dict[int, Footprint]:
-    """Returns what each layer takes, by its id.
+    """Returns each layer's tensors, by the layer's id.
 
     Only tensors that have the examples in their shape count: gradients of weights are as large as these.
     """
     order = {id(layer): number for number, (_, layer) in enumerate(seen.layers)}
     owners = seen.owners()
     memory, reads = _memory(seen)
-    alive: dict[int, tuple[float, int]] = {}  # Bytes, and the place in order of who made it.
+    alive: dict[int, tuple[float, int]] = {}  # Bytes, and the position of the operation that makes them.
     blocks = list(seen.blocks.values())
     kept, inside, passed, most = ([0.0] * len(order) for _ in range(4))
-    read: dict[int, tuple[float, int, set[str]]] = {}  # By other blocks: bytes, who made it, and these blocks.
+    # By other blocks: bytes, the operation that makes them, and these blocks.
+    read: dict[int, tuple[float, int, set[str]]] = {}
     held, place = 0.0, 0
     for number, operation in enumerate(seen.operations):
         if number == seen.forward:
@@ -58,7 +59,7 @@ def footprints(seen: Trace) -> dict[int, Footprint]:
             for each, (size, maker, readers) in read.items():
                 passed[maker] += size if each in alive or readers & again else 0.0
         place = order.get(owners.get(operation.name, 0), place)
-        beside = 0.0  # Of another operation at the same time: as much as this one makes.
+        beside = 0.0  # If another operation runs at the same time, it may need as much as this one makes.
         for tensor in operation.outputs:
             size = _bytes(tensor, seen.examples)
             beside += size
@@ -83,7 +84,7 @@ def footprints(seen: Trace) -> dict[int, Footprint]:
 
 
 def _memory(seen: Trace) -> tuple[dict[int, Any], collections.Counter]:
-    """Returns, by ids of tensors, the tensor whose memory each has, and how often what is there is read."""
+    """Returns, by ids of tensors, the tensor whose memory each shares, and how often that memory is read."""
     memory: dict[int, Any] = {}
     reads: collections.Counter = collections.Counter()
     for operation in seen.operations:

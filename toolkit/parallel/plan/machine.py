@@ -1,4 +1,4 @@
-"""What a plan is made for: how fast devices compute, how fast the links between them are, and how long that takes."""
+"""Machines for which a plan is made: the speed of devices, and bandwidth and latency of links."""
 
 import dataclasses
 import math
@@ -22,13 +22,13 @@ DEVICES: dict[str, tuple[float, float]] = {
     "H100": (67e12, 3350e9),
     "H200": (67e12, 4800e9),
 }
-# Of a data sheet's operations, what convolutions of a training step reach; an assumption, said where it is used.
+# The share of a data sheet's operations that convolutions reach in training. It is an assumption, and results say so.
 _REACHED = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins a replica to others.
+    """A link between replicas.
 
     Attributes:
         bandwidth: Bytes a second in each direction.
@@ -70,7 +70,7 @@ class Machine:
     fixed: float = 0.0
 
     def exchange_seconds(self, received: float, rounds: int, *, replicas: int) -> float:
-        """Returns how long an exchange takes on its slowest way, inside a host or between hosts.
+        """Returns how long an exchange takes on its slowest link, inside a host or between hosts.
 
         Args:
             received: Bytes that a replica receives.
@@ -83,7 +83,7 @@ class Machine:
         )
 
     def all_reduce_seconds(self, received: float, rounds: int, *, replicas: int) -> float:
-        """Returns how long an all-reduce of gradients takes, without messages (rounds=0) or with them."""
+        """Returns the time of an all-reduce of gradients, without the latency of messages (rounds=0) or with it."""
         return max(
             received / (link.reducing or link.bandwidth)
             + (max(rounds * link.latency, link.smallest) if rounds else 0.0)
@@ -91,7 +91,7 @@ class Machine:
         )
 
     def _ways(self, replicas: int, *, ring: bool) -> list[tuple[Link, float]]:
-        """The links of a replica's exchange, each with the bytes through it for each byte that a replica receives.
+        """The links of a replica's exchange, each with its bytes for each byte that a replica receives.
 
         A ring passes from host to host once, whatever the number of replicas there. What everybody sends to everybody
         comes, for each of a host's replicas, from all replicas of other hosts.
@@ -108,7 +108,7 @@ class Machine:
 
 
 def device(text: str) -> tuple[str, float, float]:
-    """Returns (name, operations per second, memory's bytes per second) of a device.
+    """Returns (name, operations per second, bytes per second of memory) of a device.
 
     Args:
         text: A name of DEVICES, or billions of operations a second that it reaches, such as "500" or "500GFLOPS".
@@ -134,7 +134,7 @@ def device(text: str) -> tuple[str, float, float]:
 
 
 def bandwidth(text: str, *, what: str = "bandwidth") -> float:
-    """Returns the bytes, per second or of memory, of such as "1Gbit", "100 Mbit/s", "16GB/s" or "12GiB".
+    """Parses bytes, per second or of memory, such as "1Gbit", "100 Mbit/s", "16GB/s" or "12GiB".
 
     Raises:
         StrategyError: It isn't so many, or has no unit.

@@ -1,4 +1,4 @@
-"""How fast the devices here compute a model's layers, and how fast replicas exchange, through their strategy.
+"""Measures how fast these devices compute a model's layers, and how fast replicas exchange through their strategy.
 
 All replicas do the same at the same time, so that what they share (cores, memory, a network) counts as it will in
 training. Each figure is the median of a few runs after a first one, but for what messages wait, which is their mean;
@@ -30,11 +30,11 @@ from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 __all__ = ["measure"]
 
 _RUNS = 5
-_EXCHANGED = 4 << 20  # Bytes of each replica's tensor, by which bandwidth is measured.
-_MESSAGE = 64 << 10  # Bytes of each replica's tensor, by which waiting is measured.
-_TURNS, _WIDTH = 10, 512  # How often replicas compute and exchange in turn; of the matrices that are multiplied.
+_EXCHANGED = 4 << 20  # Bytes of each replica's tensor for measuring bandwidth.
+_MESSAGE = 64 << 10  # Bytes of each replica's tensor for measuring latency.
+_TURNS, _WIDTH = 10, 512  # How often replicas compute and exchange in turn; the size of the multiplied matrices.
 _UPDATED = 4 << 20  # Elements of each replica's weights that are updated to measure the optimizer.
-_MOST_REDUCED = 16 << 20  # Elements of gradients that are summed at most.
+_MOST_REDUCED = 16 << 20  # The most elements of gradients that are summed.
 
 
 def measure(
@@ -46,7 +46,7 @@ def measure(
     slots: int = 1,
     length: int | None = None,
 ) -> Machine:
-    """Measures devices and the network between them; in several processes all have to call it.
+    """Measures devices and the network between them. With several processes, all must call it.
 
     Args:
         model: A built Keras model of any kind. A copy of it is run.
@@ -69,18 +69,18 @@ def measure(
     clock = _Clock(strategy)
     with strategy.scope(), mesh.in_one_group(strategy):
         copy = copy_model(model, _layer_that_exchanges_nothing)
-        # The least: on a busy machine a median of so short a time may be more than what it is taken from.
+        # The minimum: on a busy machine, the median of so short a time may be too large.
         empty = clock.seconds(lambda: tf.constant(0.0), min)
         seen = trace(copy, length=length)
         arguments = _like(seen.calls(copy)[0], seen.examples, batch)
         whole = max(clock.seconds(_training(copy, arguments, inputs_too=False)) - empty, 1e-9)
-        # The model itself may have another name now.
+        # The model may have another name now.
         instances = {name: made for (name, _), (_, made) in zip(given.layers, seen.layers, strict=True)}
         each = {}
         for layer in layers:
             instance = instances[layer.name]
             calls = seen.calls(instance)
-            # A layer that is taken apart would be measured with all that is within.
+            # The measurement of a layer that is divided up would include all layers within it.
             if layer.forward == 0 or seen.is_divided(instance) or any(size_of(x) is None for x in calls[0].inputs):
                 each[layer.name] = 0.0
                 continue
@@ -111,7 +111,7 @@ def measure(
 
 
 class _Clock:
-    """Runs a function on all replicas at once, and says how long it takes."""
+    """Runs a function on all replicas at once, and measures its time."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
@@ -127,7 +127,7 @@ class _Clock:
             for value in self.strategy.experimental_local_results(on_all_replicas()):
                 value.numpy()
             took.append(time.perf_counter() - began)
-        # Also where processes wait for one another: the next measurement begins together.
+        # Also where processes wait for one another, so that the next measurement begins at the same time.
         _, slowest = agreement.extremes(self.strategy, np.array([middle(took[1:])]))
         return float(slowest[0])
 
@@ -140,7 +140,7 @@ def _layer_that_exchanges_nothing(layer: Any) -> Any:
 
 
 def _like(call: Call, examples: int, batch: int) -> tuple:
-    """Returns (arguments, keyword arguments) as those of a call that was seen, with `batch` examples for `examples`."""
+    """Returns (arguments, keyword arguments) like those of an observed call, with `batch` examples for `examples`."""
 
     def like(value: Any) -> Any:
         if not isinstance(value, tf.Tensor):
@@ -154,7 +154,7 @@ def _like(call: Call, examples: int, batch: int) -> tuple:
 
 
 def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool = False) -> Callable:
-    """Returns a step: a layer's call, then the gradients of its weights, and with `inputs_too` of its inputs.
+    """Returns a step: a layer's call, then the gradients of its weights and, with `inputs_too`, of its inputs.
 
     With `exchanged` gradients are those of all replicas, as in training.
     """
@@ -177,7 +177,7 @@ def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool
 
 
 def _read(tensors: Sequence) -> tf.Tensor:
-    """Returns a sum of one element of each tensor, each from a place that isn't known when it is traced.
+    """Returns the sum of one element of each tensor, each at a place that isn't known when the function is traced.
 
     TensorFlow leaves away whatever nobody reads, and computes no more than the known place of what is read there.
     """
@@ -187,7 +187,7 @@ def _read(tensors: Sequence) -> tf.Tensor:
 
 
 def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
-    """Returns the bytes a second, as `Machine.memory` has them, of an update of weights that aren't exchanged."""
+    """Returns the bytes per second, as `Machine.memory` defines them, of an update of weights that aren't exchanged."""
     count = mesh.replicas(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
@@ -208,7 +208,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
 
 
 def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
-    """Measures an exchange of little and of much, by a gather and by an all-reduce of gradients of so many elements."""
+    """Measures a small and a large exchange, by a gather and by an all-reduce of this many elements of gradients."""
     count = mesh.replicas(clock.strategy)
     if count == 1:
         return Link(bandwidth=float("inf"))
@@ -239,7 +239,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)
     bandwidth = (count - 1) * _EXCHANGED / (long - short)
-    # Messages wait longer while replicas compute too, as they do in training: some of them much longer.
+    # Messages wait longer while replicas compute, as in training, and some of them much longer.
     computing, both = (clock.seconds(in_turn(size), statistics.fmean) / _TURNS for size in (0, _MESSAGE))
     waiting = both - computing - (count - 1) * _MESSAGE / bandwidth
     share = min(1.0, _MOST_REDUCED / max(sum(sizes), 1))
@@ -256,7 +256,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
 
 
 def _overlap(both: float, computing: float, exchanging: float, layers: Sequence[LayerCost]) -> float:
-    """Returns the share of a backward pass in which gradients travelled, 0 to 1.
+    """Returns the share of a backward pass during which gradients were sent, 0 to 1.
 
     Args:
         both: Seconds of a step with its exchange.

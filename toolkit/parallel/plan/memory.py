@@ -8,11 +8,12 @@ from toolkit.parallel.plan.division import REPLICATED, SUMS, Choice, Setting, by
 
 __all__ = ["layer_memory", "memory_of", "recomputed"]
 
-_UPDATED_AT_ONCE = 2  # Of the largest weights: what updates of two of them compute with, in their own threads.
+# Temporary values for the largest weights: the optimizer updates two of them at once, in two threads.
+_UPDATED_AT_ONCE = 2
 
 
 def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> dict[str, float]:
-    """Returns the bytes that a replica holds at most in a training step, by what they are for.
+    """Returns the most bytes that a replica holds in a training step, by their purpose.
 
     "weights", with those that aren't trained; "optimizer": its slots, the sums of micro-steps, and what PowerSGD hasn't
     sent yet; "step": what layers
@@ -33,7 +34,7 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
         kept, later = kept + stays, later - gradient
         if layer.block != block:
             block, again = layer.block, 0.0
-            if setting.recompute:  # A copy of what it is given.
+            if setting.recompute:  # A copy of its input.
                 again = own * layer.inputs * layer.activation_bytes
         again += inside
         most = max(most, kept + again + works + later)
@@ -50,7 +51,7 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
 
 
 def recomputed(layers: Sequence[LayerCost], choices: Mapping[str, Choice], setting: Setting) -> frozenset[str]:
-    """Returns the names of the blocks that are computed again: of layers, and of layers with others in them."""
+    """Returns the names of the recomputed blocks: layers, and layers that contain others."""
     inside = ((each.block, _activations(each, choices.get(each.name, REPLICATED), setting)[1]) for each in layers)
     return frozenset(block for block, size in inside if size)
 
@@ -62,7 +63,7 @@ def layer_memory(layer: LayerCost, choice: Choice, setting: Setting) -> float:
 
 
 def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[float, float, float]:
-    """Returns the bytes that a layer keeps until the backward pass, and from then; and those that it computes with.
+    """Returns the bytes that a layer keeps until the backward pass and in it, and its temporary bytes.
 
     A sharded layer has a part of the features of everybody's examples, which are as many as all of its own. Gathered
     inputs come to that, and what is exchanged back.
@@ -80,7 +81,7 @@ def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[fl
             more += inputs
             working += inputs
         if choice.split in SUMS:
-            working += 2 * everybody * outputs  # Terms of everybody's sums, one way or the other.
+            working += 2 * everybody * outputs  # The terms of all replicas' sums, forward or backward.
     if setting.recompute and layer.block:
         return own * layer.passed, own * layer.inside + more, working
     return own * layer.kept + more, 0.0, working

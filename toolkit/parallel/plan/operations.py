@@ -1,4 +1,4 @@
-"""How many operations a layer's calls take, counted in TensorFlow's graph of them.
+"""Counts the operations of a layer's calls in TensorFlow's graph of them.
 
 What the graph doesn't show, such as loops over steps and what Keras compiles, has a formula; or it isn't known.
 """
@@ -11,7 +11,7 @@ from toolkit.parallel.plan.trace import Call, size_of
 
 __all__ = ["bytes_in_loops", "count"]
 
-# Operations of TensorFlow's, by their types; of those that stand nowhere here each element of the result is one.
+# TensorFlow's operations by type. Types that aren't listed here count one operation for each element of the result.
 
 _MOVES = frozenset(
     """Assert BatchToSpaceND BroadcastTo Cast Concat ConcatV2 Const ExpandDims Fill Gather GatherNd GatherV2 Identity
@@ -26,11 +26,11 @@ _HIDDEN = frozenset(
 _REDUCTIONS = frozenset(
     "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm L2Loss Cumsum Cumprod TopKV2".split()  # noqa: SIM905
 )
-_NORMALIZATIONS = {"FusedBatchNormV3": 8, "Softmax": 5, "LogSoftmax": 5}  # Operations for each element.
+_NORMALIZATIONS = {"FusedBatchNormV3": 8, "Softmax": 5, "LogSoftmax": 5}  # Operations per element.
 
 
 def count(layer: Any, calls: Sequence[Call], trained: Container[int]) -> tuple[int, int, int] | None:
-    """Returns operations forward and backward, and multiplications forward, for all examples; None where not known.
+    """Returns operations forward and backward, and multiplications forward, for all examples; None if unknown.
 
     Args:
         layer: The layer that made them.
@@ -55,7 +55,7 @@ def count(layer: Any, calls: Sequence[Call], trained: Container[int]) -> tuple[i
 
 
 def _product(operation: Any) -> int | None:
-    """Returns the operations of a product of matrices or a convolution; None for anything else."""
+    """Returns the operations of a matrix product or a convolution; None for anything else."""
     product = _PRODUCTS.get(operation.type)
     return None if product is None else 2 * product(operation, *operation.inputs)
 
@@ -94,7 +94,7 @@ _PRODUCTS: dict[str, Callable] = {
 
 
 def _simple(operation: Any) -> int | None:
-    """Returns the operations of anything but a product; None where sizes aren't known."""
+    """Returns the operations of anything but a product; None if sizes aren't known."""
     kind = operation.type
     if kind in _HIDDEN:
         return None
@@ -110,7 +110,7 @@ def _simple(operation: Any) -> int | None:
     return size * _NORMALIZATIONS.get(kind, 1)
 
 
-# Formulas for what the graph doesn't show: loops over steps, and convolutions that Keras compiles or spaces out. Each
+# Formulas for what the graph doesn't show: loops over steps, and compiled or dilated convolutions. Each formula
 # takes (layer, inputs, outputs) and counts for all examples.
 
 
@@ -135,12 +135,12 @@ _FORMULAS: dict[str, Callable] = {
 }
 
 
-# What a loop keeps of each step for its gradients: elements for each unit, measured (`benchmarks.predictions`).
+# What a loop keeps of each step for its gradients, in elements per unit, measured (`benchmarks.predictions`).
 _KEPT_OF_STEPS = {"SimpleRNN": 1, "GRU": 6, "LSTM": 7}
 
 
 def bytes_in_loops(layer: Any, call: Call) -> int:
-    """Returns the bytes that the loop over steps of a recurrent layer keeps from forward to backward."""
+    """Returns the bytes that a recurrent layer's loop over steps keeps from the forward to the backward pass."""
     return sum(
         _KEPT_OF_STEPS[each.__class__.__name__] * math.prod(call.inputs[0].shape[:2]) * each.units * 4
         for each in _ways(layer)
@@ -149,9 +149,9 @@ def bytes_in_loops(layer: Any, call: Call) -> int:
 
 
 def _ways(layer: Any) -> list:
-    """Returns a layer of Keras's, or the two of a bidirectional one; None for one's own class."""
+    """Returns a Keras layer, or the two of a bidirectional one; None for a user's class."""
     kind = type(layer)
-    if not kind.__module__.startswith("keras."):  # It may compute anything under that name.
+    if not kind.__module__.startswith("keras."):  # A user's class of that name may compute anything.
         return []
     return [layer.forward_layer, layer.backward_layer] if kind.__name__ == "Bidirectional" else [layer]
 

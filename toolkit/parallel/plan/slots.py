@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each weight."""
+"""The state that an optimizer keeps for each weight."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 
 __all__ = ["slots_of"]
 
-_SIDE = 256  # Of a weight that is tried: some optimizers keep rows and columns of large ones only.
+_SIDE = 256  # The size of a test weight: some optimizers keep rows and columns only for large weights.
 
 
 def slots_of(compiled: Any) -> int:
@@ -19,7 +19,7 @@ def slots_of(compiled: Any) -> int:
     optimizer = compiled if isinstance(compiled, keras.optimizers.Optimizer) else getattr(compiled, "optimizer", None)
     if optimizer is None:
         return 1
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of one that scales losses.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # The optimizer inside one that scales losses.
     tried = type(optimizer).from_config(optimizer.get_config())
     tried.build([keras.Variable(np.zeros((_SIDE, _SIDE), "float32"))])
     return round(sum(np.prod(variable.shape) for variable in tried.variables) / _SIDE**2)

@@ -1,4 +1,4 @@
-"""How long a training step takes, by how each layer is divided: computing, updating, and what is exchanged."""
+"""The time of a training step, by how each layer is divided: computation, update and exchange."""
 
 import collections
 import dataclasses
@@ -13,8 +13,8 @@ from toolkit.parallel.plan.memory import memory_of, recomputed
 
 __all__ = ["Step", "layer_seconds", "step"]
 
-# How often PowerSGD reads or writes something of a gradient's size: what is left is added, both products, what they
-# come to, and what is left again.
+# How often PowerSGD reads or writes a tensor of a gradient's size: adding the error, both products, their result
+# and the new error.
 _COMPRESSING = 9
 
 
@@ -44,12 +44,12 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long the step takes in all."""
+        """The time of the whole step."""
         return self.computing + self.updating + self.exchanging + self.fixed
 
 
 def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Machine, setting: Setting) -> Step:
-    """Returns what a training step takes.
+    """Returns the predicted training step.
 
     Layers whose operations aren't known, and whose time wasn't measured, count with nothing.
 
@@ -72,20 +72,21 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
         parameters += parameters_of(layer, choice, setting)
         updating += _updating(layer, choice, machine, setting)
         for exchange in exchanges(layer, choice, setting):
-            times = 1.5 if twice and exchange.kind == "activations" else 1.0  # Half of them are forward's.
+            times = 1.5 if twice and exchange.kind == "activations" else 1.0  # Half of them are in the forward pass.
             received += times * exchange.received
             if exchange.kind == "gradients":
                 gradients[exchange.among].append(exchange)
             else:
                 waiting += times * _waiting(exchange, machine, setting)
-    # All gradients go in one pack, so that their messages count once.
+    # All gradients go in one pack, so its messages count once.
     packs = [
         Exchange("gradients", sum(e.received for e in each), max(e.rounds for e in each), among)
         for among, each in gradients.items()
     ]
     reducing = sum(_waiting(pack, machine, setting) for pack in packs)
     hidden = min(reducing, machine.overlap * backward)
-    if setting.gradient_rank is not None:  # PowerSGD's factors travel when all gradients are known, in two exchanges.
+    # PowerSGD exchanges its factors when all gradients are known, in two exchanges.
+    if setting.gradient_rank is not None:
         reducing += sum(_waiting(dataclasses.replace(pack, received=0), machine, setting) for pack in packs)
         hidden = 0.0
     exchanging = waiting + reducing - hidden
@@ -95,7 +96,7 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
 
 
 def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:
-    """Returns how long an exchange takes. A group is within a host where it fits."""
+    """Returns the time of an exchange. A group is within a host if it fits."""
     local = math.ceil(setting.replicas / machine.hosts)
     count, received = setting.replicas, exchange.received
     if exchange.among == "group":
@@ -103,16 +104,16 @@ def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:
         machine = dataclasses.replace(machine, hosts=math.ceil(count / local))
     elif exchange.among == "groups":
         count = setting.replicas // setting.group
-        if machine.hosts > 1:  # Those of a host with different parts share what joins hosts.
+        if machine.hosts > 1:  # Replicas of one host with different shards share the link between hosts.
             received *= min(setting.group, local)
     takes = machine.all_reduce_seconds if exchange.kind == "gradients" else machine.exchange_seconds
     return takes(received, exchange.rounds, replicas=count)
 
 
 def layer_seconds(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:
-    """Returns what a choice costs for one layer: its computing, update and exchanges, none of it hidden."""
+    """Returns the cost of a choice for one layer: its computation, update and exchanges, without overlap."""
     found = exchanges(layer, choice, setting)
-    # Messages of gradients are shared with other layers.
+    # Gradients share messages with those of other layers.
     alone = [dataclasses.replace(each, rounds=0) if each.kind == "gradients" else each for each in found]
     return (
         sum(_computing(layer, choice, machine, setting))
@@ -122,7 +123,7 @@ def layer_seconds(layer: LayerCost, choice: Choice, machine: Machine, setting: S
 
 
 def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> tuple[float, float]:
-    """Seconds forward and backward: a sharded layer computes 1/R of everybody's examples."""
+    """Seconds forward and backward: a sharded layer computes 1/R of all examples."""
     if layer.name in machine.seconds:
         measured = machine.seconds[layer.name]
         shares = (1 / 3, 2 / 3)
@@ -131,7 +132,7 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
         forth, back = (measured * share for share in shares)
     else:
         forth, back = (layer.forward or 0) / machine.speed, (layer.backward or 0) / machine.speed
-    # Shards of what doesn't divide evenly are padded.
+    # If units don't divide evenly, shards are padded.
     padding = 1.0
     if choice.split is not None:
         padding = shard(layer, choice, setting) * setting.group / layer.splits[choice.split]

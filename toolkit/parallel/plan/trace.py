@@ -1,4 +1,4 @@
-"""What the layers of a model do, seen in one call of it: of any Keras model, however its layers are joined.
+"""Observes the layers of any Keras model in one call of it, however they are connected.
 
 The model is called once on symbolic tensors. TensorFlow's graph of that call has every operation with the shapes of its
 tensors, in the order in which they were made; each operation belongs to the layer that was being called.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Trace", "size_of", "trace"]
 
-_BACKWARD = "backward"  # The scope of gradients' names.
-_EXAMPLES = 251  # Of the call: a prime, by which one sees whether a tensor's size depends on them.
+_BACKWARD = "backward"  # The name scope of gradients.
+_EXAMPLES = 251  # The number of examples of the call: a prime, which shows whether a tensor's size depends on it.
 
 
 @dataclasses.dataclass
@@ -43,12 +43,12 @@ class Call:
 
     @property
     def inputs(self) -> "list[tf.Tensor]":
-        """The tensors that it was given, each once."""
+        """Its input tensors, each once."""
         return list({id(tensor): tensor for tensor in _tensors(self.given)}.values())
 
 
 class Trace:
-    """The layers of a model in the order of their first calls, and what each did.
+    """A model's layers in the order of their first calls, and what each did.
 
     Layers of Keras's own are taken whole, with what is in them; models and one's own layers are taken apart.
 
@@ -85,7 +85,7 @@ class Trace:
         return self._calls[id(layer)]
 
     def weights(self, layer: Any) -> tuple[list, list]:
-        """Returns a layer's trained weights and its others, without those of layers that are named for themselves."""
+        """Returns a layer's trainable weights and its others, without those of layers that are listed themselves."""
         theirs = {id(weight) for level in self._within[id(layer)] for weight in level.layer.variables}
         return tuple(  # type: ignore[return-value]
             [weight for weight in weights if id(weight) not in theirs]
@@ -93,11 +93,11 @@ class Trace:
         )
 
     def is_divided(self, layer: Any) -> bool:
-        """Says whether layers within a layer are there for themselves."""
+        """Returns whether layers within a layer are listed themselves."""
         return bool(self._within[id(layer)])
 
     def owners(self) -> dict[str, int]:
-        """Returns the id of the layer that each operation belongs to, by name: gradients to those whose they are."""
+        """Returns each operation's layer, by the operation's name; gradients belong to the layer of their operation."""
         found = {
             operation.name: id(level.layer)
             for level in self._root.all()
@@ -117,7 +117,7 @@ class Trace:
 
 
 class _Level:
-    """A layer that is called, and the layers that it calls."""
+    """A layer that is being called, and the layers that it calls."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -161,14 +161,14 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
         def recorded(_: Callable) -> Callable:
             return lambda layer, *args, **kwargs: recorder.call(layer, args, kwargs)
 
-        # Nothing of the model may change: neither its variables nor the losses that its layers keep of a call.
+        # The model must not change: neither its variables nor the losses that layers record.
         unchanged = keras.StatelessScope(collect_losses=True, initialize_variables=False)
         with instead(keras.layers.Layer, "__call__", recorded), unchanged:
             return called.get_concrete_function(*specs).graph, specs[0].shape[0]
 
     try:
         graph, examples = outside(traced)
-    except Exception as error:  # Whatever a model of somebody's raises.
+    except Exception as error:  # A user's model may raise anything.
         raise ModelError(
             asked=f"a plan calls model {model.name!r} on symbolic tensors",
             found=f"the call fails: {_first_line(error)}",
@@ -178,7 +178,7 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
 
 
 def _gradients(model: Any, results: list) -> list:
-    """Returns a model's gradients for a loss that is as a cross entropy of all results."""
+    """Returns the gradients of a model for a loss like a cross entropy of all outputs."""
     import tensorflow as tf
 
     trained = {id(handle) for weight in model.trainable_variables for handle in _handles(weight.value)}
@@ -188,14 +188,14 @@ def _gradients(model: Any, results: list) -> list:
 
 
 class _Recorder:
-    """Takes the place of Keras's way to call a layer, while a model is traced."""
+    """Replaces Keras's way to call a layer while a model is traced."""
 
     def __init__(self, model: Any, original: Callable) -> None:
         self.original = original
         self.root = _Level(model)
         self._levels = {id(model): self.root}
         self._open: list[_Level] = []
-        self._made: dict[int, int] = {}  # By graph, how many operations have been given to layers.
+        self._made: dict[int, int] = {}  # For each graph, how many operations have been assigned to layers.
 
     def call(self, layer: Any, args: Sequence, kwargs: Mapping) -> Any:
         import keras
@@ -219,7 +219,7 @@ class _Recorder:
         return result
 
     def _share_out(self) -> None:
-        """Gives the layer that is being called what was made since this was asked last."""
+        """Assigns the operations made since the last call to the layer that is being called."""
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
@@ -230,7 +230,7 @@ class _Recorder:
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what an error says, without the line in which Keras says where, and without its colours."""
+    """Returns an error's message without the line in which Keras gives the place, and without colours."""
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
     return reasons[0].rstrip(".") if reasons else type(error).__name__
@@ -244,7 +244,7 @@ def _tensors(value: Any) -> list:
 
 
 def _named(model: Any, root: _Level) -> Iterator[tuple[str, Any]]:
-    """Yields layers with the names of those that they are in before their own; two alike get numbers."""
+    """Yields layers with names that begin with those of the outer layers; equal names get numbers."""
     seen: set[str] = set()
 
     def below(level: _Level, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -274,7 +274,7 @@ def _blocks(layers: Sequence[tuple[str, Any]]) -> dict[int, str]:
 
 
 def _trained(model: Any, graph: Any) -> set[int]:
-    """Returns the ids of tensors that are computed from something trained, by what a gradient goes through."""
+    """Returns the ids of tensors through which gradients of trained weights flow."""
     frozen = {id(handle) for weight in model.non_trainable_variables for handle in _handles(weight.value)}
     fixed = {id(inner) for outer, inner in graph.captures if id(outer) in frozen}
     found: set[int] = set()
@@ -293,5 +293,5 @@ def _handles(value: Any) -> list:
 
 
 def size_of(tensor: Any) -> int | None:
-    """Returns how many elements a tensor has; None where that isn't known before it is computed."""
+    """Returns the number of elements of a tensor; None if it isn't known before it is computed."""
     return math.prod(tensor.shape) if tensor.shape.is_fully_defined() else None

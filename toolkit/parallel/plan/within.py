@@ -1,4 +1,4 @@
-"""The fastest way to train with some memory: which layers are sharded, over how many replicas, and what else saves."""
+"""Finds the fastest way to train within a memory limit: sharded layers, the number of shards, and what saves memory."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ def choose_within(
     conv: str = "planned",
     fc: str = "planned",
 ) -> Plan:
-    """Chooses the fastest plan of those for which a replica's memory suffices; if it does for none, the smallest.
+    """Returns the fastest plan that fits into a replica's memory; if none fits, the smallest.
 
     The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
     micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
@@ -52,7 +52,7 @@ def choose_within(
 
 
 def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
-    """Yields those with each number of shards and, where memory is to be saved, what saves it; the plainest first."""
+    """Yields plans with each number of shards and, if memory must be saved, with what saves it; the plainest first."""
     replicas = setting.replicas
     shards: list[int | None] = [n for n in range(replicas, 1, -1) if replicas % n == 0]
     if setting.shards or not shards:

@@ -1,4 +1,4 @@
-"""What watches a run while it trains: come here for what it shows, measures and writes in `fit`.
+"""Callbacks that watch a run while it trains: what they show, measure and write during `fit`.
 
 `monitor` makes all of them and puts them in order; each is a callback, which asks the first one, `tracker`.
 

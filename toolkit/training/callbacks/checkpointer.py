@@ -1,4 +1,4 @@
-"""The callback that writes checkpoints, and makes `fit` go on in the middle of an epoch."""
+"""The callback that writes checkpoints and makes `fit` continue in the middle of an epoch."""
 
 import dataclasses
 import logging
@@ -31,7 +31,7 @@ _MOST_FAILURES = 3
 
 
 class Checkpointer(keras.callbacks.Callback):
-    """Writes a checkpoint after every epoch, every `every_steps` steps, and when a signal has come.
+    """Writes a checkpoint after every epoch, every `every_steps` steps, and when a signal has arrived.
 
     A checkpoint holds everything that the next step depends on, so that a resumed run ends with the weights of one that
     was never stopped. In the epoch that it resumes in the middle of, the steps already done are passed over: `fit`
@@ -83,7 +83,7 @@ class Checkpointer(keras.callbacks.Callback):
         self._random_at_epoch: dict | None = None
         self._train: Any = None
         self._failures = 0
-        self._received: int | None = None  # What waits for replicas to agree: a signal, or a checkpoint.
+        self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
         self._due = False
         self._scalars: list[tuple[Any, np.ndarray]] = []
 
@@ -93,15 +93,15 @@ class Checkpointer(keras.callbacks.Callback):
         if self.resumed is not None and not self.tracker.resumed.batch:
             self._restore_host(self.resumed)
         if self.data is not None or self.tracker.resumed.batch:
-            # `fit` offers no way to begin an epoch in its middle: `initial_epoch` counts whole ones.
-            # `Model.train_function` is the one attribute that it calls for a step (or for `steps_per_execution` of
-            # them), and it is documented that `make_train_function` leaves one alone that is already set.
+            # `fit` can't begin an epoch in its middle: `initial_epoch` counts whole epochs.
+            # `Model.train_function` is the only attribute that `fit` calls for a step (or for `steps_per_execution` of
+            # them), and Keras documents that `make_train_function` keeps one that is already set.
             self._train = self.model.train_function
             self.model.train_function = self._step
 
     def _step(self, iterator: Any) -> Any:
         if self._unbuilt_metrics and isinstance(iterator, tf.data.Iterator):
-            build(self.model, iterator)  # Metrics of one device are built by the first step that is computed.
+            build(self.model, iterator)  # The metrics of one device are built by the first computed step.
             state.restore_metrics(self.model, self._unbuilt_metrics)
         self._unbuilt_metrics = {}
         if self.data is not None:
@@ -109,20 +109,20 @@ class Checkpointer(keras.callbacks.Callback):
         return self.model.get_metrics_result() if self.tracker.passing_over else self._train(iterator)
 
     def set_model(self, model: keras.Model) -> None:
-        """Notes rates and counters of the optimizers, as they were restored."""
+        """Records the optimizers' rates and counters as they were restored."""
         super().set_model(model)
         if self.tracker.resumed.batch:
             scalars = (v for each in optimizers_of(model) for v in each.variables if len(v.shape) == 0)
             self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
 
     def _restore_scalars(self) -> None:
-        """Takes back what callbacks have done when they were told of the epoch's begin a second time."""
+        """Undoes what callbacks did when they received an epoch's begin for the second time."""
         with self.model.distribute_strategy.scope():
             for variable, value in self._scalars:
                 variable.assign(value)
 
     def _restore_host(self, resumed: Checkpoint) -> None:
-        """Sets callbacks' counters, and the random state that data drawn by Python doesn't bring along by itself."""
+        """Sets callbacks' counters, and the random state unless the data restores it."""
         self.callbacks.restore(resumed.metadata.get("callbacks", []), resumed.arrays)
         if "random" in resumed.metadata and (self.data is None or self.data.random_state == "restored"):
             restore_random(resumed.metadata["random"]["now"])
@@ -140,14 +140,14 @@ class Checkpointer(keras.callbacks.Callback):
         position = self.tracker.position
         if self.tracker.passing_over:
             if batch + 1 >= self.tracker.resumed.batch and self.resumed is not None:
-                self._restore_host(self.resumed)  # Now the callbacks have seen all steps that are passed over.
+                self._restore_host(self.resumed)  # The callbacks have now seen all skipped steps.
                 self._restore_scalars()
             return
-        # A multiple of every_steps lies in this call's steps (there are several with steps_per_execution).
+        # This call's steps include a multiple of every_steps (with steps_per_execution there are several).
         before = position.step - (batch - self.tracker.batch + 1)
         due = self._due or (bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps)
         received = self.stopping.after(position.step) or self._received
-        if not agrees(self.model):  # Replicas that train by themselves average in some steps' time.
+        if not agrees(self.model):  # Replicas that train locally will average in some steps.
             self._received, self._due = received, due
             return
         if received is not None:
@@ -161,7 +161,7 @@ class Checkpointer(keras.callbacks.Callback):
         self._metrics = state.capture_metrics(self.model)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Several processes ask one another at the end of the epoch.
+        # Several processes agree at the end of the epoch.
         received = self.signals.received if self.stopping.alone and self.signals.held else None
         if received is not None:
             self._stop(received, self.tracker.position, self._metrics)
@@ -178,7 +178,7 @@ class Checkpointer(keras.callbacks.Callback):
         self.close()
 
     def close(self) -> None:
-        """Gives the model its own function of a step back; call it where `fit` ended in an exception, too."""
+        """Gives the model its step function back; also called if `fit` ended in an exception."""
         self.signals.held = False
         if self._train is not None:
             self.model.train_function = self._train
@@ -225,7 +225,7 @@ class Checkpointer(keras.callbacks.Callback):
 
 
 class Best(keras.callbacks.ModelCheckpoint):
-    """Keeps the model of the best epoch, as Keras does; the file is whole at any moment.
+    """Keeps the model of the best epoch, as Keras does. The file is always complete.
 
     Args:
         path: The .keras file.
@@ -257,7 +257,7 @@ def _check_finite(
     good: int | None,
     directory: object,
 ) -> None:
-    """Makes sure that a model's weights are finite. It is a collective.
+    """Checks that a model's weights are finite. All processes must call it.
 
     The weights of all processes are the same, but what each has seen of its own data in between, such as
     BatchNormalization's statistics, isn't: so they agree.
@@ -289,5 +289,5 @@ def _check_finite(
 def _finite(array: np.ndarray) -> bool:
     if array.dtype.kind in "biuS":
         return True
-    # bfloat16 and float8 are their own kinds.
+    # NumPy has no finiteness check for bfloat16 and float8.
     return bool(np.isfinite(array if array.dtype.kind in "fc" else array.astype(np.float32)).all())

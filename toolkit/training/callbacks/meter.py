@@ -1,4 +1,4 @@
-"""What a training step takes: its time, and the bytes that the network brought."""
+"""Measures a training step: its time, and the bytes received from the network."""
 
 import itertools
 import socket
@@ -15,7 +15,7 @@ __all__ = ["Meter", "interface"]
 
 
 class Meter(keras.callbacks.Callback):
-    """Measures steps, from the end of one to the end of the next, within an epoch.
+    """Measures the time from the end of one step to the end of the next, within an epoch.
 
     Args:
         member: Who this process is, by whose address its network interface is found; None where replicas share a
@@ -40,12 +40,12 @@ class Meter(keras.callbacks.Callback):
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the median; None before two steps are over after the warm-up."""
+        """The median time of a step; None until two steps after the warm-up have ended."""
         return statistics.median(self._took) if self._took else None
 
     @property
     def received(self) -> float | None:
-        """Bytes that a task receives in a step, headers of packets included; None where no network is counted."""
+        """Bytes that a task receives in a step, with packet headers; None if no network is counted."""
         if len(self._received) < 2:
             return None
         return (self._received[-1] - self._received[0]) / (len(self._received) - 1) / self._tasks

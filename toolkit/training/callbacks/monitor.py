@@ -1,4 +1,4 @@
-"""The callbacks of a run, made and put in order in one place."""
+"""Creates the callbacks of a run and puts them in order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Makes the callbacks of one `fit`, and says afterwards what they have seen.
+    """Creates the callbacks of one `fit`, and afterwards returns what they measured.
 
     Args:
         directory: Where history and TensorBoard's files go.
@@ -88,13 +88,14 @@ class Monitor:
             every_steps=checkpoint_steps,
             resumed=checkpoint,
         )
-        # The profile must be over when speed begins to be measured; the epoch's row must be there when its checkpoint
-        # is written; the user's callbacks have counted before they are saved.
+        # The profile must end before speed is measured; the epoch's row must exist when its checkpoint is written;
+        # the user's callbacks must have counted before they are saved.
         self.callbacks: list[keras.callbacks.Callback] = [tracker]
         others = any(
             isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in callbacks
         )
-        if writes and profile and not others and strategies.computes_here(strategy):  # One at a time can profile.
+        # Only one callback at a time can profile.
+        if writes and profile and not others and strategies.computes_here(strategy):
             self.callbacks.append(self._profiler)
         self.callbacks += callbacks
         if directory.tensorboard is not None:
@@ -102,33 +103,33 @@ class Monitor:
         self.callbacks += [self._recorder, self._checkpointer]
 
     def say(self, line: str) -> None:
-        """Shows a line, as the progress of training is shown; "" for none."""
+        """Shows a line in the way in which progress is shown; nothing for ""."""
         if line:
             self._recorder.say(line)
 
     @property
     def rows(self) -> list[dict]:
-        """One row per epoch, those of earlier processes included."""
+        """One row per epoch, including those of earlier processes."""
         return self._recorder.rows
 
     @property
     def examples_per_second(self) -> float | None:
-        """Over all replicas, after warm-up; None for a training that was too short."""
+        """Over all replicas, after the warm-up; None for too short a training."""
         return self._tracker.examples_per_second
 
     @property
     def global_batch_size(self) -> int | None:
-        """Examples per step, over all replicas; None where not enough steps were counted to tell."""
+        """Examples per step, over all replicas; None if too few steps were counted."""
         return self._tracker.global_batch_size
 
     @property
     def breakdown(self) -> dict[str, Any] | None:
-        """Where a step's time goes; None where no profile could be taken."""
+        """Where a step's time goes; None if no profile could be taken."""
         found = self._profiler.breakdown
         return None if found is None else found.as_dict()
 
     def close(self) -> None:
-        """Ends what training may have been stopped in the midst of: the progress bar, a profile, the model's step."""
+        """Ends what an exception may have left open: the progress bar, a profile, the model's step."""
         self._recorder.close()
         self._profiler.close()
         self._checkpointer.close()

@@ -1,4 +1,4 @@
-"""A profile of a few steps: where the time of a step goes, and for TensorBoard where it is asked for.
+"""Profiles a few steps: shows where a step's time goes, and writes a profile for TensorBoard if asked to.
 
 At each moment of the profiled steps exactly one of these holds, the first that applies:
 
@@ -29,7 +29,7 @@ from toolkit.training.callbacks.tracker import Tracker
 __all__ = ["Breakdown", "Profiler", "read"]
 
 _LOG = logging.getLogger(__name__)
-_FIRST = 4  # Steps that trace, compile and allocate. Those that are profiled are over when speed begins to be measured.
+_FIRST = 4  # Steps that trace, compile and allocate. The profiled steps end before speed is measured.
 _STEPS = 5
 STEP = "toolkit_step"  # The name of the profiler's Trace around each step.
 _INPUT = "IteratorGetNextOp::DoCompute"
@@ -68,13 +68,14 @@ class Breakdown:
 
 
 def read(directory: pathlib.Path, *, replicas: int) -> Breakdown | None:
-    """Reads the newest profile under a directory; None where it has no whole step.
+    """Reads the newest profile in a directory; None if it has no whole step.
 
     Args:
         directory: What was given to the profiler: it holds plugins/profile/TIME/HOST.xplane.pb.
         replicas: In all processes.
     """
-    # TensorFlow documents the file, not where its class is: tests/training/test_profiler.py fails if that moves.
+    # TensorFlow documents the file, but not the place of its class: tests/training/test_profiler.py fails if that
+    # moves.
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
@@ -130,7 +131,7 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
         left = _without(left, _merged(intervals))
         parts[name] = before - _length(left)
     exposed = parts["communication"]
-    # What is left inside of a step's function, on several replicas, is waiting for one another.
+    # The rest of a step's time on several replicas is waiting for one another.
     running = ("FunctionRun", "TFE_Py_ExecuteCancelable")
     inside = _merged((event.begin, event.end) for event in events if event.name.startswith(running))
     outside = _length(_without(left, inside))
@@ -153,14 +154,14 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
 
 
 def _is_operation(event: _Event, on_gpus: bool) -> bool:
-    """Whether an event is an operation on a device of the model; beside GPUs, the CPU only sends them off."""
+    """Whether an event is an operation on one of the model's devices. With GPUs, the CPU only dispatches them."""
     if on_gpus:
         return event.plane.startswith(_DEVICE_PLANE) and event.line.startswith("Stream")
     return event.line.startswith("tf_Compute") and ":" in event.name and "::" not in event.name
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Intervals that don't overlap, in order, with the same union."""
+    """Returns intervals without overlaps, in order, with the same union."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -171,7 +172,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
-    """What is left of some intervals; both in order and without overlaps."""
+    """Returns the first intervals without the parts covered by the second; both are in order and without overlaps."""
     left = []
     starts = [begin for begin, _ in taken]
     for begin, end in intervals:
@@ -215,13 +216,13 @@ class Profiler(keras.callbacks.Callback):
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Of the profiled steps; None where there were too few, or somebody else was profiling."""
+        """Of the profiled steps; None if there were too few, or another profiler was active."""
         if self._directory is None or not self._over:
             return None
         try:
             return read(self._directory, replicas=self.model.distribute_strategy.num_replicas_in_sync)
         except Exception as error:
-            # It is a look at the run, and never a reason for it to fail.
+            # A profile must never make a run fail.
             _LOG.warning("The profile can't be read (%s: %s)", type(error).__name__, error)
             return None
         finally:
@@ -262,7 +263,7 @@ class Profiler(keras.callbacks.Callback):
         self.close()
 
     def close(self) -> None:
-        """Ends a profile that training was stopped in the midst of."""
+        """Ends a profile after training was interrupted."""
         if self._directory is not None and not self._over:
             self._stop()
 

@@ -1,4 +1,4 @@
-"""What training comes to, for Ray Train: each epoch's metrics, and with them the model."""
+"""Reports to Ray Train: each epoch's metrics with the model."""
 
 import pathlib
 import tempfile
@@ -45,7 +45,7 @@ class RayReport(keras.callbacks.Callback):
         self._waiting: tuple[int, dict[str, float]] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Makes sure that there is someone to report to."""
+        """Checks that this process belongs to a Ray Train job."""
         asked = "RayReport tells Ray Train what training comes to"
         try:
             import ray.train
@@ -55,7 +55,7 @@ class RayReport(keras.callbacks.Callback):
         try:
             context = ray.train.get_context()
             self._rank, workers = context.get_world_rank(), context.get_world_size()
-        except Exception as error:  # Ray's own kinds, which differ by version.
+        except Exception as error:  # Ray's own exceptions, which differ by version.
             raise RequestError(
                 asked=asked,
                 found="this process isn't a worker of Ray Train",

@@ -1,4 +1,4 @@
-"""What an epoch came to, for those who look: history.csv, the screen or a log file, TensorBoard and the launcher."""
+"""An epoch's results for history.csv, the screen or a log file, TensorBoard and the launcher."""
 
 import logging
 import pathlib
@@ -18,14 +18,14 @@ from toolkit.training.callbacks.tracker import Tracker
 __all__ = ["Board", "Recorder"]
 
 _LOG = logging.getLogger(__name__)
-_REPORT_SECONDS = 0.25  # How often the launcher hears of a step, at most.
-_LINE_SECONDS = 30  # In a log file: how often a line says how far the epoch is.
-_BAR_SECONDS = 0.2  # On a terminal: how often the bar moves. More often costs training time.
+_REPORT_SECONDS = 0.25  # The shortest time between two reports to the launcher.
+_LINE_SECONDS = 30  # In a log file: seconds between two lines of progress.
+_BAR_SECONDS = 0.2  # On a terminal: seconds between two updates of the bar. More updates would cost training time.
 _WRITES = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
 
 class Recorder(keras.callbacks.Callback):
-    """Keeps one row per epoch, in a file that is whole at any moment; shows and reports progress in between.
+    """Writes one row per epoch to a file that is always complete, and shows and reports progress in between.
 
     Args:
         path: history.csv; None for rows that are only kept.
@@ -62,7 +62,7 @@ class Recorder(keras.callbacks.Callback):
         self._epoch_start = self._shown = self._reported = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._write()  # An interrupted run may have left rows of epochs that are now done again.
+        self._write()  # An interrupted run may have left rows of epochs that are now repeated.
         status.report(state="training", step=0, steps=self.tracker.total_steps)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -105,7 +105,7 @@ class Recorder(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         rate, seconds = self.tracker.epoch_examples_per_second, time.monotonic() - self._epoch_start
         row = {"epoch": self._epochs + epoch + 1, "step": self._steps + self.tracker.position.step, **_scalars(logs)}
-        optimizer = getattr(self.model, "optimizer", None)  # A model with two keeps them under other names.
+        optimizer = getattr(self.model, "optimizer", None)  # A model with two optimizers logs rates under other names.
         if optimizer is not None:
             row["learning_rate"] = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         row |= {"examples_per_second": round(rate, 1) if rate else None, "seconds": round(seconds, 3)}
@@ -121,7 +121,7 @@ class Recorder(keras.callbacks.Callback):
         status.report(state="trained", step=self.tracker.position.step)
 
     def close(self) -> None:
-        """Takes the bar away; call it where `fit` ended in an exception."""
+        """Removes the bar; called if `fit` ended in an exception."""
         if self._bar:
             self._bar.stop()
             self._bar = None
@@ -142,12 +142,15 @@ class Recorder(keras.callbacks.Callback):
             return
         try:
             files.write_csv(self.path, self.rows, empty=["epoch"])
-        except OSError as error:  # The rows are in every checkpoint too; training goes on.
+        except OSError as error:  # Every checkpoint also has the rows, so training goes on.
             _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)
 
 
 class Board(keras.callbacks.TensorBoard):
-    """TensorBoard's files as Keras writes them, vectors one by one; what can't be written is named once, and left."""
+    """TensorBoard's files as Keras writes them, vectors as single numbers.
+
+    A failed write is reported once and ignored.
+    """
 
     def __init__(self, log_dir: str, **options: Any) -> None:
         super().__init__(log_dir, **options)
@@ -171,7 +174,7 @@ class Board(keras.callbacks.TensorBoard):
 
 
 def _scalars(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns logs as numbers with a name each: of a metric that is a vector, such as F1Score, name_0, name_1 ..."""
+    """Returns logs as single numbers: a vector metric such as F1Score becomes name_0, name_1 ..."""
     found = {}
     for name, value in (logs or {}).items():
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: held back until the step is finished, and then all processes stop after the same one."""
+"""SIGINT, SIGTERM and SIGHUP wait until the step is finished; then all processes stop after the same step."""
 
 import contextlib
 import logging
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["StopAgreement", "StopSignals"]
 
 _LOG = logging.getLogger(__name__)
-_SAME = 5.0  # Seconds in which two SIGTERMs are one.
-_SECONDS = 0.5  # How often the processes ask one another; a question takes 1 to 2 ms on one machine.
+_SAME = 5.0  # Two SIGTERMs within so many seconds count as one.
+_SECONDS = 0.5  # How often the processes ask one another; one exchange takes 1 to 2 ms on one machine.
 _MOST_STEPS = 1000
 
 
 class StopSignals:
-    """While entered: a signal ends the program with `StoppedBySignal`, or, while `held`, is noted.
+    """While entered, a signal ends the program with `StoppedBySignal`; while `held`, it is only recorded.
 
     A second signal ends the program at once even then; but a second SIGTERM of the same seconds is the first one, told
     twice: by a cluster's scheduler to all processes, and by the launcher, which it has told, too.
@@ -62,7 +62,7 @@ class StopSignals:
 
 
 class StopAgreement:
-    """Says after a step which signal the processes stop on.
+    """Decides after a step on which signal the processes stop.
 
     A process that stopped by itself would leave the others waiting in the next step's all-reduce.
 
@@ -82,7 +82,7 @@ class StopAgreement:
         self._asked: tuple[int, float] | None = None
 
     def after(self, step: int) -> int | None:
-        """Returns the signal's number, None if there is none to stop on after this step.
+        """Returns the signal's number, None if no process stops after this step.
 
         Args:
             step: Steps done in all; every process asks after the same ones.
@@ -92,7 +92,7 @@ class StopAgreement:
         return self.now(step) if step >= self._next else None
 
     def now(self, step: int) -> int | None:
-        """As `after`, and asks the other processes in any case."""
+        """As `after`, but always asks the other processes."""
         if self.alone:
             return self.signals.received
         interval = 1
@@ -100,7 +100,7 @@ class StopAgreement:
         if self._asked is not None and step > self._asked[0]:
             seconds = (now - self._asked[1]) / (step - self._asked[0])
             interval = max(1, min(_MOST_STEPS, int(_SECONDS / seconds)))
-        # The smallest interval that any process proposes, as the largest of negative ones.
+        # The smallest interval that any process proposes, computed as a maximum of negative numbers.
         mine = np.array([self.signals.received or 0, -interval], np.int64)
         received, negative = (int(value) for value in self._extremes(self._strategy, mine)[1])
         self._next = step - negative

@@ -1,4 +1,4 @@
-"""Where training stands, and how fast it goes: the callback that counts for all the others."""
+"""Progress and speed of training: the callback that counts for all others."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ _WARM_UP_STEPS = 10  # The first steps trace and compile the training function.
 
 
 class Tracker(keras.callbacks.Callback):
-    """Knows where training stands; it comes first among the callbacks, and the others ask it.
+    """Counts steps and epochs. It comes first among the callbacks, and the others ask it.
 
     A resumed run passes over the steps of its first epoch that an earlier process has done: Keras counts them and
     calls callbacks for them, but nothing is computed.
@@ -48,7 +48,7 @@ class Tracker(keras.callbacks.Callback):
         self.batch = -1
         self.steps_per_epoch: int | None = None
         self.passing_over = False
-        self._steps_before = resumed.step - resumed.batch  # Those of whole epochs.
+        self._steps_before = resumed.step - resumed.batch  # Of whole epochs.
         self._seen = 0
         self._last: tuple[int, float] | None = None
         self._counted: tuple[int, int] | None = None
@@ -56,7 +56,7 @@ class Tracker(keras.callbacks.Callback):
 
     @property
     def total_steps(self) -> int | None:
-        """The steps of all epochs together, None while that isn't known."""
+        """The steps of all epochs together, None while they aren't known."""
         return self.steps_per_epoch and self.steps_per_epoch * self.epochs
 
     @property
@@ -66,7 +66,7 @@ class Tracker(keras.callbacks.Callback):
 
     @property
     def epoch_examples_per_second(self) -> float | None:
-        """The same of this epoch so far."""
+        """The same for this epoch so far."""
         return self._rate(*self._of_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -85,7 +85,7 @@ class Tracker(keras.callbacks.Callback):
         if self.passing_over:
             return
         self._measure(batch)
-        # With steps_per_execution, `batch` is the last of several, of which an epoch's end leaves some undone.
+        # With steps_per_execution, `batch` is the last of several steps; at an epoch's end some of them don't exist.
         if self.steps_per_epoch is not None:
             batch = min(batch, self.steps_per_epoch - 1)
         self.position = Position(step=self._steps_before + batch + 1, epoch=self.epoch, batch=batch + 1)
@@ -110,7 +110,7 @@ class Tracker(keras.callbacks.Callback):
         self._last = (batch, now)
 
     def _count(self, batch: int) -> None:
-        """Sets the examples of a step from what the loss's mean has counted between the ends of two steps."""
+        """Computes the examples of a step from the count of the loss's mean between two steps."""
         mean = next((m for m in self.model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss"), None)
         if mean is None or self._seen > 1:
             return

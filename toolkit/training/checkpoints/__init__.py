@@ -1,4 +1,4 @@
-"""What a run goes on from: come here for what a checkpoint holds, how it is written, and how it is restored.
+"""What a run resumes from: what a checkpoint holds, how it is written, and how it is restored.
 
 store         a directory of checkpoints: arrays and a manifest with their SHA-256
 position      where training stands

@@ -1,4 +1,4 @@
-"""What the processes of a run do together before training: compare themselves, and take over the chief's checkpoint.
+"""What the processes of a run do together before training: compare themselves, and load the chief's checkpoint.
 
 Their hosts need not see one another's disks: only what the chief has on its disk counts. Every function here is a
 collective, which all processes have to call in the same order.
@@ -22,19 +22,19 @@ __all__ = ["broadcast_checkpoint", "broadcast_number", "check_restored", "check_
 
 _Result = TypeVar("_Result")
 _CHUNK = 64 << 20  # Bytes sent at once.
-_NAMED = 3  # So many differences are named.
+_NAMED = 3  # The most differences that a message names.
 _STEP = "the step"
 
 
 def broadcast_number(strategy: "tf.distribute.Strategy", value: int) -> int:
-    """Returns the chief's number on every process: it alone sees what is on its disk."""
+    """Returns the chief's number on every process. Only the chief knows what is on its disk."""
     from toolkit.strategies.processes import agreement
 
     return int(agreement.broadcast(strategy, np.array([value], np.int64))[0])
 
 
 def run_together(strategy: "tf.distribute.Strategy", action: Callable[[], _Result]) -> _Result:
-    """Does something that can fail on one process, such as the chief's reading of its disk.
+    """Calls a function that may fail on one process, such as reading the chief's disk; then all processes fail.
 
     Args:
         strategy: Whose processes take part.
@@ -101,7 +101,7 @@ def _broadcast_bytes(strategy: "tf.distribute.Strategy", content: bytes, size: i
 
 
 def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> None:
-    """Makes sure that all processes are about to train the same: one with another seed would train along unnoticed.
+    """Checks that all processes are about to train the same: one with another seed would go unnoticed.
 
     Args:
         strategy: Whose processes take part.
@@ -123,7 +123,7 @@ def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> 
 
 
 def check_restored(model: "keras.Model", *, step: int) -> None:
-    """Makes sure that all processes go on with the same weights and optimizer, bit for bit.
+    """Checks that all processes continue with the same weights and optimizers, bit for bit.
 
     Args:
         model: The model as it has been restored.

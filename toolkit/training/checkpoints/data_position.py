@@ -1,4 +1,4 @@
-"""Bringing a user's data to where training stands, so that a resumed run sees the batches that it would have seen.
+"""Brings a user's data to the position of training, so that a resumed run gets the batches that would have followed.
 
 There are three ways, and the first that the data allows is taken:
 
@@ -33,14 +33,14 @@ from toolkit.training.checkpoints.position import Position
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
 
 _LOG = logging.getLogger(__name__)
-_MOST_BYTES = 16 << 20  # Of an iterator in a checkpoint.
+_MOST_BYTES = 16 << 20  # The key of an iterator in a checkpoint.
 _PREFIX = "data/"
 _GENERATOR = b"@@num_random_samples"  # tensorflow/core/kernels/data/shuffle_dataset_op.cc
-_NO_SEED = 87654321  # What TensorFlow returns for the global seed where none was set (its DEFAULT_GRAPH_SEED).
+_NO_SEED = 87654321  # TensorFlow's value for a global seed that isn't set (its DEFAULT_GRAPH_SEED).
 
 
 class DataPosition:
-    """The place in a user's training data: captured for each checkpoint, and found again when a run is resumed.
+    """The position in a user's training data: captured for each checkpoint, and restored on resume.
 
     Args:
         data: What is given to `fit` as `x`.
@@ -69,7 +69,7 @@ class DataPosition:
         self._data = data
         self._steps_per_epoch = steps_per_epoch
         draws = draws_of(data)
-        # An iterator's state hasn't that of what its functions draw from: it is drawn again with the data.
+        # An iterator's state lacks the random state of its functions, so such data is read again from the beginning.
         self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset) and not draws
         self._draws = draws
         self._made_to_build = int(looked_at)
@@ -85,19 +85,19 @@ class DataPosition:
             self.random_state = "replayed"
 
     def capture(self, position: Position) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
-        """Returns what has to be known to find this place again: what JSON can hold, and arrays by name.
+        """Returns what is needed to find this position again: JSON values, and arrays by name.
 
         Args:
             position: Where training stands.
         """
-        used = self._read_before(position)[1] > 0  # Else the next step begins with a new iterator.
+        used = self._read_before(position)[1] > 0  # Otherwise the next step would begin with a new iterator.
         facts: dict[str, Any] = {"seed": _global_seed(), "made_to_build": self._made_to_build}
         if self._can_be_saved:
             facts["dataset"] = repr(self._data)
         return facts, self._iterator_state() if used else {}
 
     def prepare(self, resumed: Position, facts: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
-        """Does what has to be done before `fit` makes its iterators; called on resume only.
+        """Prepares the position before `fit` makes its iterators; called only on resume.
 
         Args:
             resumed: Where training goes on.
@@ -119,7 +119,7 @@ class DataPosition:
                 )
             return
         if isinstance(self._data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-            # A run that goes on under another strategy.
+            # A run that continues under another strategy.
             iterators += facts.get("made_to_build", self._made_to_build) - self._made_to_build
             for _ in range(iterators):
                 iter(self._data)
@@ -131,13 +131,13 @@ class DataPosition:
             self._warn(facts.get("seed"))
 
     def use(self, iterator: Any) -> None:
-        """Takes note of Keras's iterator before each step, and brings it to this place before the first one.
+        """Notes Keras's iterator before each step, and brings it to this position before the first step.
 
         Raises:
             DataError: The data has come to its end before that place.
         """
         self._iterator, draws, self._draws = iterator, self._draws, []
-        if words := in_the_order_of_threads(draws):  # Said before the first step.
+        if words := in_the_order_of_threads(draws):  # Logged before the first step.
             _LOG.warning("%s", words)
         if self._can_be_saved and self._generators is None:
             self._generators = _generators_in(self._iterator_state())
@@ -165,13 +165,14 @@ class DataPosition:
                 ) from None
 
     def _read_before(self, resumed: Position) -> tuple[int, int]:
-        """Returns how many iterators Keras has made before the one that is in use, and how many batches it has given.
+        """Returns how many iterators Keras has made before the current one, and how many batches that one has given.
 
         This is what `keras.src.trainers.epoch_iterator` does, which has no public face;
         tests/training/test_data_position.py fails when it changes.
         """
         length, steps = self._cardinality(), self._steps_per_epoch
-        if steps is None:  # Where it knows the length, it makes another one at the end of each epoch, for nothing.
+        # If Keras knows the length, it makes one more iterator at the end of each epoch and doesn't use it.
+        if steps is None:
             return (1 if length is None else 2) * resumed.epoch, resumed.batch
         iterators = read = 0
         for _ in range(resumed.epoch):
@@ -191,7 +192,8 @@ class DataPosition:
         with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
             try:
                 tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/state")
-            except (tf.errors.OpError, NotImplementedError) as error:  # What Python generates, for one, has no state.
+            # Python generators, for example, have no state that can be saved.
+            except (tf.errors.OpError, NotImplementedError) as error:
                 _LOG.debug("The iterator can't be saved, and will be read again on resume (%s)", error)
                 self._can_be_saved = False
                 return {}
@@ -207,8 +209,8 @@ class DataPosition:
             return {}
         arrays = {f"{_PREFIX}{name}": np.frombuffer(content, np.uint8) for name, content in state.items()}
         if _generators_in(arrays) < (self._generators or 0):
-            # tf.data has read ahead to the end of the data, and the state of what has come to its end is left out: the
-            # next epoch would come in another order. Reading again is exact.
+            # tf.data has read ahead to the end of the data, and an iterator at its end has no state: the next epoch
+            # would come in another order. Reading the data again is exact.
             return {}
         return arrays
 
@@ -230,14 +232,14 @@ class DataPosition:
 
 
 def _generators_in(arrays: "Mapping[str, np.ndarray]") -> int:
-    """Returns how many generators of shuffles the state of an iterator holds, by the names that tf.data gives them."""
+    """Returns how many shuffles' generators an iterator's state holds, by tf.data's names."""
     return sum(array.tobytes().count(_GENERATOR) for array in arrays.values())
 
 
 def place_in(
     data: Any, strategy: tf.distribute.Strategy, *, steps_per_epoch: int | None, as_it_is: bool
 ) -> DataPosition:
-    """Returns the place in a user's data, as Keras reads that under a strategy."""
+    """Returns the position in a user's data, as Keras reads that data under a strategy."""
     one = strategies.describe(strategy)["strategy"] == "one_device"
     looked_at = not one and not made_here(strategy)
     return DataPosition(data, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=as_it_is)
@@ -249,7 +251,7 @@ def _global_seed() -> int | None:
 
 
 def batch_size_of(data: Any, batch_size: int | None) -> int | None:
-    """Returns the examples in each step, over all replicas; None where only the data itself will tell.
+    """Returns the examples in each step, over all replicas; None if only reading the data tells.
 
     Args:
         data: What is given to `fit` as `x`.
@@ -264,7 +266,7 @@ def batch_size_of(data: Any, batch_size: int | None) -> int | None:
 
 
 def shuffled_by_keras(data: Any) -> bool:
-    """Says whether `fit` can shuffle this itself, as it does unless told otherwise."""
+    """Returns whether `fit` can shuffle this data, which it does by default."""
     return isinstance(data, keras.utils.PyDataset) or _is_arrays(data)
 
 
@@ -273,7 +275,7 @@ def _is_arrays(data: Any) -> bool:
 
 
 def build(model: keras.Model, data: Any) -> None:
-    """Builds a model and its metrics by the shapes of its data: what is to be restored has to be there before.
+    """Builds a model and its metrics from the shapes of its data, because variables must exist to be restored.
 
     Args:
         model: A compiled model; what is built already stays as it is.
@@ -291,6 +293,6 @@ def build(model: keras.Model, data: Any) -> None:
             found="it isn't built, and the data doesn't say its shapes beforehand",
             remedy="Begin the model with a keras.Input, or call model.build",
         )
-    if _is_arrays(data):  # Whose first dimension counts all examples.
+    if _is_arrays(data):  # The first dimension of its batches counts all examples.
         spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), spec)
     building.build(model, spec)

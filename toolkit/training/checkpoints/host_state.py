@@ -1,4 +1,4 @@
-"""What a run keeps in Python: counters of callbacks, such as EarlyStopping's patience, and random generators."""
+"""A run's state in Python: counters of callbacks, such as EarlyStopping's patience, and random generators."""
 
 import contextlib
 import inspect
@@ -22,7 +22,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 
 
 class CallbackState:
-    """Saves and restores what callbacks count in attributes: plain values, arrays, or lists and dicts of them.
+    """Saves and restores callbacks' attributes that are plain values, arrays, or lists and dicts of them.
 
     Only what has changed since training began counts: what a constructor was given is the user's, and may differ
     when a run is resumed. What a callback holds besides (functions, files, models) was given to it, or is made
@@ -40,7 +40,7 @@ class CallbackState:
         self._named: set[int] = set()
 
     def begin(self) -> None:
-        """Notes what they hold when training begins; call it after their `on_train_begin`."""
+        """Records the attributes when training begins; call it after `on_train_begin`."""
         for number, callback in enumerate(self._callbacks):
             for name, value in _attributes(callback).items():
                 if _storable(value):
@@ -49,7 +49,7 @@ class CallbackState:
                     self._others[number, name] = value
 
     def capture(self) -> "tuple[list[dict], dict[str, np.ndarray]]":
-        """Returns their attributes as JSON can hold them, and the arrays among them by name."""
+        """Returns the attributes as JSON values, and their arrays by name."""
         arrays: dict[str, np.ndarray] = {}
         plain = []
         for number, callback in enumerate(self._callbacks):
@@ -71,7 +71,10 @@ class CallbackState:
         return plain, arrays
 
     def restore(self, plain: Sequence[Mapping[str, Any]], arrays: "Mapping[str, np.ndarray]") -> None:
-        """Sets what `capture` has returned: the first callback of a class gets what the first of it had, and so on."""
+        """Sets what `capture` has returned.
+
+        The first callback of a class gets the values of the first one, and so on.
+        """
         saved = [(kept["class"], kept["attributes"]) for kept in plain]
         left = list(saved)
         for callback in self._callbacks:
@@ -90,7 +93,10 @@ class CallbackState:
 
     @property
     def have_ended_it(self) -> bool:
-        """Whether an EarlyStopping has stopped the training, which is then complete; others may only have paused it."""
+        """Whether an EarlyStopping has stopped the training, which is then complete.
+
+        Other callbacks may only pause it.
+        """
         import keras
 
         return any(
@@ -105,14 +111,14 @@ class CallbackState:
 
 
 def _is_keras_own(callback: "keras.callbacks.Callback") -> bool:
-    """Whether it makes again what it can't save, such as CSVLogger's writer."""
+    """Whether it recreates what can't be saved, such as CSVLogger's writer."""
     return type(callback).__module__.startswith("keras.")
 
 
 def _attributes(callback: "keras.callbacks.Callback") -> dict[str, Any]:
     own: Iterable[str] = _KERAS_OWN
     if _is_keras_own(callback):
-        # Arguments, of which EarlyStopping turns one around (min_delta) when it first compares, in each process.
+        # Arguments. EarlyStopping changes the sign of one (min_delta) at its first comparison in each process.
         own = (*own, *inspect.signature(type(callback).__init__).parameters)
     return {name: value for name, value in vars(callback).items() if name not in own}
 
@@ -128,14 +134,14 @@ def _storable(value: Any) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns something that is equal for equal values, and doesn't change when they do."""
+    """Returns a copy that can be compared later."""
     arrays: dict[str, np.ndarray] = {}
     plain = _packed(value, "", arrays)
     return repr(plain), {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 def _packed(value: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
-    """Returns what JSON can hold: each value as {kind: ...}, so that tuples, NaN and arrays come back as they were."""
+    """Returns a JSON value, each part as {kind: ...}, so that tuples, NaN and arrays are restored exactly."""
     if isinstance(value, (np.ndarray, np.generic)):
         arrays[path] = np.asarray(value)
         return {"scalar" if isinstance(value, np.generic) else "array": path}
@@ -160,7 +166,7 @@ def _unpacked(packed: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> 
 
 
 def random_state() -> dict[str, Any]:
-    """Returns the state of Python's, NumPy's and TensorFlow's global random generators, as JSON can hold it."""
+    """Returns the state of Python's, NumPy's and TensorFlow's global random generators as JSON values."""
     version, words, spare = random.getstate()
     numpy = np.random.get_state(legacy=False)
     state = {
@@ -169,8 +175,8 @@ def random_state() -> dict[str, Any]:
     }
     import tensorflow as tf
 
-    if not tf.distribute.has_strategy():  # In a strategy's scope TensorFlow would make a distributed variable of it.
-        with contextlib.suppress(RuntimeError):  # Under enable_op_determinism nothing draws from one that isn't set.
+    if not tf.distribute.has_strategy():  # In a strategy's scope, TensorFlow would create a distributed variable.
+        with contextlib.suppress(RuntimeError):  # With enable_op_determinism, a generator that isn't set can't be used.
             state["tensorflow"] = tf.random.get_global_generator().state.numpy().tolist()
     return state
 

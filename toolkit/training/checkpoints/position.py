@@ -1,4 +1,4 @@
-"""Where training stands."""
+"""A position in training."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ __all__ = ["Position"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position:
-    """Training stands after `step` steps in all: `epoch` whole epochs, and `batch` steps of the next one."""
+    """The position after `step` steps in all: `epoch` whole epochs, and `batch` steps of the next one."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
 
     def already_did(self, epoch: int, batch: int) -> bool:
-        """Says whether step `batch` (from 0) of epoch `epoch` lies before this position."""
+        """Returns whether step `batch` (from 0) of epoch `epoch` lies before this position."""
         return (epoch, batch) < (self.epoch, self.batch)

@@ -1,4 +1,4 @@
-"""A model's variables as arrays, and back: weights, optimizer, random seeds, running metrics."""
+"""Converts a model's variables to arrays and back: weights, optimizers, random seeds, running metrics."""
 
 import hashlib
 import logging
@@ -28,13 +28,13 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
-_OTHERS = "others/"  # TensorFlow's own variables among a model's attributes.
-_EXCHANGE = "exchange/"  # What each replica keeps for itself: of compressed or added up gradients, and in local steps.
-_TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables that it was built for.
+_OTHERS = "others/"  # TensorFlow variables among a model's attributes.
+_EXCHANGE = "exchange/"  # Variables that differ by replica: for compression, gradient accumulation and local steps.
+_TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables for which it was built.
 
 
 def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
-    """Returns every variable of model and optimizer by a name that says whose it is and where.
+    """Returns every variable of the model and its optimizers, by a name that gives owner and place.
 
     A variable that is mirrored on several devices is read once.
     """
@@ -43,7 +43,7 @@ def capture(model: "keras.Model") -> "dict[str, np.ndarray]":
 
 
 def common(model: "keras.Model") -> "dict[str, np.ndarray]":
-    """Returns what `capture` does, without what replicas that train by themselves each have of their own.
+    """Returns what `capture` returns, without variables that differ by replica in local training.
 
     That is in there a second time, of all replicas, among what they keep for it.
     """
@@ -66,7 +66,7 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
 
 
 def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
-    """Returns what `_matching` does, once it is sure that `restore` can set these.
+    """Returns the result of `_matching` after checking that `restore` can set it.
 
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer.
@@ -87,7 +87,7 @@ def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple
 
 
 def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    """Returns those of a checkpoint's arrays that `restore` doesn't set."""
+    """Returns the arrays of a checkpoint that `restore` doesn't set."""
     return {
         name: array
         for name, array in arrays.items()
@@ -96,7 +96,7 @@ def without_variables(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarr
 
 
 def digest(model: "keras.Model") -> str:
-    """Returns the SHA-256 of the model's variables, in hexadecimal: equal for bit for bit equal ones."""
+    """Returns the SHA-256 of the model's variables in hexadecimal; it is equal if they are equal bit for bit."""
     total = hashlib.sha256()
     for array in _values({str(number): variable for number, variable in enumerate(model.variables)}).values():
         total.update(array.tobytes())
@@ -110,18 +110,18 @@ def capture_metrics(model: "keras.Model") -> "dict[str, np.ndarray]":
 
 
 def metrics_in(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    """Returns those of a checkpoint's arrays that `capture_metrics` had returned."""
+    """Returns the arrays of a checkpoint that `capture_metrics` had returned."""
     return {name: array for name, array in arrays.items() if name.startswith(_METRICS)}
 
 
 def restore_metrics(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
-    """Sets the running sums of those metrics that the model still has."""
+    """Sets the running sums of the metrics that the model still has."""
     variables = _metrics(model)
     _assign(model, variables, {name: array for name, array in arrays.items() if name in variables})
 
 
 def size_in_bytes(model: "keras.Model") -> int:
-    """Returns the size of what `capture` returns."""
+    """Returns the size of `capture`'s result."""
     import tensorflow as tf
 
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in _variables(model).values())
@@ -134,14 +134,14 @@ def _settle(model: "keras.Model") -> None:
 
 
 def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
-    """Returns the model's variables and the saved ones, but for those of optimizers that had done nothing."""
+    """Returns the model's variables and the saved arrays, without those of optimizers that had taken no step."""
     variables = _variables(model)
     kept = (_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE)
     saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith(kept)}
     optimizers = _optimizers(model)
     for which in range(len(optimizers)) if len(optimizers) > 1 else ():
         if f"{_TRAINS}{which}" not in arrays:
-            # Keras builds the one that `compile` was given, used or not, where it builds the model itself.
+            # Keras builds the optimizer given to `compile`, used or not, if it builds the model itself.
             for names in (variables, saved):
                 for name in [name for name in names if name.startswith(_OPTIMIZER) and _owner(name) == which]:
                     del names[name]
@@ -150,7 +150,7 @@ def _matching(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tupl
 
 
 def _match_exchange(variables: dict, saved: dict) -> None:
-    """Leaves out what each replica kept for itself where the run goes on with another number, or in another way."""
+    """Leaves out variables that differ by replica if the run continues with other replicas or another exchange."""
     names = {name for name in (*variables, *saved) if name.startswith(_EXCHANGE)}
     if any(name not in saved or name not in variables or saved[name].shape != variables[name].shape for name in names):
         _LOG.warning(
@@ -168,9 +168,9 @@ def _variables(model: "keras.Model") -> dict:
     from toolkit.strategies.step import accumulation, compression, local_state
     from toolkit.strategies.variables.model_optimizers import is_built
 
-    # By number, which is the order of construction: paths hold counters such as the 3 of "conv2d_3" or "sgd_3",
-    # which depend on what else the process has built; so does the name of a weight that was given none, "variable_3".
-    optimizers = _optimizers(model)  # None in the user's own loop that updates weights by itself.
+    # By number, in the order of construction. Paths contain counters such as the 3 of "conv2d_3" or "sgd_3", which
+    # depend on what else the process has built; so does "variable_3", the name of a weight without a given name.
+    optimizers = _optimizers(model)  # None in a loop of the user that updates weights itself.
     if is_built(model) and len(optimizers) == 1 and not optimizers[0].built:
         with model.distribute_strategy.scope():
             optimizers[0].build(model.trainable_variables)
@@ -191,7 +191,7 @@ def _uncounted(name: str) -> str:
 
 
 def _owner(name: str) -> int:
-    """Returns the number of the optimizer that a variable's name belongs to: "optimizer/0003", "optimizer/1/0003"."""
+    """Returns the optimizer's number in a variable's name: "optimizer/0003", "optimizer/1/0003"."""
     _, *which, _ = name.split("/")
     return int(which[0]) if which else 0
 
@@ -203,7 +203,7 @@ def _optimizers(model: "keras.Model") -> list:
 
 
 def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
-    """Returns what says for each of several optimizers which variables it trains: only their first step tells."""
+    """Returns for each of several optimizers which variables it trains; only its first step shows that."""
     import numpy as np
 
     from toolkit.strategies.variables.model_optimizers import trained_by
@@ -220,7 +220,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
 
 
 def _build_optimizers(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
-    """Builds those of several optimizers that haven't done a step here, for the variables that they had."""
+    """Builds those of several optimizers that have taken no step here, for the variables that they had."""
     for which, optimizer in enumerate(_optimizers(model)):
         numbers = arrays.get(f"{_TRAINS}{which}")
         if numbers is not None and not optimizer.built and max(numbers, default=0) < len(model.variables):
@@ -244,8 +244,8 @@ def _values(variables: dict) -> "dict[str, np.ndarray]":
 
 def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:
     with model.distribute_strategy.scope():
-        # In one order on all processes: TensorFlow reads what each replica has of its own when it has set it.
-        # What is each replica's own comes after what all have alike.
+        # In the same order on all processes: after setting a variable, TensorFlow reads it on each replica.
+        # Variables that differ by replica come after the equal ones.
         for name in sorted(arrays, key=lambda name: (name.startswith(_EXCHANGE), name)):
             variables[name].assign(arrays[name])
 

@@ -1,4 +1,4 @@
-"""A directory of checkpoints: each is whole and proven so by its sums, or it isn't used.
+"""A directory of checkpoints. A checkpoint is used only if its checksums prove it complete.
 
     DIRECTORY/step-00000390-end/arrays.safetensors    every variable, by name
                                 manifest.json         SHA-256 of the arrays, their dtypes, metadata
@@ -60,7 +60,7 @@ class _Damaged(Exception):
 
 
 class CheckpointStore:
-    """The checkpoints under one directory.
+    """The checkpoints in one directory.
 
     Args:
         directory: Made when the first checkpoint is written.
@@ -79,7 +79,7 @@ class CheckpointStore:
         return sorted((name for name in found if _NAME.fullmatch(name)), key=_order)
 
     def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool = False) -> pathlib.Path:
-        """Writes a checkpoint, then removes those beyond `keep`, and what killed processes have left.
+        """Writes a checkpoint, then removes those beyond `keep` and partial ones of killed processes.
 
         Raises:
             OSError: It can't be written; all earlier ones are untouched.
@@ -99,7 +99,7 @@ class CheckpointStore:
                 _remove(replaced)
                 path.rename(replaced)
             aside.rename(path)
-        except SafetensorError as error:  # It wraps the operating system's error in its own.
+        except SafetensorError as error:  # safetensors wraps the operating system's error.
             _remove(aside)
             raise OSError(str(error)) from error
         except OSError:
@@ -112,7 +112,7 @@ class CheckpointStore:
         return path
 
     def load(self) -> Checkpoint:
-        """Returns the newest checkpoint that is whole. Damaged ones are named in the log and set aside.
+        """Returns the newest complete checkpoint. Damaged ones are named in the log and renamed.
 
         Raises:
             CheckpointError: There is none, or every one is damaged.
@@ -133,7 +133,7 @@ class CheckpointStore:
         )
 
     def newest(self, *, after: int) -> Checkpoint | None:
-        """Returns the newest whole checkpoint beyond a step, None if there is none. Nothing is changed on the disk.
+        """Returns the newest complete checkpoint after a step, None if there is none. Changes nothing on the disk.
 
         Another process may write and remove checkpoints meanwhile.
         """
@@ -147,19 +147,19 @@ class CheckpointStore:
         return None
 
     def _place(self, name: str) -> pathlib.Path:
-        """Where a checkpoint is: one that was to be replaced when the process was killed is aside."""
+        """Where a checkpoint is: if the process was killed while it replaced one, the old one has another name."""
         path, replaced = self.directory / name, self.directory / f"{REPLACED}{name}"
         return replaced if replaced.exists() and not path.exists() else path
 
     def _tidy(self) -> None:
-        """Removes what is no checkpoint, or has been replaced by one."""
+        """Removes what isn't a checkpoint or was replaced by one."""
         for entry in self.directory.iterdir():
             left = entry.name.startswith((_WRITING, _REMOVING))
             if left or (entry.name.startswith(REPLACED) and self._place(entry.name[len(REPLACED) :]) != entry):
                 _remove(entry)
 
     def _forget(self, path: pathlib.Path) -> None:
-        """Removes a checkpoint: at once by its name, so that no moment shows half of it."""
+        """Removes a checkpoint; it is renamed first, so that half of it is never visible."""
         for each in (path.with_name(f"{REPLACED}{path.name}"), path):
             if each.exists():
                 removing = path.with_name(f"{_REMOVING}{path.name}")
@@ -174,24 +174,24 @@ class CheckpointStore:
         _remove(aside)
         try:
             path.rename(aside)
-        except OSError:  # A read-only disk: the damaged one stays, and is found damaged again.
+        except OSError:  # On a read-only disk the damaged checkpoint stays, and is found damaged again.
             _LOG.warning("%s can't be renamed", path)
 
 
 class NullCheckpointStore:
-    """Takes the place of the store in a process that isn't chief: the chief's may be on another host."""
+    """Replaces the store in a process that isn't the chief: the chief's may be on another host."""
 
     directory = "the chief's run directory"
 
     def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool) -> None:
-        """Leaves writing to the chief."""
+        """Does nothing: the chief writes."""
 
 
 def _remove(path: pathlib.Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
-    with contextlib.suppress(OSError):  # rmtree would open it, and wait for ever where it is a pipe.
+    with contextlib.suppress(OSError):  # rmtree would open it, and wait for ever if it is a pipe.
         path.unlink()
 
 
@@ -214,7 +214,7 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
         },
         directory / _ARRAYS,
     )
-    files.sync(directory / _ARRAYS)  # safetensors itself writes aside and renames, but doesn't sync.
+    files.sync(directory / _ARRAYS)  # safetensors itself renames a temporary file, but doesn't sync it.
     manifest = {
         "format": _FORMAT,
         "step": checkpoint.step,
@@ -250,7 +250,7 @@ def _read(directory: pathlib.Path) -> Checkpoint:
 
 
 def _storable(array: "np.ndarray") -> "np.ndarray":
-    # safetensors knows NumPy's own dtypes; bfloat16 and float8 are stored as whole numbers of their size.
+    # safetensors knows NumPy's own dtypes; bfloat16 and float8 are stored as integers of the same size.
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 
