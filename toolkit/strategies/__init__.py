@@ -1,4 +1,4 @@
-"""How variables and gradients are shared: come here to make a strategy by its name, for `fit` as it is.
+"""How variables and gradients are shared: creates strategies by name, under which Keras's `fit` works unchanged.
 
 A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
@@ -73,7 +73,7 @@ def batch_gradients(gradients, variables):
 def batch_mean(values, weights=None):
     """Returns a loss that is a mean over the whole batch, in a `train_step` or your own loop, on any strategy.
 
-        loss = toolkit.strategies.batch_mean(errors, mask)     # in the place of sum(errors * mask) / sum(mask)
+        loss = toolkit.strategies.batch_mean(errors, mask)     # instead of sum(errors * mask) / sum(mask)
 
     Don't divide by a replica's own sum of weights: `fit` averages replicas by their examples, not by their weights.
 
@@ -100,7 +100,7 @@ def enable_fit(strategy):
 
 
 def wait_for_steps(model: Any) -> None:
-    """Waits until every step that was sent to a worker is done, and sets the step count and metrics.
+    """Waits until all steps sent to workers are done, and sets the step count and the metrics.
 
     `fit` does so at the end of each epoch. Call it in your own callback before you read weights
     in mid-epoch. Under other strategies there is nothing to wait for.
@@ -113,7 +113,7 @@ def wait_for_steps(model: Any) -> None:
 
 
 def report(model: Any) -> dict[str, Any]:
-    """Returns what a run's summary says of the strategy: under parameter servers where variables
+    """Returns a run summary's facts about the strategy: with parameter servers, where variables
     are, the staleness of gradients, how many steps each worker did. Under other strategies {}.
 
     Args:
@@ -124,12 +124,12 @@ def report(model: Any) -> dict[str, Any]:
 
 
 def computes_here(strategy) -> bool:
-    """Says whether training steps run in the process of `fit`; beside parameter servers they run in the workers."""
+    """Returns whether training steps run in the process of `fit`; with parameter servers they run in workers."""
     return not hasattr(strategy, "wait_for_steps")
 
 
 def is_chief(strategy) -> bool:
-    """Says whether this process writes what all share; see `agreement.is_chief`."""
+    """Returns whether this process writes shared files; see `agreement.is_chief`."""
     from toolkit.strategies.processes import agreement
 
     return agreement.is_chief(strategy)

@@ -1,4 +1,4 @@
-"""What is known of the step, the build or the read that a thread is at: tf.distribute traces each replica in its own.
+"""The context of a thread's current step, build or read: tf.distribute traces each replica in its own thread.
 
 One object for all of it, `here`, so that a reader of a step can see what any of its parts may ask. `known` sets
 something, for a block.
@@ -51,7 +51,7 @@ here = _Here()
 
 @contextlib.contextmanager
 def known(**values: Any) -> Iterator[None]:
-    """While entered, `here` has these."""
+    """Sets attributes of `here` for a block."""
     before = {name: getattr(here, name) for name in values}
     vars(here).update(values)
     try:

@@ -1,4 +1,4 @@
-"""What a strategy is, for the summary of a run."""
+"""Describes a strategy for a run's summary."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["all_devices", "describe"]
 
 
 def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
-    """Returns what a strategy is, as values that JSON can hold, for the summary of a run.
+    """Returns the description of a strategy as JSON values, for a run's summary.
 
     Args:
         strategy: Any, made by `create` or not.
@@ -33,7 +33,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
     """
     import tensorflow as tf
 
-    # What `create` was given has the evaluators too; TensorFlow's own ParameterServerStrategy doesn't give a resolver.
+    # `create`'s cluster also has the evaluators; TensorFlow's own ParameterServerStrategy has no resolver.
     resolver = strategy.cluster_resolver
     cluster = getattr(strategy, "cluster", None) or (resolver and resolver.cluster_spec())
     described: dict[str, Any] = {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
@@ -65,11 +65,11 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
 
 def all_devices() -> tuple[str, ...]:
-    """Returns the logical devices of this process: all GPUs that TensorFlow shows, or else all its CPU devices."""
+    """Returns this process's logical devices: all GPUs that TensorFlow shows, or else all CPU devices."""
     import tensorflow as tf
 
     for kind in ("GPU", "CPU"):
-        # Once a chief is connected, TensorFlow lists the devices of its workers and ps among its own.
+        # Once a chief is connected, TensorFlow also lists the devices of its workers and ps.
         jobs = (tf.DeviceSpec.from_string(device.name).job for device in tf.config.list_logical_devices(kind))
         found = [job for job in jobs if job not in ("worker", "ps")]
         if found:

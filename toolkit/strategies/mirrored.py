@@ -17,11 +17,11 @@ __all__ = ["MirroredStrategy", "create", "enable"]
 
 
 class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
-    """TensorFlow's, with the `reduce` that Keras needs, and no replica that goes without an example in `fit`."""
+    """TensorFlow's strategy with the `reduce` that Keras needs, and with an example for each replica in `fit`."""
 
     @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Gives each replica its share of a batch of Keras's, and at least one example; others TensorFlow's own."""
+        """Gives each replica its share of a batch from Keras, at least one example; other datasets are TensorFlow's."""
         count = self.num_replicas_in_sync
         iterator = epoch_iterator()
         if iterator is None or not isinstance(dataset, tf.data.Dataset) or count == 1:
@@ -32,33 +32,34 @@ class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
             return super().experimental_distribute_dataset(dataset, options)
         shares = batch_split.split(dataset, indices=range(count), count=count, may_be_empty=predicts())
         shares = shares.prefetch(2 * count)
-        # TensorFlow looks in each step whether there is a batch: a step that the end of the data cuts off may have
-        # counted already.
+        # TensorFlow checks in each step whether there is a batch; a step that the end of the data interrupts may
+        # already
+        # have counted.
         return self.distribute_datasets_from_function(lambda _: untuned(shares))
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """As TensorFlow does, for this dataset alone."""
+        """As TensorFlow does, for this dataset only."""
         with input_devices_kept(self):
             return super().distribute_datasets_from_function(dataset_fn, options)
 
 
 def create(devices: Sequence[str]) -> MirroredStrategy:
-    """Makes a strategy over these logical devices, such as ("GPU:0", "GPU:1").
+    """Creates a strategy over these logical devices, such as ("GPU:0", "GPU:1").
 
     The devices are always named: left to itself, TensorFlow reads TF_CONFIG here and takes another
     host's devices for this one's.
     """
-    # Each strategy's exchanges have their own keys, or those of a second one in the process would be taken for the
-    # first's: TensorFlow's tests of its own strategies count them up in this way, too.
+    # Each strategy's exchanges have their own keys. Otherwise those of a second strategy in the process would be
+    # confused with the first's. TensorFlow's tests of its own strategies also count them up.
     MirroredStrategy._collective_key_base = (MirroredStrategy._collective_key_base + 100_000) % 2**30
     return enable(MirroredStrategy(list(devices)))
 
 
 def enable(strategy: tf.distribute.MirroredStrategy) -> MirroredStrategy:
-    """Has `fit` under a MirroredStrategy give one device's numbers; returns the same object."""
+    """Gives `fit` under a MirroredStrategy one device's numbers; returns the same object."""
     adapt_replicas()
     adapt_pipelines()
-    strategy.__class__ = MirroredStrategy  # It adds methods only, no state.
+    strategy.__class__ = MirroredStrategy  # It adds only methods, no state.
     number_by_call(strategy)
     update_alone(strategy)
     return strategy

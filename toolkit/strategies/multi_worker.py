@@ -36,13 +36,13 @@ from toolkit.support import status, taken_over
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
 
 _LOG = logging.getLogger(__name__)
-# The share of the time in which a lost worker is to be noticed that is waited for heartbeats: its peers' errors have
-# their way to go, too.
+# The share of the timeout that is spent waiting for heartbeats; the rest is for the errors of its peers to
+# arrive.
 _HEARTBEAT_SHARE = 0.8
 
 
 class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorkerMirroredStrategy):
-    """Waits for the others aloud, overrides what Keras 3's `fit` fails on, and states how data is shared.
+    """Waits for the others with messages, overrides what fails in Keras 3's `fit`, and declares how data is shared.
 
     Attributes:
         cluster: All tasks that `create` was given, those that don't train too; None for other ways of making it.
@@ -108,12 +108,12 @@ class MultiWorkerStrategy(ReadsShares, ReducesForKeras, tf.distribute.MultiWorke
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Any]:
-        """Returns TensorFlow's scope, in which variables that it can't send to the others are refused."""
+        """Returns TensorFlow's scope, which refuses variables that can't be sent to the others."""
         with super().scope() as inner, tf.variable_creator_scope(_refuse_bfloat16):
             yield inner
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
-        """Gathers as TensorFlow does, and what it has no exchange for too: `predict` of a model in bfloat16."""
+        """Gathers as TensorFlow does, and also what it can't exchange: `predict` of a model in bfloat16."""
         if self.experimental_local_results(value)[0].dtype != tf.bfloat16:
             return super().gather(value, axis)
         wide = self.run(lambda each: tf.cast(each, tf.float32), args=(value,))
@@ -131,7 +131,7 @@ def _refuse_bfloat16(make: Callable, **kwargs: Any) -> Any:
 
 
 def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """Makes Keras 3's `fit`, `evaluate` and `predict` work under a strategy that you have made yourself.
+    """Makes Keras 3's `fit`, `evaluate` and `predict` work under a strategy that you created yourself.
 
         strategy = toolkit.strategies.enable_fit(tf.distribute.MultiWorkerMirroredStrategy())
 
@@ -156,7 +156,7 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
             remedy="Don't call it on one device; with parameter servers, use toolkit.strategies.create",
         )
     if not isinstance(strategy, MultiWorkerStrategy):
-        strategy.__class__ = MultiWorkerStrategy  # It adds methods only, no state.
+        strategy.__class__ = MultiWorkerStrategy  # It adds only methods, no state.
         _ready(strategy, "CommunicationOptions don't ask for NCCL" * (private.communication_of(strategy) != "nccl"))
     return strategy
 
@@ -200,7 +200,7 @@ def create(
 
 
 def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
-    """Makes sure that a second strategy is of the cluster that this process trains with."""
+    """Checks that a second strategy belongs to the cluster with which this process trains."""
     theirs = tasks(resolver) if resolver is not None else {}
     if theirs != tasks(first.cluster_resolver):
         raise StrategyError(

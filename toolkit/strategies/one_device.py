@@ -1,4 +1,4 @@
-"""Plain Keras on one device: the reference that every other strategy's results are held against."""
+"""Plain Keras on one device, the reference for every other strategy's results."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ def create(devices: Sequence[str]) -> "tf.distribute.Strategy":
 
 
 def first_device() -> str:
-    """Returns the logical device that TensorFlow's default strategy uses: "GPU:0", or "CPU:0" without a GPU."""
+    """Returns the logical device of TensorFlow's default strategy: "GPU:0", or "CPU:0" without a GPU."""
     import tensorflow as tf
 
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"

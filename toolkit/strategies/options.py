@@ -1,4 +1,4 @@
-"""What users give a strategy: how gradients are exchanged, where variables live, how asynchronous training is."""
+"""Options of strategies: how gradients are exchanged, where variables live, how asynchronous training is."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ __all__ = [
     "set_options",
 ]
 
-COMMUNICATIONS = ("auto", "nccl", "ring")  # What processes exchange tensors by.
+COMMUNICATIONS = ("auto", "nccl", "ring")  # How processes exchange tensors.
 DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
@@ -91,7 +91,7 @@ class GradientExchange:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalSteps:
-    """Replicas train by themselves, and average their weights every so many steps (local SGD, arXiv 1805.09767).
+    """Local steps: replicas train alone and average their weights every so many steps (local SGD, arXiv 1805.09767).
 
     Other numbers than one device's: it is taken by name only. Of the optimizer's own variables, such as momentum, each
     replica has its own; they are averaged at an epoch's end, where all agree.
@@ -132,7 +132,7 @@ class LocalSteps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a strategy of replicas was asked for.
+    """The options of a strategy of replicas.
 
     Attributes:
         gradients: How replicas exchange gradients.
@@ -162,17 +162,17 @@ class Options:
 
 
 def set_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
-    """Has models that are compiled under a strategy from now on train in this way."""
+    """Sets the options for models that are compiled under a strategy from now on."""
     setattr(strategy, _ATTRIBUTE, options)
 
 
 def options_of(strategy: "tf.distribute.Strategy") -> Options:
-    """Returns what a strategy was asked for; of one that was asked for nothing, the defaults."""
+    """Returns a strategy's options; the defaults if it has none."""
     return getattr(strategy, _ATTRIBUTE, _DEFAULT)
 
 
 def has_options(strategy: "tf.distribute.Strategy") -> bool:
-    """Says whether a strategy was given any."""
+    """Returns whether a strategy has options."""
     return hasattr(strategy, _ATTRIBUTE)
 
 

@@ -1,4 +1,4 @@
-"""Variables on parameter servers, and steps that a chief dispatches to workers, at each worker's own pace.
+"""Variables on parameter servers, and steps that a chief dispatches to workers, each at its own pace.
 
 This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it, which is in
 `toolkit.strategies.parameter_servers`.
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
-    """The chief's strategy: under its scope a Keras model is built, compiled and fitted as ever.
+    """The chief's strategy, under whose scope a Keras model is built, compiled and fitted as usual.
 
     Args:
         cluster: All tasks.
@@ -83,13 +83,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Any]:
-        """Returns TensorFlow's scope, in which each variable that is made is also placed."""
+        """Returns TensorFlow's scope, which also places each new variable."""
         with super().scope() as inner, tf.variable_creator_scope(self._placement.create):
             yield inner
 
     @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Gives Keras a stream of which each batch goes to one worker, whichever is free; others TensorFlow's own."""
+        """Gives Keras a stream of batches, each of which goes to a free worker; other datasets are TensorFlow's."""
         if epoch_iterator() is None or not isinstance(dataset, tf.data.Dataset):
             return super().experimental_distribute_dataset(dataset, options)
         stream = sources.Stream(dataset)
@@ -102,7 +102,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return stream
 
     def distribute_datasets_from_function(self, dataset_fn: Callable, options: Any = None) -> Any:  # noqa: ARG002
-        """Each worker makes its own dataset, by the same function, and reads it endlessly.
+        """Each worker creates its own dataset with the same function, and reads it endlessly.
 
         Args:
             dataset_fn: Takes a `tf.distribute.InputContext`; returns a `tf.data.Dataset`.
@@ -116,7 +116,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return sources.per_worker(make(0), make)
 
     def session(self, model: Any) -> Session:
-        """Returns the model's session; `compile` begins a new one, and so does a variable that is added.
+        """Returns the model's session. `compile` begins a new one, and so does a new variable.
 
         Keras makes metrics' own when it first sees data.
         """
@@ -128,14 +128,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return found[1]
 
     def wait_for_steps(self, model: Any) -> None:
-        """Waits for all steps of a model, where any were sent."""
+        """Waits for all steps of a model, if any were sent."""
         found = model.__dict__.get("_toolkit_session")
         if found is not None:
             found[1].wait_for_steps()
 
     def replace_functions(self, model: Any) -> None:
-        """Puts this strategy's functions of a step in the place of Keras's own."""
-        if model.train_function is None:  # It has been compiled: what is trainable may be other variables.
+        """Replaces Keras's own step functions by this strategy's."""
+        if model.train_function is None:  # After another `compile`, other variables may be trainable.
             self.wait_for_steps(model)
             model.__dict__.pop("_toolkit_session", None)
         watch(model)
@@ -178,7 +178,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.session(model).wait_for_steps()
 
     def report(self, model: Any) -> dict[str, Any]:
-        """Returns what `strategies.report` does."""
+        """Returns what `strategies.report` returns."""
         session = self.session(model)
         rows = table(model.variables)
         beside = table([v for optimizer in optimizers_of(model) for v in optimizer.variables])

@@ -1,4 +1,4 @@
-"""The names of the strategies, and what "auto" means."""
+"""The names of the strategies, and the meaning of "auto"."""
 
 import os
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def create(
 
     taken_over.check()
     adapt_remat()
-    # TensorFlow reads TF_CONFIG whatever strategy is made, so a broken one is said in any case.
+    # TensorFlow reads TF_CONFIG for every strategy, so a wrong one must be reported in any case.
     membership = membership or discover(os.environ)
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
     outside = membership is not None and membership.task.job == "evaluator"
@@ -143,7 +143,7 @@ def _required(name: str, membership: Membership | None, *, tasks: str) -> Member
 
 def _check_backend() -> None:
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if backend == "tensorflow":  # Else importing Keras may fail, where that backend isn't installed.
+    if backend == "tensorflow":  # Otherwise importing Keras may fail, if that backend isn't installed.
         import keras
 
         backend = keras.backend.backend()

@@ -1,4 +1,4 @@
-"""Which options of `create` go together, and which ask for nothing: sentences before anything is started."""
+"""Which options of `create` go together, and which have no effect: sentences before anything is started."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ _ELSEWHERE = "train under mirrored or multi_worker"
 
 
 def check(options: Options) -> None:
-    """Makes sure that no one of the options for replicas excludes another.
+    """Checks that no option for replicas excludes another.
 
     Raises:
         StrategyError: One does.
@@ -51,7 +51,7 @@ def check(options: Options) -> None:
 
 
 def check_served(options: Options) -> None:
-    """Makes sure that parameter servers aren't asked for what only replicas that exchange with one another can do.
+    """Checks that parameter servers aren't given options that only replicas with an exchange can have.
 
     Raises:
         StrategyError: They are.
@@ -93,7 +93,7 @@ def check_served(options: Options) -> None:
 
 
 def give(strategy: "tf.distribute.Strategy", options: Options) -> None:
-    """Gives a strategy what it was asked for, unless it was made before, and asked for something else.
+    """Gives a strategy its options, unless it was created before with others.
 
     Raises:
         StrategyError: It was, or its replicas can't be divided into such groups.
@@ -121,7 +121,7 @@ def give(strategy: "tf.distribute.Strategy", options: Options) -> None:
 
 
 def _short(value: Any) -> str:
-    """Returns how to write a value, without the fields that are as they are unless given."""
+    """Returns how to write a value, without fields that have their defaults."""
     if not dataclasses.is_dataclass(value):
         return repr(value)
     given = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))

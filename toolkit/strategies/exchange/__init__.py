@@ -1,4 +1,4 @@
-"""How tensors travel between replicas, and when: come here for collectives and for sums of gradients.
+"""How tensors are exchanged between replicas, and when: collectives, and sums of gradients.
 
 mesh          groups of replicas that hold one copy of a sharded model between them
 communication  NCCL or the ring between processes

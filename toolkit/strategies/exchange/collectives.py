@@ -44,9 +44,9 @@ __all__ = [
     "rows_of_all",
 ]
 
-# Far from the keys that TensorFlow counts up from 1, and from one another: of all, of the first group or shard.
+# Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.
 _KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
-_TIMEOUT = 0.0  # Seconds: a peer that is gone ends a collective through TensorFlow's own heartbeat.
+_TIMEOUT = 0.0  # Seconds. TensorFlow's own heartbeat ends a collective whose peer is lost.
 
 
 class _Eager:
@@ -58,7 +58,7 @@ _counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.We
 
 
 def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
-    """Returns this replica's place among those that exchange, and how many do; (0, 1) where none do.
+    """Returns this replica's position among those that exchange, and their number; (0, 1) without an exchange.
 
     Among all, its place is its id. Parameter servers' workers train by themselves, and so does everything outside a
     replica context.
@@ -68,7 +68,7 @@ def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
 
 
 def _members(among: Among) -> tuple[list[int], int]:
-    """Returns the ids of the replicas among which this one is, and its place in that list."""
+    """Returns the ids of the replicas that exchange with this one, and its position in that list."""
     context = tf.distribute.get_replica_context()
     mesh = mesh_of()
     if alone() or context is None or mesh.shards * mesh.groups == 1:
@@ -79,28 +79,28 @@ def _members(among: Among) -> tuple[list[int], int]:
 
 
 def by_itself() -> contextlib.AbstractContextManager[None]:
-    """While entered by a replica, it exchanges with none: a step is traced which it makes by itself."""
+    """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
     return known(alone=True)
 
 
 def alone() -> bool:
-    """Says whether `by_itself` is entered."""
+    """Returns whether `by_itself` is entered."""
     return here.alone
 
 
 def own_id() -> int:
-    """Returns this replica's id, where it exchanges with none, too; 0 outside of replicas."""
+    """Returns this replica's id, also where it exchanges with none; 0 outside of replicas."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None or replicas() == 1 else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def on_cpus_of_one_process() -> bool:
-    """Says whether the replicas are a process's CPU devices, which stand in for GPUs."""
+    """Returns whether the replicas are CPU devices of one process, which stand in for GPUs."""
     return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
 
 
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
-    """Says whether an exchange of a strategy's replicas begins when its own input is there: on the ring, not NCCL."""
+    """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     return several and private.communication_of(strategy) != "nccl"
 
@@ -116,7 +116,7 @@ def reduce_scatter(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None)
 
 
 def all_to_all(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Sends row r to replica r, and returns what each sent here: [replicas, n, ...] to the same."""
+    """Sends row r to replica r, and returns the received rows: [replicas, n, ...] to the same."""
     return _exchanged(x, among, dtype, _swap, _swap)
 
 
@@ -129,13 +129,13 @@ def _exchanged(x: tf.Tensor, among: Among, dtype: tf.DType | None, forward: Call
 
 
 def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns the sum over replicas, for tensors of any shape. It has no gradient."""
+    """Returns the sum over replicas of tensors of any shape. It has no gradient."""
     _, count = replica_id_and_count(among)
     if count == 1:
         return x
     if _within_one_process():
         return _together(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
-    if count == 2:  # Each needs but the other's: half the rounds of a reduce-scatter and a gather, and as many bytes.
+    if count == 2:  # Each needs only the other's: half the rounds of a reduce-scatter and a gather, for as many bytes.
         return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), among, dtype), 0), tf.shape(x))
     flat = tf.reshape(x, [-1])
     size = tf.size(flat)
@@ -145,16 +145,16 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
 
 
 def concatenated(x: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all replicas of one process, which may have different numbers of them. It has no gradient."""
+    """Returns the rows of all replicas of one process, which may differ in number. It has no gradient."""
     return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
 
 
 def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns all replicas' rows in the batch's order, and which is this one's first. It has no gradient."""
+    """Returns all replicas' rows in the batch's order, and the index of this replica's first. It has no gradient."""
     replica_id, count = replica_id_and_count()
     sizes = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0]
     in_process = len(tf.distribute.get_strategy().extended.worker_devices)
-    # As `input.batch_split.shares_of_worker` has it.
+    # As `input.batch_split.shares_of_worker` computes it.
     order = sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
     first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in order[: order.index(replica_id)])])
     if _within_one_process():
@@ -219,7 +219,7 @@ def _within_one_process() -> bool:
 
 
 def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
-    """Makes each replica's result, of the tensors of those among which it is and its place there, in one thread."""
+    """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
     context = tf.distribute.get_replica_context()
     replica_id, _ = replica_id_and_count()
 
@@ -254,7 +254,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
-    """Runs one of TensorFlow's collective operations on this replica. They take no bfloat16, so its bits are sent.
+    """Runs one of TensorFlow's collectives on this replica. They don't accept bfloat16, so its bits are sent.
 
     On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
     calls are in the order of TensorFlow's own.
@@ -266,7 +266,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
     """
     members, place = _members(among)
     replica_id = members[place]
-    if x.dtype == tf.bfloat16:  # Nothing is computed of it on the way.
+    if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
     strategy = tf.distribute.get_strategy()
     nccl = private.communication_of(strategy) == "nccl"
@@ -285,7 +285,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
 
 
 def _places(replica_id: int) -> Iterator[int]:
-    """Returns what counts a replica's calls in the function that is being traced, branches and loops included."""
+    """Returns the counter of a replica's calls in the function being traced, branches and loops included."""
     graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph

@@ -1,4 +1,4 @@
-"""What several processes exchange tensors by: NCCL between GPUs, or TensorFlow's ring over gRPC.
+"""How several processes exchange tensors: with NCCL between GPUs, or TensorFlow's ring over gRPC.
 
 TensorFlow takes the ring unless it is asked for NCCL, with GPUs too. NCCL wants a GPU for each replica, and all its
 calls in one order on every device.
@@ -64,7 +64,7 @@ def _lacking(gpus: Sequence[int]) -> str:
 
 
 def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
-    """Returns TensorFlow's options of a strategy, and why they don't say NCCL; an implementation in them is kept.
+    """Returns TensorFlow's options for a strategy, and why they don't choose NCCL; a given implementation is kept.
 
     Args:
         options: TensorFlow's `CommunicationOptions`; None for its defaults.
@@ -82,7 +82,7 @@ def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
         own = together.address(_cluster.Task(resolver.task_type, resolver.task_id))
     gpus = [len(tf.config.get_logical_device_configuration(gpu) or [1]) for gpu in tf.config.get_visible_devices("GPU")]
     kind, why = choose(asked, gpus=gpus, addresses=addresses, own=own)
-    if kind == "ring" and asked == "auto":  # Which is what TensorFlow takes.
+    if kind == "ring" and asked == "auto":  # TensorFlow chooses it.
         return options, why
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack,
@@ -92,5 +92,5 @@ def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
 
 
 def kind_of(options: Any) -> str:
-    """Returns what TensorFlow does by some options: "nccl" or "ring"."""
+    """Returns TensorFlow's choice for some options: "nccl" or "ring"."""
     return "nccl" if options.implementation == _IMPLEMENTATIONS["nccl"] else "ring"

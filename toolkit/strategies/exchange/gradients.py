@@ -1,4 +1,4 @@
-"""Sums of gradients over replicas: of tensors in packs, of rows beside one another, of shards over their groups.
+"""Sums of gradients over replicas: packed tensors, concatenated rows, and shards summed over their groups.
 
 A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table.
 """
@@ -26,12 +26,12 @@ __all__ = [
 
 
 def values_of(gradient: Any) -> tf.Tensor:
-    """Returns a gradient's values, of all rows or of some."""
+    """Returns a gradient's values: of all rows or of some."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def mapped(gradient: Any, function: Callable) -> Any:
-    """Applies a function to a gradient's values, of all rows or of some."""
+    """Applies a function to a gradient's values: of all rows or of some."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
@@ -44,7 +44,7 @@ def sent_as(exchange: GradientExchange) -> tf.DType | None:
 
 
 def over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
-    """Returns the sum of a shard's gradients: each group has that of its own examples, weighted already."""
+    """Returns the sum of a shard's gradients: each group has the weighted gradient of its own examples."""
     if collectives.replica_id_and_count(Among.PEERS)[1] == 1:
         return gradient
     if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
@@ -58,7 +58,7 @@ def over_replicas(
     memories: Sequence[powersgd.Memory | None] = (),
     scale: tf.Tensor | float = 1.0,
 ) -> list:
-    """Returns the sums over all replicas of gradients of what they all have.
+    """Returns the sums over all replicas of gradients of replicated variables.
 
     Args:
         gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
@@ -68,13 +68,14 @@ def over_replicas(
     """
     if any(memories):
         return _compressed(gradients, exchange, memories, scale)
-    # Rows that are the same ones on every replica, such as positions in a sequence, are added as one device adds them
-    # before it squares. Rows that depend on the examples, such as words, are put beside one another, as they are there.
+    # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared, as
+    # on
+    # one device. Rows that depend on the examples, such as words, are concatenated.
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     dtype = sent_as(exchange)
     if collectives.on_cpus_of_one_process():
-        # TensorFlow's collectives would keep number and type of a device group's tensors for the process's life.
+        # TensorFlow's collectives would keep the number and dtype of a device group's tensors for the process's life.
         totals = [_added(gradient, dtype) for gradient in given]
     elif collectives.begins_by_itself(tf.distribute.get_strategy()):
         totals = _while_computing(given, exchange.bytes_per_pack, dtype)
@@ -93,7 +94,7 @@ def of_first(gradient: Any) -> Any:
 
 
 def computed_in_half(gradient: Any) -> bool:
-    """Whether a gradient was computed in float16, where a batch's may be too large and its shares' are not."""
+    """Whether a gradient was computed in float16, where a batch's sum may overflow though its shares don't."""
     operation = getattr(gradient, "op", None) if tf.is_symbolic_tensor(gradient) else None
     if operation is None or operation.type not in ("Cast", "AddN"):
         return False
@@ -103,7 +104,7 @@ def computed_in_half(gradient: Any) -> bool:
 
 
 def with_overflow(total: tf.Tensor) -> tf.Tensor:
-    """Returns a sum of float16's gradients with infinity where one device, that adds in float16, has it."""
+    """Returns a sum of float16 gradients with infinity where one device, which adds in float16, would overflow."""
     return tf.where(tf.math.is_finite(tf.cast(total, tf.float16)), total, total.dtype.as_numpy_dtype(float("inf")))
 
 
@@ -119,7 +120,7 @@ def _compressed(gradients: list, exchange: GradientExchange, memories: Sequence,
     factors, beside, alone = (
         [n for n, kind in enumerate(kinds) if kind == each] for each in ("factors", "beside", "alone")
     )
-    if not factors:  # Such as those of a table's rows only.
+    if not factors:  # Gradients of a table's looked up rows.
         return over_replicas(gradients, exchange)
     totals, others = powersgd.sums(
         [gradients[n] for n in factors],
@@ -143,7 +144,7 @@ def _while_computing(gradients: list, bytes_per_pack: int | None, dtype: tf.DTyp
 
 
 def _rows(gradient: tf.IndexedSlices, among: Among, dtype: tf.DType | None) -> tf.IndexedSlices:
-    """Returns all replicas' rows beside one another, as those of one device's lookups are.
+    """Returns all replicas' rows concatenated, like those of one device's lookups.
 
     Replicas may have different numbers of them: what is missing is filled with zeros of the first row.
     """
@@ -168,7 +169,7 @@ def _cast(gradient: Any, dtype: tf.DType) -> Any:
 
 
 def _added(gradient: Any, dtype: tf.DType | None) -> Any:
-    """Returns the sum over the replicas of one process; of some rows, all replicas' rows beside one another."""
+    """Returns the sum over the replicas of one process; gradients of some rows are concatenated."""
     if not isinstance(gradient, tf.IndexedSlices):
         return collectives.all_reduce(gradient, dtype=dtype)
     values = gradient.values if dtype is None else tf.cast(tf.cast(gradient.values, dtype), gradient.dtype)

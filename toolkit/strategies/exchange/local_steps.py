@@ -1,4 +1,4 @@
-"""Steps without an exchange: replicas train by themselves, and average what they have learnt every so many steps.
+"""Steps without an exchange: replicas train locally, and average their weights every so many steps.
 
 Between two averages replica r makes its own steps from the same weights x to y_r, with n_r examples. Then
 
@@ -28,7 +28,7 @@ _ROWS = "_toolkit_rows"  # Of each replica, since the last average.
 
 
 class LocalFunction:
-    """Takes the place of a `Model.train_function` of local steps, and averages after every so many.
+    """Replaces a `Model.train_function` for local steps, and averages after every so many.
 
     Args:
         model: Built and compiled; all replicas have the same weights.
@@ -65,7 +65,7 @@ class LocalFunction:
         model.__dict__[_ATTRIBUTE] = self
 
     def __call__(self, iterator: Any) -> Any:
-        """Makes a step, and averages if it is time to."""
+        """Makes a step, and averages if it is due."""
         if not self._since:
             self._begin_round()
         logs = self._function(iterator)
@@ -77,7 +77,7 @@ class LocalFunction:
         return logs
 
     def agree(self) -> None:
-        """Has all replicas agree in everything, if they don't. It is a collective."""
+        """Makes all replicas equal, if they aren't. All must call it."""
         if self._since:
             self._since = 0
             self._average()
@@ -86,7 +86,7 @@ class LocalFunction:
             self._average_optimizer()
 
     def resume(self) -> None:
-        """Takes the weights as they are now, from a checkpoint, for those of the last average."""
+        """Takes the current weights, from a checkpoint, as those of the last average."""
         self._remember()
 
     @property
@@ -95,7 +95,7 @@ class LocalFunction:
         return not self._since
 
     def _interval(self) -> int:
-        """By the quadratic synchronisation rule of Gu et al., arXiv 2310.14423, where it is asked for."""
+        """By the quadratic synchronisation rule of Gu et al., arXiv 2310.14423, if that is chosen."""
         if not self._local.quadratic:
             return self._local.every
         return max(self._local.every, int((self._local.quadratic / max(self._rate(), 1e-12)) ** 2))
@@ -111,7 +111,7 @@ class LocalFunction:
         return run
 
     def _take_weights(self) -> None:
-        """Begins at the weights as they are: where they were set from outside, what moved earlier ones is dropped."""
+        """Begins with the current weights. If a user set them, earlier momentum is dropped."""
         if self._velocities:
             pairs = zip(self._before, self._weights, strict=True)
             same = tf.reduce_all([tf.reduce_all(_read(before) == _read(weight)) for before, weight in pairs])
@@ -146,7 +146,7 @@ class LocalFunction:
         slots = self._slots()
         averaged = [each for each in slots if tf.as_dtype(each.dtype).is_floating and len(each.shape)]
         _set_to_means(averaged)
-        # Of counts and scales, which a step that overflowed may have left apart, all take the first replica's.
+        # Counts and scales, which may differ after a step that overflowed, are all set to the first replica's.
         ids = {id(each) for each in averaged}
         others = [each for each in slots if id(each) not in ids]
         first = tf.cast(collectives.own_id() == 0, tf.float64)
@@ -156,32 +156,32 @@ class LocalFunction:
 
 
 def count_rows(model: keras.Model, rows: Any) -> None:
-    """Adds the examples of a step that this replica makes by itself: its weights count by them in the next average."""
+    """Adds the examples of a local step, by which this replica's weights count in the next average."""
     counted = model.__dict__[_ROWS]
     _set(counted, _read(counted) + tf.cast(rows, tf.float32))
 
 
 def begin(model: keras.Model) -> None:
-    """Prepares a model for steps that its replicas make by themselves."""
+    """Prepares a model for local steps."""
     if _ROWS not in model.__dict__:
         with model.distribute_strategy.scope():
             model.__dict__[_ROWS] = keras.Variable(0.0, trainable=False, dtype="float32", name="rows")
 
 
 def resume(model: keras.Model) -> None:
-    """Takes weights as they are now, from a checkpoint, for those of the last average."""
+    """Takes the current weights, from a checkpoint, as those of the last average."""
     if (local := model.__dict__.get(_ATTRIBUTE)) is not None:
         local.resume()
 
 
 def agree(model: keras.Model | None) -> None:
-    """Has the replicas of a model agree where they train by themselves. It is a collective."""
+    """Makes the replicas of a model equal if they train locally. All must call it."""
     if model is not None and (local := model.__dict__.get(_ATTRIBUTE)) is not None:
         local.agree()
 
 
 def agrees(model: keras.Model) -> bool:
-    """Says whether all replicas of a model have the same weights: always, unless they train by themselves."""
+    """Returns whether all replicas of a model have the same weights: always, unless they train locally."""
     local = model.__dict__.get(_ATTRIBUTE)
     return local is None or local.agrees
 

@@ -1,4 +1,4 @@
-"""The mesh of a strategy's replicas: groups, each of which holds one copy of a sharded model, train data parallel.
+"""The mesh of a strategy's replicas: groups train data parallel, and each group holds one copy of a sharded model.
 
 Replica r is shard r mod `shards` of group r div `shards`. TensorFlow numbers a host's replicas one after another, so a
 group stays inside a host where a host has room for whole groups: what is chatty uses the fast link.
@@ -38,7 +38,7 @@ class Mesh:
     groups: int
 
     def members(self, replica: int, among: Among) -> list[int]:
-        """Returns the replicas, by id and in order, with which one exchanges, itself included."""
+        """Returns the replicas, by id and in order, that exchange with this one, itself included."""
         group, shard = divmod(replica, self.shards)
         if among is Among.ALL:
             return list(range(self.shards * self.groups))
@@ -48,7 +48,7 @@ class Mesh:
 
 
 def made_here(strategy: tf.distribute.Strategy | None) -> bool:
-    """Says whether a strategy is one of ours, or `enable_fit` was called on it.
+    """Returns whether a strategy is one of ours, or `enable_fit` was called on it.
 
     Under any other everything that is wrapped does what Keras and TensorFlow do.
     """
@@ -56,18 +56,18 @@ def made_here(strategy: tf.distribute.Strategy | None) -> bool:
 
 
 def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
-    """Returns how many replicas of a strategy, None for the one in scope, exchange in each step.
+    """Returns how many replicas of a strategy (None: the one in scope) exchange in each step.
 
     Of a strategy that isn't one of ours it is 1.
     """
     strategy = strategy or tf.distribute.get_strategy()
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    # In a step of `fit` `num_replicas_in_sync` is 1.
+    # In a step of `fit`, `num_replicas_in_sync` is 1.
     return strategy.extended._num_replicas_in_sync if isinstance(strategy, kinds) and made_here(strategy) else 1
 
 
 def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:
-    """Returns the mesh of a strategy, None for the one in scope: one group of all replicas unless it was set."""
+    """Returns the mesh of a strategy (None: the one in scope): by default one group of all replicas."""
     strategy = strategy or tf.distribute.get_strategy()
     count = replicas(strategy)
     shards = options_of(strategy).shards or count
@@ -75,7 +75,7 @@ def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:
 
 
 def check_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
-    """Makes sure that a strategy's replicas can be divided into groups of so many.
+    """Checks that a strategy's replicas can be divided into groups of this size.
 
     Raises:
         StrategyError: The replicas can't be divided so, or don't exchange activations.
@@ -103,7 +103,7 @@ def check_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
 
 @contextlib.contextmanager
 def in_one_group(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """While entered, all replicas of a strategy are one group, whatever was set."""
+    """A context in which all replicas of a strategy are one group."""
     before = options_of(strategy)
     set_options(strategy, dataclasses.replace(before, shards=None))
     try:

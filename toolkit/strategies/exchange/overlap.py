@@ -1,4 +1,4 @@
-"""Gradients that travel while others are computed, between processes.
+"""Sends gradients between processes while other gradients are still being computed.
 
 A collective without an ordering token begins when its own input is there. Three things keep TensorFlow from using it,
 each of which alone hides nothing of an exchange: its executor computes the whole chain of input gradients before the
@@ -23,25 +23,25 @@ from toolkit.strategies.exchange.packing import joined, shaped
 
 __all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
 
-BYTES_PER_PACK = 512 << 10  # Where nothing else is asked for: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
+BYTES_PER_PACK = 512 << 10  # The default: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
 
 _with_edges: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 def let_exchanges_begin() -> None:
-    """Gives a process that has one core a second thread between operations, before TensorFlow begins its work.
+    """Gives a process with one core a second thread between operations, before TensorFlow starts.
 
     What was set before, by `tf.config.threading` or TF_NUM_INTEROP_THREADS, is kept.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     asked = tf.config.threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
     if cores == 1 and not asked:
-        with contextlib.suppress(RuntimeError):  # It has begun, which the strategy says next.
+        with contextlib.suppress(RuntimeError):  # TensorFlow has already started; the strategy says so next.
             tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
 def weights_first(gradients: Sequence[tf.Tensor]) -> None:
-    """Has what makes a weight's gradient go before everything else that waits for the same tensor.
+    """Makes the computation of a weight's gradient go first among the operations that wait for the same tensor.
 
     Nothing else is changed, so every number is the same. What makes a gradient is all that only this gradient needs.
     Of what that is computed from, one operation is the last, such as the gradient of a layer's output; others that
@@ -54,7 +54,7 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
     if tf.executing_eagerly() or not gradients:
         return
     graph = tf.compat.v1.get_default_graph()
-    # A constant of an outer function is no tensor of this graph.
+    # A constant of an outer function isn't a tensor of this graph.
     made = dict.fromkeys(gradient.op for gradient in gradients if getattr(gradient, "graph", None) is graph)
     before = _stateful_before(graph)
     try:
@@ -73,7 +73,7 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
 
 
 def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
-    """Returns for each operation that has a state, such as a variable's read, the last one before it.
+    """Returns for each stateful operation, such as a variable's read, the one before it.
 
     When its function is traced, TensorFlow lets them run in the order in which they were made, by edges that aren't
     there yet.
@@ -91,7 +91,7 @@ def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
 
 
 def _in_order(graph: tf.Graph, before: Mapping[tf.Operation, tf.Operation]) -> Iterable[tf.Operation]:
-    """Returns a graph's operations so that each comes after what it needs.
+    """Returns a graph's operations so that each comes after its inputs.
 
     They are made in such an order: sorting them, which took as long as all the rest, is for a graph with edges of ours.
     """
@@ -107,7 +107,7 @@ def _needed_by(operation: tf.Operation, before: Mapping[tf.Operation, tf.Operati
 
 
 def _only_for(gradient: tf.Operation, others: Container[tf.Operation]) -> set[tf.Operation]:
-    """Returns the operations that nothing but a gradient needs, itself included."""
+    """Returns the operations that only this gradient needs, with its own."""
     waiting, found = [gradient], {gradient}
     while waiting:
         for each in {tensor.op for tensor in waiting.pop().inputs} - found:
@@ -144,7 +144,7 @@ def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
 
 
 def summed(gradients: Sequence[tf.Tensor], *, bytes_per_pack: int | None, dtype: tf.DType | None) -> list[tf.Tensor]:
-    """Returns the sums over all replicas, in as many exchanges as there are packs.
+    """Returns the sums over all replicas, with one exchange for each pack.
 
     Args:
         gradients: Of any shape, in the order in which they are known.
@@ -168,7 +168,7 @@ def summed(gradients: Sequence[tf.Tensor], *, bytes_per_pack: int | None, dtype:
 
 
 def _alone(gradient: tf.Tensor, pieces: int, dtype: tf.DType | None) -> tf.Tensor:
-    """Sends a large one in pieces: while one travels, another is copied, and a third is added."""
+    """Sends a large tensor in pieces: while one is sent, another is copied and a third is added."""
     if pieces < 2:
         return collectives.all_reduce(gradient, dtype=dtype)
     flat = tf.reshape(gradient, [-1])

@@ -1,4 +1,4 @@
-"""Several tensors as one, and back."""
+"""Packs several tensors into one, and unpacks it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["joined", "shaped"]
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-    """Returns tensors of one dtype and any shapes as one flat tensor, and what makes such ones of a flat one again."""
+    """Returns tensors of one dtype as one flat tensor, and a function that unpacks such a tensor."""
 
     def split(flat: tf.Tensor) -> list[tf.Tensor]:
         parts = tf.split(flat, tf.stack([tf.size(each) for each in tensors]), num=len(tensors))
@@ -19,7 +19,7 @@ def joined(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Callable[[tf.Tensor
 
 
 def shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
-    """Returns a tensor with the shape of another, as far as that is known too."""
+    """Returns a tensor with another's shape, as far as it is known statically."""
     part = tf.reshape(part, tf.shape(like))
     part.set_shape(like.shape)
     return part

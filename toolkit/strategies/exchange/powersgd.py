@@ -1,4 +1,4 @@
-"""PowerSGD: the gradient of a matrix, sent as two thin ones.
+"""PowerSGD: sends the gradient of a matrix as two thin matrices.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
 1905.13727, algorithm 1, with sums in the place of means. For a matrix [n, m] of which replica r of R has the weighted
@@ -28,12 +28,12 @@ from toolkit.strategies.exchange.packing import joined
 
 __all__ = ["Memory", "matrix_shape", "shrinks", "sums"]
 
-_LEAST_SAVING = 2  # A matrix is compressed where that sends less than half of its elements.
-_TINY = 1e-8  # Beside the length of a column, which may be 0.
+_LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
+_TINY = 1e-8  # Added to the length of a column, which may be 0.
 
 
 class Memory(NamedTuple):
-    """What a replica keeps of a matrix from step to step.
+    """A replica's state for a matrix, kept from step to step.
 
     Attributes:
         unsent: E_r, [n, m], another on each replica: shards of one variable.
@@ -45,14 +45,14 @@ class Memory(NamedTuple):
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Returns as what matrix [n, m] a variable is sent: its axes in two groups, cut where n + m is least."""
+    """Returns the matrix shape [n, m] of a variable: its axes in two groups, divided so that n + m is smallest."""
     sizes = [int(size) for size in shape]
     cuts = ((math.prod(sizes[:place]), math.prod(sizes[place:])) for place in range(1, len(sizes)))
     return min(cuts, key=sum, default=(math.prod(sizes), 1))
 
 
 def shrinks(shape: Sequence[int], rank: int) -> bool:
-    """Says whether a variable of this shape is compressed at such a rank."""
+    """Returns whether a variable of this shape is compressed at this rank."""
     n, m = matrix_shape(shape)
     return _LEAST_SAVING * rank * (n + m) < n * m
 
@@ -65,7 +65,7 @@ def sums(
     dtype: tf.DType | None,
     scale: tf.Tensor | float,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the sums over all replicas: of gradients as their factors come to, and of others as they are.
+    """Returns the sums over all replicas: of compressed gradients through their factors, of others exactly.
 
     Args:
         gradients: Weighted gradients of variables that are compressed, of any shape.
@@ -104,7 +104,7 @@ def _set(variable: Any, value: tf.Tensor, finite: tf.Tensor) -> None:
 
 
 def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal columns that span the same: Gram and Schmidt's way, column by column."""
+    """Returns orthonormal columns of the same span, by Gram and Schmidt's method."""
     done: list[tf.Tensor] = []
     for column in tf.unstack(columns, axis=1):
         for other in done:

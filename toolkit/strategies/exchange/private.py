@@ -1,4 +1,4 @@
-"""What only private parts of TensorFlow allow; `tests/strategies/test_exchange_private.py` fails when they change."""
+"""Uses private parts of TensorFlow; `tests/strategies/test_exchange_private.py` fails if they change."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +18,19 @@ __all__ = [
 
 
 def number_by_call(strategy: tf.distribute.Strategy) -> None:
-    """Lets a function with collectives be called in a loop under a strategy; called again, it does nothing."""
+    """Allows functions with collectives in loops under a strategy. Later calls do nothing."""
     ways = (getattr(strategy.extended, name, None) for name in ("_cross_device_ops", "_collective_ops"))
     for launcher in {id(each): each for way in ways for each in getattr(way, "_launchers", ())}.values():
         attach(launcher, "_use_unique_instance_key", _unique_outside_loops)
 
 
 def communication_of(strategy: tf.distribute.Strategy) -> str:
-    """Returns what the processes of a strategy exchange tensors by: "nccl" or "ring"."""
+    """Returns how the processes of a strategy exchange tensors: "nccl" or "ring"."""
     return kind_of(strategy.extended._communication_options)
 
 
 def keep_first_replicas(variable: Any) -> None:
-    """Has a metric's variable, which each replica keeps for itself, be the first replica's where it is read, not a sum.
+    """Makes a metric's variable, of which each replica has its own, read as the first replica's value and not as a sum.
 
     Args:
         variable: A `keras.Variable`.
@@ -42,7 +42,7 @@ def keep_first_replicas(variable: Any) -> None:
 
 
 def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
-    """Returns the resource by which TensorFlow orders its calls of NCCL on one of this process's replicas.
+    """Returns the resource with which TensorFlow orders its calls of NCCL on one of this process's replicas.
 
     Other calls on the same device must be ordered by the same one.
     """
@@ -50,7 +50,7 @@ def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
 
 
 def runs_after(later: tf.Operation, earlier: tf.Operation) -> None:
-    """Has one operation of a graph that is being traced wait for another, which was perhaps made after it.
+    """Makes an operation of the graph being traced wait for another, which may have been created after it.
 
     `tf.control_dependencies` is public, but for operations that are still to be made.
     """
@@ -58,7 +58,7 @@ def runs_after(later: tf.Operation, earlier: tf.Operation) -> None:
 
 
 def _unique_outside_loops(original: Callable, launcher: Any) -> bool:
-    """Numbers the collectives of a function that is called in a branch of a loop when it is traced.
+    """Numbers the collectives of a function that is traced in a branch or a loop.
 
     Else TensorFlow numbers them when it is called, through a placeholder that nothing feeds there:
     `compile(steps_per_execution=2)` then fails on several replicas with "You must feed a value for

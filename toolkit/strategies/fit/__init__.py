@@ -1,4 +1,4 @@
-"""What Keras's `fit`, callbacks and saving need under a strategy: come here for what is wrapped of Keras.
+"""What Keras's `fit`, callbacks and saving need under a strategy, with everything that is wrapped of Keras.
 
 export        `Model.export`: whole weights, written by one process
 out_of_scope  what users do outside of steps and of a strategy's scope

@@ -1,4 +1,4 @@
-"""All that is wrapped of Keras and TensorFlow for our strategies, in one list: what is called first comes last."""
+"""The list of everything wrapped of Keras and TensorFlow for our strategies. What is called first is wrapped last."""
 
 from toolkit.strategies.fit.callbacks import adapt_callbacks
 from toolkit.strategies.fit.models import adapt_models
@@ -15,14 +15,14 @@ __all__ = ["adapt_keras", "adapt_replicas", "adapt_workers"]
 
 
 def adapt_keras() -> None:
-    """Has Keras's `fit`, callbacks and saving work under any strategy made here; called again, it does nothing."""
+    """Makes Keras's `fit`, callbacks and saving work under any of our strategies. Later calls do nothing."""
     adapt_callbacks()
     adapt_models()
     adapt_epoch_iterator()
 
 
 def adapt_replicas() -> None:
-    """Has steps of several replicas give one device's numbers; called again, it does nothing."""
+    """Gives steps of several replicas one device's numbers. Later calls do nothing."""
     adapt_keras()
     adapt_optimizers()
     adapt_calls()
@@ -33,6 +33,6 @@ def adapt_replicas() -> None:
 
 
 def adapt_workers() -> None:
-    """Has several processes save beside one another, too."""
+    """Makes saving safe for several processes as well."""
     adapt_replicas()
     adapt_checkpoints()

@@ -1,4 +1,4 @@
-"""A model's variables, made before its first step: replicas of a running step can't make any.
+"""Creates a model's variables before its first step, because replicas in a step can't create any.
 
 On one device Keras lets the first step make what isn't there yet. Under a strategy it takes a batch from the data,
 calls the model on tensors without values, and so fails where a model has no `call`, as GANs have none, and takes the
@@ -28,11 +28,11 @@ __all__ = ["adapt_trials", "batch_spec", "build", "check"]
 
 _LOG = logging.getLogger(__name__)
 _NOTED = "_toolkit_noted_statistics"
-_ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras stands them where there are no labels, or no weights.
+_ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras's placeholders for missing labels or weights.
 
 
 def adapt_trials() -> None:
-    """Has gradients be zeros and optimizers do nothing in a step that is run on tensors without values; called again,
+    """Makes gradients zeros and optimizers do nothing in a step that runs without values. Later calls do nothing.
     it does nothing.
     """
     wrap(tf.GradientTape, "gradient", _gradient)
@@ -41,7 +41,7 @@ def adapt_trials() -> None:
 
 
 def check(model: Any, batch: int | None) -> None:
-    """Says once what has other numbers than one device's, and refuses what can't be divided.
+    """Warns once of numbers that differ from one device's, and refuses what can't be divided.
 
     Args:
         model: A model of one of our strategies.
@@ -55,7 +55,7 @@ def check(model: Any, batch: int | None) -> None:
 
 
 def _note_statistics(model: Any) -> None:
-    """Says once which layers have other numbers than one device's, because each replica normalises its share."""
+    """Warns once of layers whose numbers differ from one device's because each replica normalises its own share."""
     if mesh.replicas(model._distribute_strategy) == 1 or vars(model).get(_NOTED):
         return
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
@@ -70,7 +70,7 @@ def _note_statistics(model: Any) -> None:
 
 
 def _check_states(model: Any, batch: int | None) -> None:
-    """Refuses a stateful layer that was built for the whole of a batch of which each replica has its share."""
+    """Refuses a stateful layer that was built for the whole batch, of which each replica has only a share."""
     count = mesh.replicas(model._distribute_strategy)
     if batch is None or count == 1:
         return
@@ -87,7 +87,7 @@ def _check_states(model: Any, batch: int | None) -> None:
 
 
 def batch_spec(spec: Any) -> Any:
-    """Returns the description of one replica's batch from that of a distributed dataset's element."""
+    """Returns the spec of one replica's batch from that of a distributed dataset's element."""
 
     def one(leaf: Any) -> Any:
         leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
@@ -97,7 +97,7 @@ def batch_spec(spec: Any) -> Any:
 
 
 def build(model: keras.Model, data: Any) -> None:
-    """Builds what isn't built yet of a model, of its metrics and of its optimizers, in its strategy's scope.
+    """Builds what isn't built yet of a model, its metrics and its optimizers, in its strategy's scope.
 
     Args:
         model: A compiled model.
@@ -109,18 +109,18 @@ def build(model: keras.Model, data: Any) -> None:
     with model.distribute_strategy.scope():
         by_step: Exception | None = None
         if _has_own_step(model):
-            if not _lacks_variables(model):  # Such as a model that a checkpoint was restored into.
+            if not _lacks_variables(model):  # Such as a model into which a checkpoint was restored.
                 return
             try:
                 _run_step(model, data)
                 return
-            except Exception as error:  # Whatever the user's own code raises.
+            except Exception as error:  # The user's own code may raise anything.
                 by_step = error
                 _LOG.debug("train_step can't be run on tensors without values", exc_info=True)
         try:
             model._symbolic_build(data_batch=data)
         except Exception:
-            if by_step is not None:  # Keras takes causes off what `fit` raises.
+            if by_step is not None:  # Keras removes the causes of errors that `fit` raises.
                 _LOG.error("train_step, run on tensors without values, fails too: %r", by_step)
             raise
 
@@ -136,7 +136,7 @@ def _lacks_variables(model: keras.Model) -> bool:
 
 
 def _run_step(model: keras.Model, data: Any) -> None:
-    """Runs the model's own `train_step` once, outside of replicas and without values: it makes all variables."""
+    """Runs the model's own `train_step` once without replicas and values, which creates all variables."""
     given = keras.tree.map_structure(
         lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
         data,
@@ -145,7 +145,7 @@ def _run_step(model: keras.Model, data: Any) -> None:
     adapt_trials()
     recorded: list[tuple[Any, list]] = []
     before = -1
-    while before != len(model.variables):  # Again, where a step asks for variables before it makes them.
+    while before != len(model.variables):  # Again, because a step may ask for variables before it creates them.
         before = len(model.variables)
         recorded.clear()
         with known(recorded=recorded):
@@ -166,7 +166,7 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
 def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     if here.recorded is None:
         return original(tape, target, sources, *args, **kwargs)
-    # A variable of several replicas has no handle here, and one that isn't made yet none at all.
+    # A variable of several replicas has no handle here, and one that isn't created yet has none at all.
     return tf.nest.map_structure(_zeros, sources)
 
 

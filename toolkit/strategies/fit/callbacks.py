@@ -1,4 +1,4 @@
-"""What Keras's own training loop needs from several processes, and has no hook for.
+"""What Keras's training loop needs with several processes and has no hook for.
 
 Keras 3 knows nothing of other workers. A `CallbackList` is the one object through which each call of `fit`, `evaluate`
 or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it is given
@@ -30,7 +30,7 @@ from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_callbacks"]
 
-# A callback of ours says so by an attribute, `reads_weights`.
+# A callback of ours says this with an attribute, `reads_weights`.
 _READ_NO_WEIGHTS = {
     keras.callbacks.CSVLogger,
     keras.callbacks.History,
@@ -41,18 +41,18 @@ _READ_NO_WEIGHTS = {
     keras.callbacks.TerminateOnNaN,
 }
 _NEVER = sys.maxsize  # Steps between two savings.
-_quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()  # What callbacks were given.
+_quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()  # The arguments of callbacks.
 
 
 def adapt_callbacks() -> None:
-    """Makes callbacks and saving fit several processes; calling it again changes nothing."""
+    """Makes callbacks and saving work with several processes. Later calls do nothing."""
     wrap(keras.callbacks.CallbackList, "set_model", _set_model)
 
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
-    """Has the list of one call of `fit`, `evaluate` or `predict` know what Keras's loop has come to."""
+    """Gives the callback list of one call of `fit`, `evaluate` or `predict` our own methods."""
     if model is not None and mesh.made_here(model.distribute_strategy):
-        prepare(model)  # It may have been made and compiled before the strategy.
+        prepare(model)  # It may have been created and compiled before the strategy.
         attach(callbacks, "on_train_begin", _begin_training)
         attach(callbacks, "on_epoch_begin", _begin_epoch)
         attach(callbacks, "on_train_batch_end", _end_batch)
@@ -79,7 +79,7 @@ def _dispatching(model: Any) -> Any:
 
 
 def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
-    """Lets only the chief's callbacks write: the others' go on watching, with nothing to write to, until it ends."""
+    """Lets only the chief's callbacks write. The others' callbacks run, but write into nothing until training ends."""
     _unquieten(callbacks)  # An earlier `fit` may have raised.
     if (strategy := _dispatching(model)) is not None:
         strategy.replace_functions(model)
@@ -101,7 +101,7 @@ def _unquieten(callbacks: Any) -> None:
 
 
 def _without_writing(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns the attributes with which one of Keras's callbacks writes nothing that anybody reads."""
+    """Returns the attributes with which a Keras callback writes nothing that anyone reads."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         return {"filename": os.devnull}
     if isinstance(callback, keras.callbacks.TensorBoard):
@@ -124,7 +124,7 @@ def _check_frequencies(callbacks: Iterable, why: str) -> None:
             )
 
 
-@functools.cache  # A temporary directory lives as long as its object: to the end of the process.
+@functools.cache  # A temporary directory lives as long as its object: until the process ends.
 def _scratch() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
 
@@ -152,7 +152,7 @@ def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **k
 
 def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     original(callbacks, *args, **kwargs)
-    if getattr(callbacks, "_toolkit_may_stop", False):  # Each for itself, they would wait for one another's steps.
+    if getattr(callbacks, "_toolkit_may_stop", False):  # Each alone, they would wait for one another's steps.
         callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
     if (first := getattr(callbacks, "_toolkit_first_batch", None)) is not None:
         callbacks._toolkit_first_batch = None
@@ -167,15 +167,15 @@ def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
     if not _shared(model):
         original(callbacks, *args, **kwargs)
         return
-    if _some_read_weights(callbacks):  # Callbacks of the chief's alone may save.
+    if _some_read_weights(callbacks):  # Callbacks that only the chief has may save.
         take_snapshots(variables_of(model))
     original(callbacks, *args, **kwargs)
-    # The processes that go on find what the chief's callbacks have written; and all stop together.
+    # The other processes find the files of the chief's callbacks, and all stop together.
     model.stop_training = bool(_largest(model, bool(model.stop_training)))
 
 
 def _some_read_weights(callbacks: Any) -> bool:
-    """Says whether a callback may read, at the end of an epoch, what no process has whole. It is a collective."""
+    """Returns whether a callback may read, at the end of an epoch, what no process holds whole. All must call it."""
     model = callbacks.model
     if next(snapshots_of(variables_of(model)), None) is None:
         return False
@@ -183,12 +183,12 @@ def _some_read_weights(callbacks: Any) -> bool:
 
 
 def _largest(model: Any, value: int) -> int:
-    """Returns the largest of the workers' whole numbers. It is a collective."""
+    """Returns the largest of the workers' whole numbers. All must call it."""
     return int(extremes(model.distribute_strategy, np.array([value], np.int64))[1][0])
 
 
 def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback does anything of the user's own about a batch, which may end an epoch on one worker.
+    """Whether a callback has the user's own code for batches, which may end an epoch on one worker only.
 
     Workers then ask one another after each batch, which takes one or two milliseconds; others' steps cost nothing.
     """
@@ -198,7 +198,7 @@ def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
 
 
 def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
-    """Whether its end of an epoch does anything that isn't known to leave weights alone."""
+    """Whether its end of an epoch may change or read weights."""
     if isinstance(callback, keras.callbacks.EarlyStopping):
         return bool(callback.restore_best_weights)
     own = getattr(callback.on_epoch_end, "__func__", callback.on_epoch_end)
@@ -208,8 +208,9 @@ def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
 
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
-        # `fit` puts an optimizer's averages in the place of weights after the last epoch's callbacks: what the chief
-        # alone is to save is gathered again.
+        # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the chief
+        # saves
+        # must be gathered again.
         take_snapshots(variables_of(callbacks.model))
     original(callbacks, *args, **kwargs)
     _unquieten(callbacks)
@@ -222,7 +223,7 @@ def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) 
     agree(callbacks.model)
     if _has_replicas(callbacks.model) and callbacks.model.built:
         average_statistics(callbacks.model)
-    looked_at = getattr(callbacks, "_toolkit_training", False)  # In `fit`, before.
+    looked_at = getattr(callbacks, "_toolkit_training", False)  # Called in `fit`, before training.
     if _shared(callbacks.model) and callbacks.model.built and not looked_at:
         check_equal_weights(callbacks.model)
     original(callbacks, *args, **kwargs)

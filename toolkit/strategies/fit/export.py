@@ -1,4 +1,4 @@
-"""`Model.export` of a model under several replicas: whole weights, and one process that writes.
+"""`Model.export` under several replicas: whole weights, and one process that writes.
 
 A SavedModel has one variable where a strategy has one on each device: of a sharded weight, the first shard.
 """
@@ -25,9 +25,9 @@ def export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: 
         for variable in model.variables:
             if isinstance(variable, ReplicaShardedVariable):
                 stack.enter_context(variable.in_one_place())
-        if together and not is_chief(strategy):  # The directory is everybody's; to trace, all have what one has.
+        if together and not is_chief(strategy):  # The directory is shared; for tracing, all processes use the same.
             filepath = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-")), "exported")
         result = original(model, filepath, *args, **kwargs)
-    if together:  # The processes that go on may load it.
+    if together:  # The other processes may load it next.
         extremes(strategy, np.array([0], np.int64))
     return result

@@ -1,4 +1,4 @@
-"""What models of our strategies have instead of some of Keras's methods: in their own attributes, and nobody else's.
+"""Our methods on models of our strategies, as attributes of the instances only.
 
 A model is given them where it is made under one of our strategies, or where it is trained under one. Its class, its
 files and its clones are as without us; under any other strategy Keras's own code runs.
@@ -28,12 +28,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def adapt_models() -> None:
-    """Has models know the strategy that they are made under; called again, it does nothing."""
+    """Makes models know the strategy under which they are created. Later calls do nothing."""
     wrap(TensorFlowTrainer, "__init__", _made)
 
 
 def prepare(model: Any) -> None:
-    """Gives a model what it needs before it trains under one of our strategies; others are left alone."""
+    """Gives a model what it needs before it trains under one of our strategies; leaves other models alone."""
     take_in(model)
     if mesh.made_here(model._distribute_strategy):
         _attach_to(model)
@@ -63,7 +63,7 @@ def _attach_to(model: Any) -> None:
 
 
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Has each replica sum its own metrics, and have its own optimizer, where a model is compiled outside its scope.
+    """Gives each replica its own metrics and optimizer for a model that is compiled outside of the scope.
 
     XLA is left out of a step that exchanges something: it can't compile that, and the first step would end there.
     """

@@ -1,4 +1,4 @@
-"""What users do outside of steps and of a strategy's scope, and what works there on one device.
+"""Makes work outside of steps and of a strategy's scope what works there on one device.
 
 A model is compiled again after its scope, with an optimizer that was made there; a callback prints a learning rate; a
 single batch is predicted. Variables of several replicas are TensorFlow's, which are no Python numbers, can't be mixed
@@ -21,7 +21,7 @@ __all__ = ["adapt_calls", "predict_once", "quantize"]
 
 
 def adapt_calls() -> None:
-    """Has variables of several replicas be numbers, as those of one device are; called again, it does nothing.
+    """Lets variables of several replicas be used as numbers, as one device's can. Later calls do nothing.
 
     Keras's `float(variable)` is that of what it holds, and TensorFlow's class of it has none.
     """
@@ -41,7 +41,7 @@ def quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def predict_once(original: Callable, model: Any, x: Any) -> Any:
-    """Returns what the first replica has predicted: all of them are given the whole batch."""
+    """Returns the first replica's predictions, since all replicas get the whole batch."""
     outputs = original(model, x)
     count = mesh.replicas(model.distribute_strategy)
     return outputs if count == 1 else keras.tree.map_structure(lambda each: each[: len(each) // count], outputs)

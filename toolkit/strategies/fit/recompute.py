@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass, instead of being kept until then: `keras.RematScope`.
+"""Recomputes activations in the backward pass instead of keeping them: `keras.RematScope`.
 
 Keras leaves it to `tf.recompute_grad`, which takes no keyword arguments in a graph, where Keras always gives one
 (`training`), and which draws dropout again. Here the second computation sees what the first one saw: the values that
@@ -23,7 +23,7 @@ from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_remat", "recomputed"]
 
-_OF_CALLS = ("current_call_ctx", "autocast_scope")  # What Keras keeps, by thread, of the calls of layers under way.
+_OF_CALLS = ("current_call_ctx", "autocast_scope")  # What Keras records per thread about the layers being called.
 
 
 def adapt_remat() -> None:
@@ -72,12 +72,12 @@ def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) ->
     state = layer.non_trainable_variables if isinstance(layer, keras.layers.Layer) else []
     before = [(variable, tf.convert_to_tensor(variable.value)) for variable in state]  # The call changes them.
     around = {name: global_state.get_global_attribute(name) for name in _OF_CALLS}
-    masks = [backend.get_keras_mask(each) for each in tensors]  # Keras takes them off again.
+    masks = [backend.get_keras_mask(each) for each in tensors]  # Keras removes them again.
     results: list = []
 
     def gradients(*upstream: tf.Tensor, variables: Sequence = ()) -> Any:
-        # As tf.recompute_grad has it: XLA heeds no control dependencies, so that what is computed again must depend on
-        # what comes back, or it would be found to be the same and kept.
+        # As in tf.recompute_grad: XLA ignores control dependencies, so the recomputation must depend on the incoming
+        # gradient, or it would be found to be equal to the forward pass and kept.
         some = tf.cast(tf.reduce_max(tf.reshape(upstream[0], [-1])[:1]), tf.bool)
         zero = tf.where(some == some, 0.0, float("nan"))  # noqa: PLR0124
         with tf.GradientTape() as tape:
@@ -102,7 +102,7 @@ def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) ->
     @tf.custom_gradient
     def first(*_copies: tf.Tensor) -> Any:
         with _once():
-            results.append(function(*args, **kwargs))  # Not of the copies, which don't have Keras's masks.
+            results.append(function(*args, **kwargs))  # Not for the copies, which lack Keras's masks.
         return [each for each in keras.tree.flatten(results[0]) if tf.is_tensor(each)], gradients
 
     returned = iter(first(*tensors))
@@ -117,14 +117,14 @@ def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 
 
 class _AsBefore(keras.StatelessScope):
-    """While it is entered, variables have the values that they had before, and stay as they are."""
+    """A context in which variables have their earlier values and don't change."""
 
     def __init__(self, function: Callable, before: Sequence[tuple]) -> None:
         super().__init__(before, initialize_variables=False)
         self._function, self._own = function, {id(variable) for variable, _ in before}
 
     def add_update(self, update: tuple) -> None:
-        """Takes an assignment for as long as this is entered."""
+        """Takes an assignment while the context is entered."""
         if id(update[0]) not in self._own:
             raise ModelError(
                 asked=f"rematerialization runs {getattr(self._function, '__qualname__', self._function)} twice",
@@ -135,7 +135,7 @@ class _AsBefore(keras.StatelessScope):
 
 
 def _once() -> contextlib.AbstractContextManager[None]:
-    """What is called in here runs once: it is a part of something that runs again."""
+    """What is called here runs once: it is part of something that runs again."""
     return known(recomputes=True)
 
 

@@ -1,4 +1,4 @@
-"""How a batch is divided among replicas: come here for what Keras's loop reads under a strategy.
+"""How a batch is divided among replicas, and what Keras's loop reads under a strategy.
 
 epoch_iterator  which data Keras's loop is about to read, and for what
 pipelines     pipelines without tf.data's tuning

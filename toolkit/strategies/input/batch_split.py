@@ -1,4 +1,4 @@
-"""A replica's share of each global batch: every example once, and no replica without one."""
+"""A replica's share of each global batch: every example once, and no replica without an example."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _TOO_FEW = (
 
 
 def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
-    """Returns the first row of a share, and the first row after it: shares are equal to within one row.
+    """Returns the first row of a share and the row after its last. Shares are equal to within one row.
 
     Args:
         rows: The number of rows to share; an int or an int64 scalar, as are the others.
@@ -38,7 +38,7 @@ def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
 
 
 def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
-    """Returns which replicas' shares a worker reads, for its replicas in turn.
+    """Returns the numbers of the shares that a worker reads, for its replicas in turn.
 
     It is the order in which `predict` puts the replicas' results together again.
     """
@@ -49,7 +49,7 @@ def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
 def split(
     dataset: tf.data.Dataset, *, indices: Sequence[int], count: int, may_be_empty: bool = False
 ) -> tf.data.Dataset:
-    """Cuts each global batch into `count` shares, equal to within one example, and keeps some of them.
+    """Divides each global batch into `count` shares, equal to within one example, and keeps some of them.
 
     A batch with fewer examples than there are shares borrows from the batch before it, or joins it: a
     replica without an example would fail in BatchNormalization and make every mean NaN.
@@ -69,7 +69,7 @@ def split(
         dataset = _evened(dataset, count, may_be_empty)
 
     def share(batch: Any, index: Any) -> Any:
-        # A share's index comes as a Python int or as an int64 tensor.
+        # A share's index is a Python int or an int64 tensor.
         start, stop = row_range(row_count(batch), tf.cast(index, tf.int64), count)
         return tf.nest.map_structure(lambda component: _slice(component, start, stop), batch)
 
@@ -82,12 +82,12 @@ def split(
                 lambda index: share(_packed(batch, spec), index)
             )
         )
-    # A finite one isn't stated: two batches may have become one.
+    # A finite length isn't declared, because two batches may have become one.
     return with_cardinality(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
 
 
 def leaves_enough(adapter: Any, replicas: int) -> bool:
-    """Says whether data is known to leave an example for each replica when TensorFlow divides its batches.
+    """Returns whether data surely leaves an example for each replica if TensorFlow divides its batches.
 
     It gives each replica as many examples as of a whole batch, while there are any.
 
@@ -95,14 +95,14 @@ def leaves_enough(adapter: Any, replicas: int) -> bool:
         adapter: What Keras reads the data by.
         replicas: How many share a batch.
     """
-    if not isinstance(adapter, ArrayDataAdapter):  # Others don't know their last batch's size.
+    if not isinstance(adapter, ArrayDataAdapter):  # The size of other datasets' last batch is unknown.
         return False
     smallest = adapter.partial_batch_size if adapter.has_partial_batch else adapter.batch_size
     return smallest > (replicas - 1) * -(-adapter.batch_size // replicas)
 
 
 def check_arrays(adapter: Any, replicas: int) -> None:
-    """Makes sure that arrays have an example for each replica in a batch; what else is read shows it only then.
+    """Checks that each batch of arrays has an example for each replica. Other data shows this only when it is read.
 
     Raises:
         StrategyError: There are fewer in all, or in a batch.
@@ -123,42 +123,42 @@ def check_arrays(adapter: Any, replicas: int) -> None:
 
 
 def with_cardinality(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.data.Dataset:
-    """Returns the same dataset, which says that it has so many elements; as it is where that isn't known."""
+    """Returns the same dataset with a declared number of elements; unchanged if the number isn't known."""
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 def may_run_short(dataset: tf.data.Dataset, count: int) -> bool:
-    """Says whether a batch of a dataset, such as its last one, may have fewer examples than there are replicas."""
+    """Returns whether a batch of a dataset, such as its last one, may have fewer examples than there are replicas."""
     return is_batched(dataset) and not _always_enough(dataset.element_spec, count)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Says whether every component has a dimension that counts examples."""
+    """Returns whether every component has a dimension that counts examples."""
     return all(spec.shape.rank != 0 for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape"))
 
 
 def _packed(arguments: tuple, spec: Any) -> Any:
-    """tf.data hands a tuple's components over one by one, and anything else whole."""
+    """tf.data passes a tuple's components as separate arguments, and anything else as one."""
     return arguments if type(spec) is tuple else arguments[0]
 
 
 def _always_enough(spec: Any, count: int) -> bool:
-    """Says whether no batch can be too small, or none could be evened."""
+    """Returns whether no batch can be too small, or too small ones can't be filled up."""
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(leaf, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) for leaf in leaves):
-        return True  # Keras stands an empty Optional where there are no labels or weights.
+        return True  # Keras puts an empty Optional in place of missing labels or weights.
     sizes = [leaf.shape[0] if leaf.shape.rank else None for leaf in leaves]
     return any(size is not None and size >= count for size in sizes)
 
 
 def _evened(dataset: tf.data.Dataset, count: int, may_be_empty: bool) -> tf.data.Dataset:
-    """Lets a batch of fewer than `count` examples borrow the last ones of the batch before it."""
+    """Fills a batch of fewer than `count` examples up with the last ones of the batch before it."""
     spec = dataset.element_spec
     padding = _padding_values(dataset)
 
-    # `scan` takes plain tensors only, and no ragged ones.
+    # `scan` accepts plain tensors only, no ragged ones.
     def flat(batch: Any) -> tuple:
         return tuple(tf.nest.flatten(batch, expand_composites=True))
 
@@ -175,7 +175,7 @@ def _evened(dataset: tf.data.Dataset, count: int, may_be_empty: bool) -> tf.data
         missing = count - row_count(batch)
         enough = tf.logical_or(tf.logical_not(real), missing <= 0)
 
-        # Cut so that this batch gets just enough; where that leaves the one before too few, both become one.
+        # Divided so that this batch gets just enough. If that leaves the one before too few, both become one batch.
         cut = row_count(held) - missing
         cut = tf.where(cut >= count, cut, 0)
 
@@ -199,7 +199,7 @@ def _evened(dataset: tf.data.Dataset, count: int, may_be_empty: bool) -> tf.data
 
 
 def _nothing(leaf: Any) -> Any:
-    """Returns no examples of a kind."""
+    """Returns zero examples of a kind."""
     sizes = [0, *(size or 0 for size in leaf.shape[1:])] if leaf.shape.rank else [0]
     if isinstance(leaf, tf.SparseTensorSpec):
         return tf.SparseTensor(tf.zeros([0, len(sizes)], tf.int64), tf.zeros([0], leaf.dtype), sizes)
@@ -211,7 +211,7 @@ def _nothing(leaf: Any) -> Any:
 
 
 def _concatenated(leaf: Any, first: Any, second: Any, padding: Any) -> Any:
-    """Returns the examples of two batches; what was padded to the longest of each is padded to the longest of both."""
+    """Returns the examples of two batches, padded to the longest of both."""
     if isinstance(leaf, tf.SparseTensorSpec):
         return tf.sparse.concat(0, [first, second], expand_nonconcat_dims=True)
     if isinstance(leaf, tf.RaggedTensorSpec) or leaf.shape[1:].is_fully_defined():
@@ -222,14 +222,14 @@ def _concatenated(leaf: Any, first: Any, second: Any, padding: Any) -> Any:
 
 
 def without_options(dataset: Any) -> Any:
-    """Returns the dataset that stands beneath those that change nothing of its elements."""
+    """Returns the dataset below those that don't change its elements."""
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
         dataset = dataset._input_dataset
     return dataset
 
 
 def _padding_values(dataset: Any) -> Any:
-    """Returns what `padded_batch` has padded each component with, or would by itself."""
+    """Returns the padding values that `padded_batch` used or would use for each component."""
 
     def zero(leaf: Any) -> Any:
         return tf.zeros([], leaf.dtype)
@@ -240,7 +240,7 @@ def _padding_values(dataset: Any) -> Any:
 
 
 def row_count(batch: Any) -> tf.Tensor:
-    """Returns how many examples a batch has, an int64 scalar."""
+    """Returns the number of examples of a batch, an int64 scalar."""
     first = next(leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape"))
     if isinstance(first, tf.SparseTensor):
         return first.dense_shape[0]
@@ -255,6 +255,6 @@ def _slice(component: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
         return tf.sparse.slice(
             component, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0)
         )
-    if not hasattr(component, "shape"):  # Keras stands an empty Optional where there are no labels or weights.
+    if not hasattr(component, "shape"):  # Keras puts an empty Optional in place of missing labels or weights.
         return component
     return component[start:stop]

@@ -1,4 +1,4 @@
-"""Random numbers that a dataset's functions draw, such as `tf.image.random_flip_left_right` in a `map`.
+"""Finds functions of a dataset that draw random numbers, such as `tf.image.random_flip_left_right` in a `map`.
 
 They come from a state that all calls of the function share: in the order of the elements where it is called for one
 after another, and in the order of threads where it is called for several at once. TensorFlow's datasets don't say in
@@ -15,7 +15,7 @@ from toolkit.strategies.input.batch_split import without_options
 
 __all__ = ["Draw", "draws_of", "in_the_order_of_threads", "other_in_each_process"]
 
-# Operations that draw from their own state or from a generator's, and that set a variable, as Keras's layers do.
+# Operations that draw from their own or a generator's state, or that set a variable, as Keras's layers do.
 _DRAWS = re.compile(
     r"(Random(Uniform(Int)?|StandardNormal|Shuffle(V2)?|Poisson(V2)?|Gamma)|TruncatedNormal|ParameterizedTruncatedNormal"
     r"|Multinomial|SampleDistortedBoundingBox(V2)?|Stateful(Uniform|UniformInt|UniformFullInt|StandardNormal(V2)?"
@@ -37,12 +37,12 @@ class Draw(NamedTuple):
 
 
 def draws_of(dataset: Any) -> list[Draw]:
-    """Returns the functions of a dataset, and of those that it is made of, that draw random numbers."""
+    """Returns the functions of a dataset and its inputs that draw random numbers."""
     return list(_draws(dataset)) if isinstance(dataset, tf.data.Dataset) else []
 
 
 def other_in_each_process(draws: Iterable[Draw]) -> str:
-    """Returns what is to be said of functions by which the processes' data differ; "" where none draws."""
+    """Returns the warning about functions by which the processes' data differ; "" without one."""
     name = next((draw.name for draw in draws), "")
     return name and (
         f"{name} draws random numbers, in each worker others: the examples are the same, and what is drawn for them "
@@ -51,7 +51,7 @@ def other_in_each_process(draws: Iterable[Draw]) -> str:
 
 
 def in_the_order_of_threads(draws: Iterable[Draw]) -> str:
-    """Returns what is to be said of functions that are called for several elements at once; "" where none is."""
+    """Returns the warning about random functions that are called for several elements at once; "" without one."""
     name = next((draw.name for draw in draws if draw.parallel), "")
     return name and (
         f"{name} draws random numbers for several examples at once, in the order of threads: no two runs draw the "
@@ -67,7 +67,7 @@ def _draws(dataset: Any) -> Iterator[Draw]:
     for wrapper in getattr(dataset, "_functions", list)():
         graph = wrapper.function.graph.as_graph_def()
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        function: Any = wrapper._func  # A layer of Keras's has a name, and no __name__.
+        function: Any = wrapper._func  # A Keras layer has a name, and no __name__.
         shuffles = str(getattr(function, "__module__", "")).startswith("keras.src.trainers")  # Arrays, for `fit`.
         if not shuffles and any(_DRAWS.fullmatch(node.op) for node in nodes):
             yield Draw(str(getattr(function, "__name__", getattr(function, "name", "a function"))), parallel)

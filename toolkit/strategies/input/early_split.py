@@ -1,4 +1,4 @@
-"""A worker's share of a batch, cut before the batch's examples are decoded.
+"""A worker's share of a batch, taken before the batch's examples are decoded.
 
 Each worker reads the whole data set and keeps its share of every batch, so that the examples of a step are one
 device's. What costs is rarely the reading: it is the functions that `map` calls for each example. So a chain such as
@@ -24,12 +24,12 @@ __all__ = ["Undecoded", "undecoded"]
 
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset")
 _MAP = ("_MapDataset", "_ParallelMapDataset")
-# Stateful by TensorFlow's book, and without anything that another example could see.
+# Counted as stateful by TensorFlow, but without state that another example could see.
 _HARMLESS = frozenset("Assert HashTableV2 LookupTableFindV2 LookupTableSizeV2 StatefulPartitionedCall If While".split())  # noqa: SIM905
 
 
 class Undecoded(NamedTuple):
-    """A dataset of global batches, before the functions that make examples of them.
+    """A dataset of global batches, before the functions that decode examples.
 
     Attributes:
         batches: Global batches of what the first of the functions takes.
@@ -41,7 +41,7 @@ class Undecoded(NamedTuple):
 
 
 def undecoded(dataset: tf.data.Dataset) -> Undecoded:
-    """Returns a dataset of batches as it is before its examples are decoded; as it is, where it can't be told.
+    """Returns a dataset of batches as it is before examples are decoded; unchanged if that can't be found.
 
     Args:
         dataset: A dataset of global batches.
@@ -72,14 +72,15 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
 
     return Undecoded(
         source.batch(size, drop_remainder=tf.get_static_value(batch._drop_remainder)).with_options(dataset.options()),
-        # Datasets of one element each, in the order of the shares, some at a time. (A `map` to that one element would
-        # do the same, and TensorFlow couldn't save its iterators.)
+        # Datasets of one element each, in the order of the shares, some at a time. (A `map` to that element would do
+        # the
+        # same, but TensorFlow couldn't save its iterators.)
         lambda shares: shares.interleave(decoded, num_parallel_calls=tf.data.AUTOTUNE),
     )
 
 
 def _as_traced(function: Any) -> Callable:
-    """Returns a function of `map` as `map` has traced it: what the user's Python would do now may be something else."""
+    """Returns a function of `map` as `map` traced it; calling the user's Python again might differ."""
     takes, returns = function._input_structure, function.output_structure
 
     def traced(*example: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which data Keras's loop is about to read, and for what, while it asks a strategy for it.
+"""Tells a strategy which data Keras's loop is about to read, and for what.
 
 Keras has no public hook for it; `tests/strategies/test_building.py` fails when TFEpochIterator changes.
 """
@@ -18,12 +18,12 @@ __all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "whole_for_kera
 
 
 def adapt_epoch_iterator() -> None:
-    """Has Keras's loop say what it reads; called again, it does nothing."""
+    """Makes Keras's loop announce what it reads. Later calls do nothing."""
     wrap(keras_trainer.TFEpochIterator, "__init__", _reading)
 
 
 def whole_for_keras(distribute: Callable) -> Callable:
-    """Decorates a strategy's method that distributes a dataset: `fit` is to read what a user has had distributed.
+    """Decorates a strategy's method that distributes a dataset, so that `fit` may read one distributed by the user.
 
     Keras hands a dataset to the strategy itself, once it has put such as `class_weight` into it.
     """
@@ -47,17 +47,17 @@ def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> No
                 found="each replica's data come from a function, which class_weight can't be put into",
                 remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
             )
-    with known(iterator=iterator, predicts="y" not in kwargs):  # Keras names all but the strategy.
+    with known(iterator=iterator, predicts="y" not in kwargs):  # Keras passes everything but the strategy by name.
         original(iterator, *args, **kwargs)
 
 
 def predicts() -> bool:
-    """Says whether that is for `predict`, whose examples have no labels and whose results no mean."""
+    """Returns whether the data is for `predict`, whose examples have no labels and whose results have no mean."""
     return here.predicts
 
 
 def epoch_iterator() -> Any:
-    """Returns the object by which Keras's loop is to read, while that asks a strategy for its data; else None.
+    """Returns the object through which Keras's loop is about to read, or None.
 
     Its `data_adapter.num_batches` is the data's length, None where that isn't known.
     """

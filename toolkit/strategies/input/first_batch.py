@@ -1,4 +1,4 @@
-"""The first batch of each process's data: where they differ, each keeps its share of other examples."""
+"""Compares the first batch of each process's data: if they differ, each process keeps a share of other examples."""
 
 import logging
 import zlib
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class FirstBatch:
-    """The first batch of each process's data, of which each is to keep its share.
+    """The first batch of each process's data, of which each will keep its share.
 
     Args:
         strategy: The strategy whose processes read the data.
@@ -31,13 +31,13 @@ class FirstBatch:
         self._sum = 0
 
     def take(self, *parts: np.ndarray) -> None:
-        """Notes it, called when it is read."""
+        """Records it when it is read."""
         for part in parts:
             raw = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
             self._sum = zlib.crc32(raw, self._sum)
 
     def compare(self) -> None:
-        """Warns where the processes' differ. It is a collective, to be called when all have read one."""
+        """Warns if the processes' first batches differ. All must call it when they have read one."""
         found = difference(self._strategy, {"first batch": self._sum})
         if found is not None and (words := other_in_each_process(self._draws)):
             _LOG.warning(words)
@@ -52,7 +52,7 @@ class FirstBatch:
 
 
 def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
-    """Returns the same dataset, which shows its first element to a function when that is read.
+    """Returns the same dataset, which passes its first element to a function when it is read.
 
     Args:
         dataset: Any dataset.
@@ -66,7 +66,7 @@ def show_first(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
 
     def keep(index: tf.Tensor, batch: Any) -> tf.Tensor:
         dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant]
-        # Stateless, so that the dataset's iterators can be saved; and so nothing but its result keeps it in the graph.
+        # Stateless, so that the dataset's iterators can be saved. Only its result keeps it in the graph.
         first = lambda: tf.ensure_shape(tf.numpy_function(seen, dense, tf.bool, stateful=False), ())  # noqa: E731
         return tf.cond(tf.equal(index, 0), first, lambda: tf.constant(True))
 

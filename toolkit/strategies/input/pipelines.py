@@ -1,4 +1,4 @@
-"""Pipelines without tf.data's tuning, which ends runs seconds late, and what TensorFlow keeps of them on a strategy."""
+"""Pipelines without tf.data's autotuning, which ends runs seconds late, and without side effects on a strategy."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ __all__ = ["adapt_pipelines", "input_devices_kept", "untuned"]
 
 
 def adapt_pipelines() -> None:
-    """Switches tuning off between pipelines and devices; called again, it does nothing.
+    """Turns tuning off between pipelines and devices. Later calls do nothing.
 
     It is for several devices of a process: a worker with one reads as Keras does without a strategy.
     """
@@ -22,7 +22,7 @@ def adapt_pipelines() -> None:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the same dataset without tf.data's autotuning, unless its own options ask for that.
+    """Returns the same dataset without tf.data's autotuning, unless its own options ask for it.
 
     tf.data's tuning thread can sleep through the end of its iterator, which then waits for it: for as long as the
     iterator has lived, up to 60 s, at the end of every epoch, `fit` and `evaluate` (TensorFlow 2.21,
@@ -33,13 +33,13 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = bool(given.enabled)
     if not given.enabled and given.initial_parallelism is None:
-        options.autotune.initial_parallelism = cores()  # 16 is TensorFlow's.
+        options.autotune.initial_parallelism = cores()  # TensorFlow's own number is 16.
     return dataset.with_options(options)
 
 
 @contextlib.contextmanager
 def input_devices_kept(strategy: tf.distribute.MirroredStrategy) -> Iterator[None]:
-    """Puts back what a data set with InputReplicationMode.PER_REPLICA changes for all that are distributed after it.
+    """Restores what a dataset with InputReplicationMode.PER_REPLICA changes for all that are distributed after it.
 
     TensorFlow 2.21 keeps the mode on the strategy, and would ask for each replica's share in every replica's pipeline.
     """
@@ -51,7 +51,7 @@ def input_devices_kept(strategy: tf.distribute.MirroredStrategy) -> Iterator[Non
 
 
 def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-    """Switches tf.data's autotuning off between pipeline and device.
+    """Turns tf.data's autotuning off between a pipeline and a device.
 
     A distributed dataset's own options don't reach the small datasets that TensorFlow puts there: runs of several
     workers on one machine ended 7 s late 2 times of 6 with that tuning, and 0 times of 6 without. There is nothing to

@@ -1,4 +1,4 @@
-"""Uneven inputs, joined: where each worker reads its own data, an epoch ends for all with the shortest."""
+"""Joins uneven inputs: if each worker reads its own data, an epoch ends for all with the shortest."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class JoinedDataset:
-    """A distributed dataset, for Keras, that ends for all workers with the one that runs out first.
+    """A distributed dataset for Keras that ends on all workers when the first one runs out.
 
     TensorFlow gives a worker that has run out empty batches, whose mean is NaN, and Keras ends its
     epoch by itself, so that the others wait for ever. Here the workers ask one another, while a batch
@@ -36,7 +36,7 @@ class JoinedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """What TensorFlow says of an element."""
+        """TensorFlow's spec of an element."""
         return self._source.element_spec
 
     def __iter__(self) -> "_JoinedIterator":
@@ -55,13 +55,14 @@ class _JoinedIterator(Iterator):
         self._begun = False
 
     def __next__(self) -> Any:
-        # The workers can't ask one another when an iterator is made: Keras makes some that it doesn't use, and not on
+        # Workers can't exchange anything when an iterator is created: Keras creates some that it doesn't use, and not
+        # on
         # every worker.
         if not self._begun:
             self._begun = True
             self._read_ahead()
         if not self._more:
-            # Keras takes this for the end; a StopIteration it would lose on the way.
+            # Keras takes this for the end; a StopIteration would be lost on the way.
             raise tf.errors.OutOfRangeError(None, None, "a worker has run out of data")
         batch = self._held
         self._read_ahead()
@@ -75,7 +76,7 @@ class _JoinedIterator(Iterator):
             self._dataset._warn()
 
     def _is_whole(self, batch: Any) -> bool:
-        """Says whether each replica of this worker has got an example."""
+        """Returns whether each replica of this worker has an example."""
         if batch is None:
             return False
         first = tf.nest.flatten(batch)[0]

@@ -1,4 +1,4 @@
-"""How a worker reads: the whole data set, of which it keeps its share of each batch."""
+"""How a worker reads: the whole dataset, of which it keeps its share of each batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,12 @@ from toolkit.strategies.processes.agreement import extremes, process_index, proc
 
 __all__ = ["ReadsShares"]
 
-_READ_AHEAD = 2  # Batches, where TensorFlow has no thread that brings them to devices.
+_READ_AHEAD = 2  # Batches, where TensorFlow has no thread that copies them to devices.
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
 class ReadsShares:
-    """Goes before TensorFlow's class of a strategy of several processes.
+    """A mixin in front of TensorFlow's strategies of several processes.
 
     Attributes:
         first_batch: That of the data which Keras's loop was given last; None where each worker has its own data.
@@ -50,7 +50,7 @@ class ReadsShares:
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self.first_batch = None
         local = len(self.extended.worker_devices)
-        # What ends together is for Keras's loop, in Python: a loop of the user's may be a tf.function.
+        # Only Keras's loop, in Python, may end together: a user's loop may be a tf.function.
         iterator = epoch_iterator()
         for_keras = iterator is not None and processes(self) > 1
         if policy not in (_Policy.AUTO, _Policy.DATA):
@@ -76,7 +76,7 @@ class ReadsShares:
         if not for_keras:
             return self.distribute_datasets_from_function(share, options)
         shared = self._read_evenly(share)
-        # Keras knows the length of arrays too, whose datasets don't say it.
+        # Keras also knows the length of arrays, whose datasets don't have it.
         batches = iterator.data_adapter.num_batches
         self._check_lengths(-1 if batches is None else int(batches))
         unknown = batches is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
@@ -86,17 +86,19 @@ class ReadsShares:
         return len(self.extended.worker_devices) == 1
 
     def _read_evenly(self, share: Callable) -> Any:
-        """Returns what Keras reads this worker's shares from, of which no worker has more than another."""
+        """Returns what Keras reads this worker's shares from; no worker has more batches than another."""
         if self._has_one_device():
-            # As Keras reads for one device without a strategy. TensorFlow's distributed iterators, which bring batches
-            # to devices, take 80 ms to make in each epoch, and at times crash where one is dropped that isn't at its
-            # end, as Keras does each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, one of some hundred
-            # evaluations on arrays).
+            # As Keras reads for one device without a strategy. TensorFlow's distributed iterators, which copy batches
+            # to
+            # devices, take 80 ms to create in each epoch, and at times crash if one is dropped before its end, as Keras
+            # does in
+            # each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, in one of some hundred evaluations on
+            # arrays).
             pipelines, index = processes(self), process_index(self)
             return untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
         extended = self.extended
         before = extended.experimental_enable_get_next_as_optional
-        # Else all workers ask one another in each step whether each has got a batch.
+        # Otherwise all workers ask one another in each step whether each has a batch.
         extended.experimental_enable_get_next_as_optional = False
         try:
             return self.distribute_datasets_from_function(lambda context: untuned(share(context)))
@@ -104,7 +106,7 @@ class ReadsShares:
             extended.experimental_enable_get_next_as_optional = before
 
     def _check_lengths(self, batches: int) -> None:
-        """Makes sure that the workers read the same data, as far as its length shows; else they would wait for ever."""
+        """Checks that the workers read equally long data; otherwise they would wait for ever."""
         lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
         if lowest != highest:
             raise StrategyError(

@@ -1,4 +1,4 @@
-"""Variables on parameter servers, and steps that the chief dispatches: come here for what `fit` lacks under them.
+"""What `fit` needs with variables on parameter servers and steps that the chief dispatches.
 
 The chief runs `fit`; a step pulls variables from the ps, computes on a worker, and pushes gradients, each applied once.
 

@@ -1,4 +1,4 @@
-"""The functions of a model, each traced once, and calls of them for workers."""
+"""The functions of a model, each traced once, and their calls for workers."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Makes calls for workers: Python functions with all arguments bound."""
+    """Creates calls for workers: Python functions with all arguments bound."""
 
     def __init__(self, variables: Variables, counters: Counters) -> None:
         self._variables = variables
@@ -28,7 +28,7 @@ class Calls:
     def steps(
         self, stream: Stream, items: Sequence[Any], first: int, since: int, *, only: frozenset | None = None
     ) -> Callable[[bool], Any]:
-        """Returns a call of some steps of training, which takes whether the worker may be another process than before.
+        """Returns a call of some training steps; its argument says whether the worker's process may be another one.
 
         Args:
             stream: Where their batches come from.
@@ -49,12 +49,12 @@ class Calls:
         return self._call(run, stream, items, first, since)
 
     def build_optimizers(self, stream: Stream) -> None:
-        """Makes the variables of the optimizers that a step is the first to use."""
+        """Creates the variables of optimizers that a step is the first to use."""
         with tf.device(None):
             functions.build_optimizers(self._variables, stream.batch, signature=stream.signature(1))
 
     def batches(self, stream: Stream, items: Sequence[Any]) -> Callable[[bool], Any]:
-        """Returns a call that evaluates some batches; as `steps`."""
+        """Returns a call that evaluates some batches, as `steps` does."""
         run = self._once(
             ("batches", stream.key),
             lambda: functions.evaluation(self._variables, stream.batch, signature=stream.signature(1)),
@@ -80,7 +80,7 @@ class Calls:
         return lambda: run(zero, zero, counters, tensors)
 
     def round(self, stream: Stream, shares: int) -> tuple[Any, Any, str | None]:
-        """Returns the function of a share of a batch, the one that applies a round, and why neither will do, if so."""
+        """Returns the functions of a share and of applying a round, or the reason why steps can't be divided."""
 
         def make() -> Any:
             rounds = Rounds(self._variables, shares)
@@ -96,7 +96,7 @@ class Calls:
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
             if key not in self._made:
-                with tf.device(None):  # Made in a worker's thread, it is for the others, too.
+                with tf.device(None):  # Created in a worker's thread, it serves the others as well.
                     self._made[key] = make()
             return self._made[key]
 
@@ -109,7 +109,8 @@ class Calls:
         sent = [leaf for item in items for leaf in item] if stream.kind == "sent" else []
 
         def call(restarted: bool) -> Any:
-            for index, value in self._counters.branched_after(since).items():  # Known when others' steps are done.
+            # Known when other workers' steps are done.
+            for index, value in self._counters.branched_after(since).items():
                 counters[index] = _on_chief(value)
             own = (
                 [stream.iterator(private.worker_index(), restarted=restarted)] if stream.kind == "per worker" else sent

@@ -1,4 +1,4 @@
-"""Steps on their way to workers and back, and how many a worker is sent at once."""
+"""Steps that were sent to workers, and how many a worker gets at once."""
 
 import collections
 import dataclasses
@@ -19,11 +19,11 @@ from toolkit.strategies.parameter_servers import private
 __all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
 
 _LOG = logging.getLogger(__name__)
-_QUIET = 2.0  # Seconds without a result after which the tasks are looked at.
-_NO_WORKER = 60.0  # Seconds that training waits for all workers to come back where none is left.
-_DISPATCH_SECONDS = 0.2  # A dispatch that takes so long costs little beside what it does.
-_MOST_STEPS = 16  # In a dispatch: its function holds each of them.
-_WORTH_IT = 32  # Dispatches that must be left for a longer one to be worth its tracing.
+_QUIET = 2.0  # Seconds without a result after which the tasks are checked.
+_NO_WORKER = 60.0  # Seconds that training waits for all workers to come back if none is left.
+_DISPATCH_SECONDS = 0.2  # A dispatch of this length costs little in relation to its work.
+_MOST_STEPS = 16  # The most steps of a dispatch, because its function contains each of them.
+_WORTH_IT = 32  # A longer dispatch is traced only if at least this many dispatches are left.
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,7 +50,7 @@ class Work:
 
 
 class Dispatcher:
-    """Sends work to whichever worker of the cluster is free, and looks after it until it is done.
+    """Sends work to free workers of the cluster, and follows it until it is done.
 
     Attributes:
         by_worker: How many steps of training each worker has done.
@@ -68,7 +68,8 @@ class Dispatcher:
         self._progress = time.monotonic()
         self._trouble: BaseException | None = None
         self._gone: set[Task] = set()
-        self._lost: tuple[float, set[Task]] = (0.0, set())  # When there was progress last, and who was seen gone since.
+        # The time of the last progress, and the tasks seen to be lost since.
+        self._lost: tuple[float, set[Task]] = (0.0, set())
 
     @property
     def steps_under_way(self) -> int:
@@ -76,7 +77,7 @@ class Dispatcher:
         return sum(work.steps for work in self._under_way)
 
     def send(self, work: Work, *, staleness: int | None) -> None:
-        """Sends work as soon as there is room: one for each worker, and, unless staleness is bounded, one that waits.
+        """Sends work as soon as there is room: one item for each worker and, with unbounded staleness, one more.
 
         Args:
             work: What to send.
@@ -108,7 +109,7 @@ class Dispatcher:
         private.schedule(self._coordinator, lambda: self._execute(work))
 
     def wait_for_all(self) -> None:
-        """Waits until all that was sent is done.
+        """Waits until everything that was sent is done.
 
         Raises:
             TaskLost: As `send`.
@@ -116,7 +117,7 @@ class Dispatcher:
         self.wait(lambda: not self._under_way)
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Waits until something holds; it is looked at whenever work is done.
+        """Waits until a condition holds; it is checked whenever work is done.
 
         Raises:
             TaskLost: As `send`.
@@ -134,7 +135,7 @@ class Dispatcher:
                 self._raise_what_a_step_raised()
 
     def _raise_what_a_step_raised(self) -> None:
-        """TensorFlow has taken back then what hadn't begun, and waited for what had: nothing is under way any more."""
+        """TensorFlow has then taken back what hadn't begun and waited for the rest: nothing is under way any more."""
         try:
             self._coordinator.done()
         except Exception:
@@ -144,7 +145,7 @@ class Dispatcher:
             raise
 
     def _execute(self, work: Work) -> None:
-        """In a worker's thread; where that worker dies in it, TensorFlow calls it again in another's."""
+        """Runs in a worker's thread. If that worker dies, TensorFlow calls it again in another worker's thread."""
         work.attempts += 1
         worker = private.worker_index()
         if work.attempts > 1:
@@ -167,7 +168,7 @@ class Dispatcher:
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Looks which tasks answer, and says which don't.
+        """Checks which tasks answer, and logs which don't.
 
         Raises:
             TaskLost: As `send`.
@@ -188,8 +189,9 @@ class Dispatcher:
         progress = self._progress
         self._lost = (progress, gone | self._lost[1] if self._lost[0] == progress else gone)
         if len(self._lost[1]) >= self.workers and time.monotonic() - progress > _NO_WORKER:
-            # A ClusterCoordinator takes lost workers back only when all of them are there: with one gone for good, it
-            # would wait for ever.
+            # A ClusterCoordinator takes lost workers back only when all of them answer: with one that never returns, it
+            # would
+            # wait for ever.
             raise TaskLost(
                 f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
                 "Start the job again, and resume."
@@ -197,7 +199,7 @@ class Dispatcher:
 
 
 class DispatchSize:
-    """How many steps a worker is sent at once: several where a single one is too short for a dispatch.
+    """Decides how many steps a worker is sent at once: several if a single one is too short for a dispatch.
 
     Args:
         options: What was asked.
@@ -213,18 +215,18 @@ class DispatchSize:
         self._workers = workers
         self._most = _MOST_STEPS
         if options.max_staleness is not None and workers > 1:
-            # Two dispatches of each other worker may come between the first step of one and its last.
+            # Between the first and the last step of one dispatch, each other worker may have made two dispatches.
             self._most = max(1, min(_MOST_STEPS, options.max_staleness // (2 * (workers - 1))))
-        self._shortest = float("inf")  # The first ones take longer: their function is made on the worker.
+        self._shortest = float("inf")  # The first ones take longer, because their function is created on the worker.
         self._count = 0
 
     def note(self, seconds: float) -> None:
-        """Takes how many seconds a single step has taken a worker."""
+        """Records the seconds of a single step on a worker."""
         self._shortest = min(self._shortest, seconds)
         self._count += 1
 
     def adapt(self, left: int | None) -> None:
-        """Sends several steps at once from now on, where that would be faster.
+        """Sends several steps at once from now on, if that would be faster.
 
         Args:
             left: The number of steps still to come, None where nobody knows.
@@ -242,7 +244,7 @@ class DispatchSize:
 
 
 def answers(cluster: Cluster, task: Task) -> bool:
-    """Says whether something listens at a task's address."""
+    """Returns whether a process listens at a task's address."""
     try:
         socket.create_connection(split(cluster.address(task)), timeout=2).close()
     except OSError:
@@ -251,5 +253,5 @@ def answers(cluster: Cluster, task: Task) -> bool:
 
 
 def _from_a_task(error: BaseException) -> bool:
-    """Whether TensorFlow may try again: a task can't be reached, or what it did was cancelled."""
+    """Whether TensorFlow may retry: a task can't be reached, or its work was cancelled."""
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.CancelledError, tf.errors.AbortedError))

@@ -1,4 +1,4 @@
-"""What workers run, traced on the chief: steps of training, batches to evaluate, a batch to predict."""
+"""What workers run, traced on the chief: training steps, batches to evaluate, a batch to predict."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ Traced = tuple[Any, list[int], list[int]]
 def training(
     variables: Variables, batch_of: Callable, *, signature: Sequence[Any], count: int, only: frozenset | None = None
 ) -> Traced:
-    """Makes the function of `count` steps.
+    """Creates the function of `count` steps.
 
     Args:
         variables: The model's.
@@ -84,7 +84,8 @@ def training(
             counters = scope.tensors(variables.counters)
             sums = scope.tensors(variables.metrics)
             without_cell.update(scope.without_cell)
-        assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]  # By the last step, as by each.
+        # The last step's result, as that of each step.
+        assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
         conditional[:] = conditional_in(scope, variables)
         return flattened([*sums, *branched(conditional, before, counters)]), scalars(logs)
 
@@ -92,18 +93,18 @@ def training(
 
 
 def conditional_in(scope: LocalScope, variables: Variables) -> list[int]:
-    """Returns the indices of `Variables.counters` that a step leaves at values which nobody else knows."""
+    """Returns the indices of `Variables.counters` that a step leaves at values which the chief can't compute."""
     told = scope.conditional | variables.not_sums
     return [index for index, v in enumerate(variables.counters) if id(v) in told]
 
 
 def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Returns what the chief must be told of counters that a branch assigned: their values before, and those after."""
+    """Returns for the chief the values of counters that a branch assigned, before and after."""
     return [values[index] for values in (before, after) for index in indices]
 
 
 def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> None:
-    """Makes the variables of the optimizers that a model's own `train_step` is the first to use."""
+    """Creates the variables of optimizers that a model's own `train_step` is the first to use."""
 
     def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tf.Tensor:
         values, _ = variables.pull()
@@ -116,7 +117,7 @@ def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Seq
 
 
 class _BuildingStep:
-    """A step that is traced, and never run, so that optimizers that a step is the first to use have their variables.
+    """A step that is traced but never run, so that optimizers create the variables that a step first uses.
 
     Keras makes those of the optimizer that a model was compiled with. The user's own `train_step` may keep others.
     """
@@ -126,7 +127,7 @@ class _BuildingStep:
         self.apply(None, optimizer, grads, variables)
 
     def apply(self, _original: Any, optimizer: Any, _grads: list, variables: list) -> None:
-        """Makes an optimizer's variables where those are that it trains."""
+        """Creates an optimizer's variables beside those that it trains."""
         if optimizer.built:
             return
         strategy = tf.distribute.get_strategy()
@@ -135,11 +136,11 @@ class _BuildingStep:
             with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)
 
-        outside(build)  # Variables that are made in the scopes of the step are the step's.
+        outside(build)  # Variables that are created in the scopes of the step belong to the step.
 
 
 def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that evaluates batches, with one pull: of (the first's number, how many, counters, data).
+    """Creates the function that evaluates batches, with one pull: of (the first's number, how many, counters, data).
 
     It returns what that of `training` does; of counters, those of metrics alone.
     """
@@ -170,7 +171,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
 
 
 def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Any:
-    """Makes the function that predicts the batch that `whole` makes of the tensors that are sent."""
+    """Creates the function that predicts the batch that `whole` makes of the tensors that are sent."""
     model = variables.model
 
     def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any, _without_cell: set) -> Any:
@@ -197,7 +198,7 @@ def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> 
 
 
 def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -> Any:
-    """Traces a function of a step, as `trace`; the signature is of all its arguments but the set."""
+    """Traces a function of a step, as `trace` does; the signature has all of its arguments but the set."""
     strategy = variables.model.distribute_strategy
     without_cell: set[int] = set()
 
@@ -216,7 +217,7 @@ def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -
 
 @contextlib.contextmanager
 def single_replica(strategy: Any) -> Iterator[None]:
-    """While entered, a function is traced as the one replica of a step.
+    """A context in which a function is traced as the only replica of a step.
 
     `strategy.run` would give the replica its own thread, and `merge_call`, in which updates are applied, would go
     back to the first thread. Keras's scopes are thread-local: a `StatelessScope` with the step's copies that is entered
@@ -227,7 +228,7 @@ def single_replica(strategy: Any) -> Iterator[None]:
 
 
 class _SingleReplica(tf.distribute.ReplicaContext):
-    """The context of the one replica that a step has: what is reduced over all of them is its own."""
+    """The context of a step's only replica: a reduction over all replicas returns its own value."""
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
         return value
@@ -237,7 +238,7 @@ class _SingleReplica(tf.distribute.ReplicaContext):
 
 
 def flattened(values: Sequence[Any]) -> tf.Tensor:
-    """Returns one tensor to fetch in the place of many."""
+    """Returns one tensor to fetch instead of many."""
     if not values:
         return tf.zeros([0], tf.float64)
     return tf.concat([tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values], 0)
@@ -245,7 +246,7 @@ def flattened(values: Sequence[Any]) -> tf.Tensor:
 
 @contextlib.contextmanager
 def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
-    """While entered, a step is traced; yields a function of its logs, which notes whose results they report.
+    """A context in which a step is traced; yields a function of its logs, which records whose results they report.
 
     A step of the user's may return a metric's result under another name than the metric's own.
 
@@ -270,12 +271,12 @@ def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
 
 
 def fetched(outputs: Sequence[tuple]) -> list[tuple]:
-    """Brings what functions of steps return from the worker: sums of the metrics, and the last step's logs."""
+    """Brings the results of step functions from the worker: sums of the metrics, and the last step's logs."""
     return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]
 
 
 def scalars(logs: Any) -> dict[str, tf.Tensor]:
-    """Returns those of a step's logs that are scalars."""
+    """Returns the scalars among a step's logs."""
     return {
         name: tf.cast(value, tf.float64)
         for name, value in (logs.items() if isinstance(logs, dict) else ())

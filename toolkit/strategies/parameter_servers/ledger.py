@@ -1,4 +1,4 @@
-"""What each ps has applied, once each, and with which staleness.
+"""What each ps has applied, each step once, and with which staleness.
 
 A worker that is killed may have sent its gradient before: TensorFlow then runs the step again, and
 applies it twice. So each ps keeps, for every step, whether its own variables were updated by it; a
@@ -15,12 +15,12 @@ import tensorflow as tf
 
 __all__ = ["APPLIED", "CAPACITY", "INTERRUPTED", "NOTHING", "Ledger", "collect"]
 
-CAPACITY = 4096  # Steps that are remembered, each in a slot; the chief collects them before they are overwritten.
+CAPACITY = 4096  # The number of remembered steps, each in a slot. The chief collects them before they are overwritten.
 NOTHING, INTERRUPTED, APPLIED = 0, 1, 2  # A slot's entry: one of these, or APPLIED + the staleness.
 
 
 class Ledger:
-    """What one ps, given by its device, has applied."""
+    """What one ps, named by its device, has applied."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -35,26 +35,26 @@ class Ledger:
             return self._finished.read_value()
 
     def begin(self, slot: tf.Tensor, version: tf.Tensor) -> tf.Tensor:
-        """Enters that an update begins; returns, on the ps, the entry for `finish`.
+        """Records that an update begins; returns, on the ps, the entry for `finish`.
 
         Args:
             slot: The step modulo CAPACITY, an int64 scalar on the ps.
             version: What `version` was when the parameters were read.
         """
         with tf.device(self.device):
-            # The one operation of TensorFlow's that adds and says what was there before in one go.
+            # The only operation of TensorFlow that adds and returns the earlier value atomically.
             ticket = tf.raw_ops.ResourceCountUpTo(resource=self._begun.handle, limit=2**62, T=tf.int64)
             with tf.control_dependencies([self._slots.scatter_update(_one(slot, INTERRUPTED))]):
                 return tf.cast(ticket - version, tf.int32) + APPLIED
 
     def finish(self, slot: tf.Tensor, entry: tf.Tensor) -> None:
-        """Enters that the update is finished."""
+        """Records that the update is finished."""
         with tf.device(self.device):
             self._slots.scatter_update(_one(slot, entry))
             self._finished.assign_add(1)
 
     def entries(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Returns the entries of some steps, as they are now."""
+        """Returns the current entries of some steps."""
         return self._slots.numpy()[np.asarray(steps) % CAPACITY]
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What takes a variable's place in a step: its value on the worker, which the step's assignments change.
+"""What replaces a variable in a step: its value on the worker, which the step's assignments change.
 
 A value is a tensor, and an assignment makes another. That can't be done in a branch, a loop or a function within the
 step: what is made there is of no use outside. A variable that is assigned there has a cell, a variable of the worker's
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 def in_graph_of(tensor: tf.Tensor) -> bool:
-    """Says whether operations are added to a tensor's graph now, and not to a branch, loop or function within it."""
+    """Returns whether new operations go into a tensor's graph, and not into a branch, loop or function within it."""
     return tf.executing_eagerly() or tensor.graph is tf.compat.v1.get_default_graph()
 
 
@@ -45,35 +45,35 @@ class LocalValue(StandIn):
         self._value = value
 
     def read_value(self) -> tf.Tensor:
-        """Returns the value, and notes that it was read."""
+        """Returns the value, and records that it was read."""
         if self.trainable:
             private.accessed(self)
         return self.current()
 
     def current(self) -> tf.Tensor:
-        """Returns the value; the gradients of what is computed from it are the handle's."""
+        """Returns the value; gradients of what is computed from it are the handle's."""
         return self.handle if self._value is None else self._connected(self._value)
 
     def _connected(self, value: tf.Tensor) -> tf.Tensor:
         return _of_handle(self.handle, value) if self.trainable else value
 
     def assigned(self, value: tf.Tensor) -> "LocalValue":
-        """Returns the variable as it is after the step has assigned a value to it."""
+        """Returns the variable after the step has assigned a value to it."""
         value = tf.cast(value, self.dtype)
         return LocalValue(self.handle, trainable=self.trainable, value=value, base=self.base or self)
 
     def updated(self, served: Any) -> "LocalValue":
-        """Returns the variable as it is after an update on the ps."""
+        """Returns the variable after an update on the ps."""
         return UpdatedValue(self, served)
 
     @property
     def change(self) -> tf.Tensor:
-        """What the step's assignments have added to what the ps has."""
+        """What the step's assignments have added to the ps's value."""
         return self.current() - (self.base or self).current()
 
 
 class UpdatedValue(LocalValue):
-    """A variable that this step has updated on its ps: read from there again, but only when somebody asks for it.
+    """A variable that this step has updated on its ps. It is read from there again, but only if it is needed.
 
     Args:
         before: What it was before.
@@ -93,7 +93,7 @@ class UpdatedValue(LocalValue):
 
 
 class Cell(StandIn):
-    """A variable's value in a step, in a variable of the worker's own: branches and loops may assign it.
+    """A variable's value in a step, in a local variable of the worker, which branches and loops may assign.
 
     Args:
         value: Its value at first, a tensor.
@@ -110,14 +110,14 @@ class Cell(StandIn):
         self.shape = value.shape
         self.dtype = value.dtype
         self.send: Callable[[tf.Tensor, tf.Tensor], Any] | None = None
-        # A separate name for each step that is traced: a worker runs one after another, so that none shares it.
+        # Each traced step has a separate name. A worker runs one step after another, so they don't share it.
         self.handle = tf.raw_ops.VarHandleOp(
             dtype=value.dtype, shape=value.shape, shared_name=f"toolkit_cell_{next(_numbers)}"
         )
         self.set(value)
 
     def read_value(self) -> tf.Tensor:
-        """Returns the value as it is when the step comes here."""
+        """Returns the value at this point of the step."""
         if self.trainable:
             private.accessed(self)
         value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
@@ -129,7 +129,7 @@ class Cell(StandIn):
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.cast(value, self.dtype))
 
     def assign(self, value: Any) -> None:
-        """Sets the value, as the step has it."""
+        """Sets the value, as the step assigns it."""
         value = tf.cast(value, self.dtype)
         if self.send is not None:
             self.send(self.read_value(), value)

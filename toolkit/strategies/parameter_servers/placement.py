@@ -1,4 +1,4 @@
-"""Which task holds which variable, and the table of it.
+"""Which task holds which variable, and a table of it.
 
 What only counts (steps, seeds, running metrics, a learning rate) stays with the chief: workers get
 its value with each step. Keras's `KerasVariable.assign_add` reads, then assigns: what several workers
@@ -18,7 +18,7 @@ __all__ = ["Placement", "bytes_by_task", "table"]
 
 
 class Placement:
-    """Chooses, as a variable is made under the strategy's scope, who holds it. Make it outside of that scope.
+    """Chooses the task that holds each new variable under the strategy's scope. Create it outside of that scope.
 
     Args:
         servers: The number of ps tasks.
@@ -30,12 +30,12 @@ class Placement:
         self.options = options
         self._next = 0
         self._bytes = [0] * servers
-        # TensorFlow puts a variable where the one is beside which it is asked for.
+        # TensorFlow places a variable beside another if it is asked to.
         self._anchors = [_anchor(f"/job:ps/task:{index}/device:CPU:0") for index in range(servers)]
         self._chief = _anchor("/job:chief/task:0/device:CPU:0")
 
     def create(self, make: Callable, **kwargs: Any) -> Any:
-        """Makes a variable; for `tf.variable_creator_scope`.
+        """Creates a variable; for `tf.variable_creator_scope`.
 
         Args:
             make: TensorFlow's next creator.
@@ -54,7 +54,7 @@ class Placement:
             beside = self._chief
         elif beside is None:
             first = self._lightest()
-            # In turn, beginning with the one that holds the fewest bytes.
+            # In turn, beginning with the task that holds the fewest bytes.
             holders = [(first + index) % self.servers for index in range(self._shard_count(value))]
             if len(holders) > 1:
                 whole = _sharded(make, value, [self._anchors[index] for index in holders], like=None, **kwargs)
@@ -79,7 +79,7 @@ class Placement:
 
 
 def table(variables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns where each of some `keras.Variable`s is: name, shape, bytes and task of each, a row for each shard."""
+    """Returns the placement of some `keras.Variable`s: name, shape, bytes and task of each, a row for each shard."""
     rows = []
     for variable in variables:
         for index, shard in enumerate(shards_of(variable.value)):
@@ -96,7 +96,7 @@ def table(variables: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def bytes_by_task(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Returns the bytes that each task holds, by the rows of a table."""
+    """Returns the bytes that each task holds, from the rows of a table."""
     total: dict[str, int] = {}
     for row in rows:
         total[row["task"]] = total.get(row["task"], 0) + row["bytes"]
@@ -121,8 +121,8 @@ def _only_counts(value: tf.Tensor, kwargs: dict) -> bool:
         return True
     if kwargs.get("trainable") is not False or value.shape.num_elements() > 2:
         return False
-    # Steps, and the state of a seed generator, which has two elements; rates and scales, which callbacks set. Other
-    # floats, such as a moving average of one element, are a layer's, and change in steps.
+    # Counts of steps, and the state of a seed generator, which has two elements; rates and scales, which callbacks set.
+    # Other floats, such as a moving average of one element, belong to a layer and change in steps.
     return value.dtype.is_integer or kwargs.get("name") in ("learning_rate", "dynamic_scale")
 
 

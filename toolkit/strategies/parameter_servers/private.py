@@ -1,4 +1,4 @@
-"""What only private parts of TensorFlow 2.21 and Keras 3 allow, in one place.
+"""Uses private parts of TensorFlow 2.21 and Keras 3, all in one place.
 
 `tests/strategies/parameter_servers/test_private.py` fails when one of them changes.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Callable[[], None]) -> None:
-    """Has a worker's thread call `work`, again on a worker that lives where one died in it.
+    """Makes a worker's thread call `work`, again on a live worker if one died in it.
 
     The public `schedule` takes tf.functions only, calls the same one again without a word, and so
     applies a step twice. Here the work itself sees that it is called again.
@@ -38,17 +38,17 @@ def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Ca
 
 
 def worker_index() -> int:
-    """Returns which worker the work that calls this was given to."""
+    """Returns which worker the calling work was given to."""
     return int(coordinator_context.get_current_dispatch_context().worker_index)
 
 
 def used_with_coordinator(strategy: tf.distribute.Strategy) -> None:
-    """Marks a strategy as one whose steps a coordinator schedules: TensorFlow would warn of each traced function."""
+    """Marks a strategy as one with a coordinator; otherwise TensorFlow would warn of each traced function."""
     strategy.extended._allow_run_without_coordinator = True
 
 
 def accessed(variable: Any) -> None:
-    """Has every gradient tape that is open watch what takes the place of a variable.
+    """Makes every open gradient tape watch the stand-in of a variable.
 
     Args:
         variable: Anything with `handle`, a tensor, and `trainable`.
@@ -57,7 +57,7 @@ def accessed(variable: Any) -> None:
 
 
 def computed_from(source: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:
-    """Returns a value that gradient tapes take for computed from `source`, in this way backward.
+    """Returns a value that gradient tapes take as computed from `source`, with this function as its gradient.
 
     `tf.custom_gradient` takes no `tf.IndexedSlices` for a gradient.
 
@@ -73,7 +73,7 @@ def computed_from(source: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any],
 
 
 def around_lookups(function: Callable) -> None:
-    """Hands Keras's lookups in tables to a function of (`take`, x, indices, axis); called again, it does nothing.
+    """Passes Keras's lookups in tables to a function of (`take`, x, indices, axis). Later calls do nothing.
 
     A layer hands its variable to `keras.ops.take`, but what arrives where TensorFlow is called is a whole tensor.
     """
@@ -83,7 +83,7 @@ def around_lookups(function: Callable) -> None:
 def apply_if_finite(
     optimizer: keras.optimizers.LossScaleOptimizer, grads: list, variables: list, skip: Callable
 ) -> None:
-    """Does what a LossScaleOptimizer does on one device, and calls `skip` where a gradient has overflowed."""
+    """Does what a LossScaleOptimizer does on one device, and calls `skip` if a gradient has overflowed."""
 
     def overflowed() -> None:
         skip()
@@ -95,13 +95,13 @@ def apply_if_finite(
 
 
 def held(variable: Any) -> Any:
-    """Returns what a `keras.Variable` holds, whatever scope is entered."""
+    """Returns the value of a `keras.Variable`, whatever scope is entered."""
     return variable._value
 
 
 @contextlib.contextmanager
 def gradients_through(optimizer: Any, function: Callable[[list], list]) -> Iterator[None]:
-    """Hands gradients, clipped, to a function before they are applied.
+    """Passes gradients, clipped, to a function before they are applied.
 
     Args:
         optimizer: A Keras optimizer.

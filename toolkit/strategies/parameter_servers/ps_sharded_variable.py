@@ -1,4 +1,4 @@
-"""A variable whose rows are sharded over several ps, and which is whole to its readers.
+"""A variable whose rows are sharded over several ps, and which readers see as a whole.
 
 TensorFlow's own ShardedVariable breaks in Keras 3: a gradient tape asks it for the one handle that it
 doesn't have, and an optimizer can't update it.
@@ -21,7 +21,7 @@ _ids = itertools.count()
 
 
 class ServerShardedVariable:
-    """What `keras.Variable.value` is for a sharded variable.
+    """The `keras.Variable.value` of a sharded variable.
 
     Args:
         shards: `tf.Variable`s with the rows in order.
@@ -48,11 +48,11 @@ class ServerShardedVariable:
         self._distribute_strategy = shards[0]._distribute_strategy
         for index, shard in enumerate(self.shards):
             shard._shard_of = (self, index)
-            # By this Keras's optimizers find the whole of what they are given to update.
+            # With this, Keras's optimizers find all of what they are given to update.
             shard._distributed_container = lambda: self
 
     def rows(self, value: Any, index: int) -> Any:
-        """Returns the rows of a value that belong to one shard; of some rows, those of them, by their places there."""
+        """Returns the rows of a value in one shard; of some rows, those in the shard, with their positions there."""
         start, stop = self.offsets[index : index + 2]
         if not isinstance(value, tf.IndexedSlices):
             return value[start:stop]
@@ -82,7 +82,7 @@ class ServerShardedVariable:
 
     @property
     def handle(self) -> tf.Tensor:
-        """What gradient tapes take for this variable, in the user's own loop: one tensor in each function."""
+        """What gradient tapes take for this variable in the user's own loop: one tensor in each function."""
         graph = tf.compat.v1.get_default_graph()
         within = graph
         while within is not None:
@@ -101,7 +101,7 @@ class ServerShardedVariable:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
-    # tf.train.Checkpoint asks variables for what it saves.
+    # tf.train.Checkpoint asks variables what to save.
     def _serialize_to_tensors(self) -> dict:
         return {"VARIABLE_VALUE": self.read_value()}
 
@@ -110,5 +110,5 @@ class ServerShardedVariable:
 
 
 def shards_of(value: Any) -> Sequence[Any]:
-    """Returns the `tf.Variable`s that hold a variable: its shards, or the one that it is."""
+    """Returns the `tf.Variable`s that hold a variable: its shards, or itself."""
     return value.shards if isinstance(value, ServerShardedVariable) else [value]

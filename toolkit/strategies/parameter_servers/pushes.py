@@ -1,4 +1,4 @@
-"""What a step assigns to variables of the ps, sent there: moving averages, and weights that it clips or copies."""
+"""Sends what a step assigns to variables of the ps: moving averages, and weights that it clips or copies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,13 +35,13 @@ def changes(
 
 
 def adds(variables: Variables, variable: Any) -> bool:
-    """Says whether what a step adds to a variable is sent, so that what others add at the same time isn't lost."""
+    """Returns whether a step's change of a variable is sent as a difference, to keep other workers' changes."""
     dtype = tf.as_dtype(variable.dtype)
     return not variables.in_turn and (dtype.is_floating or dtype.is_integer)
 
 
 def by_device(variables: Variables, variable: Any, value: tf.Tensor, only: frozenset | None) -> dict[str, list]:
-    """Returns a value for a served variable, or what is added to it, as `changes` does."""
+    """Returns a value for a served variable, or the difference to it, as `changes` does."""
     held = variables.values[id(variable)]
     found: dict[str, list[tuple]] = {}
     for index, shard in enumerate(shards_of(held)):
@@ -53,7 +53,7 @@ def by_device(variables: Variables, variable: Any, value: tf.Tensor, only: froze
 
 
 def push(changed: dict[str, list]) -> None:
-    """Has the ps take what `changes` returns, the small ones of each ps as one tensor."""
+    """Sends the result of `changes` to the ps, the small changes of each ps as one tensor."""
     for device, pairs in changed.items():
         sent = packed([change for change, _ in pairs])
         with tf.device(device):

@@ -35,7 +35,7 @@ from toolkit.support.graphs import assigns_others
 
 __all__ = ["Rounds", "run_shares"]
 
-_EXAMPLES = "/examples"  # Among the logs of a share: how many it holds.
+_EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
 
 
 class Rounds:
@@ -56,13 +56,13 @@ class Rounds:
         self.undivided: str | None = None
         self.variables = variables
         self.shares = shares
-        self._rows: dict[Any, list[tf.Variable]] = {}  # By what they hold and ps device.
-        self._applied: list[Any] = []  # Variables, as the optimizer got them.
-        self._order: list[tuple] = []  # (variable's value, whether it has a gradient), of each of them.
+        self._rows: dict[Any, list[tf.Variable]] = {}  # By content and ps device.
+        self._applied: list[Any] = []  # Variables, as they were given to the optimizer.
+        self._order: list[tuple] = []  # For each: (the variable's value, whether it has a gradient).
         self._others: dict[str, list] = {}
 
     def share(self, stream: Stream) -> tuple[Any, list[int]]:
-        """Makes the function of one share, as `training`, with the share's index for the ledgers' step.
+        """Creates the function of one share, as `training` does, with the share's index as the step in the ledgers.
 
         Args:
             stream: Where its batch comes from.
@@ -94,7 +94,7 @@ class Rounds:
                 self._others = changes(variables, scope)
                 for device, pairs in self._others.items():
                     self._store("others", device, [change for change, _ in pairs], index)
-            # The optimizer's count of steps moves when the round is applied. `iterations` is what Keras makes of it.
+            # The optimizer's step count changes when the round is applied; Keras computes `iterations` from it.
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
             sums = scope.tensors(variables.metrics)
@@ -107,11 +107,11 @@ class Rounds:
         return function, assigned
 
     def note(self, why: str) -> None:
-        """Notes why the step can't be divided."""
+        """Records why the step can't be divided."""
         self.undivided = self.undivided or why
 
     def applying(self) -> tuple[Any, list[int]]:
-        """Makes the function, run by the chief, that applies a round.
+        """Creates the function, run by the chief, that applies a round.
 
         It takes the shares' weights in the mean (float64 [shares]), the step's number in the ledgers, and the
         values of `variables.counters`, and returns what `branched` does, in one tensor. The indices of those are
@@ -136,7 +136,7 @@ class Rounds:
             scope = variables.scope_of(variables.counters, counters)
             step = _RoundStep(variables, scope, versions, slots)
             step.gradients = self._gradients(weights)
-            # These need them on the chief; else they stay on the ps, and the optimizer sees zeros.
+            # These need gradients on the chief. Otherwise gradients stay on the ps, and the optimizer gets zeros.
             clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
             scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
             step.looks = bool(clips or scaled or optimizer.gradient_accumulation_steps)
@@ -167,7 +167,7 @@ class Rounds:
             self._store("gradients", device, mine, share)
 
     def _by_device(self) -> dict[str, list[tuple]]:
-        """Returns, by device, (variable's value, index of its shard) of those that have gradients."""
+        """Returns, by device, (the variable's value, the index of its shard) of those that have gradients."""
         devices: dict[str, list[tuple]] = {}
         for value, there in self._order:
             for index, shard in enumerate(shards_of(value)):
@@ -192,7 +192,7 @@ class Rounds:
                 rows.scatter_update(tf.IndexedSlices(values=mine, indices=tf.reshape(tf.identity(share), [1])))
 
     def _means(self, kind: str, device: str, like: Sequence[Any], weights: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the weighted means of what the shares stored, on the ps, in the shapes of `like`."""
+        """Returns the weighted means of the shares' gradients, on the ps, in the shapes of `like`."""
         with tf.device(device):
             means = []
             for rows in self._rows[kind, device]:
@@ -203,7 +203,7 @@ class Rounds:
             return unpacked(means, [tf.TensorSpec(each.shape, each.dtype) for each in like])
 
     def _gradients(self, weights: tf.Tensor) -> dict[int, dict[int, tf.Tensor]]:
-        """Returns each variable's gradient: by its value's id, by index of the shard, a tensor on the ps."""
+        """Returns each variable's gradient: by its value's id and the shard's index, a tensor on the ps."""
         found: dict[int, dict[int, tf.Tensor]] = {}
         for device, held in self._by_device().items():
             like = [shards_of(value)[index] for value, index in held]
@@ -215,7 +215,7 @@ class Rounds:
 def run_shares(
     dispatcher: Dispatcher, stream: Stream, item: Any, function: Callable[[tf.Tensor, list], Any]
 ) -> tuple[list[tuple], tf.Tensor]:
-    """Has the workers compute all shares of a batch.
+    """Makes the workers compute all shares of a batch.
 
     Args:
         dispatcher: Sends them.
@@ -246,10 +246,10 @@ def run_shares(
 
 
 class _RoundStep(Step):
-    """The step in which a round is applied: the gradients are on the ps already."""
+    """The step in which a round is applied: the gradients are already on the ps."""
 
     gradients: dict[int, dict[int, tf.Tensor]]
-    looks: bool  # Whether the optimizer looks at them before it applies them.
+    looks: bool  # Whether the optimizer reads the gradients before it applies them.
 
     def whole(self, value: Any) -> tf.Tensor:
         shards = self.gradients[id(value)]

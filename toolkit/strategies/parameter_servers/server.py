@@ -1,4 +1,4 @@
-"""How chief, workers and ps begin: all wait for one another, then a worker or ps serves until the chief is done."""
+"""How chief, workers and ps start: all wait for one another, then a worker or ps serves until the chief is done."""
 
 import logging
 import os
@@ -18,12 +18,12 @@ from toolkit.support import redaction, signals, status
 __all__ = ["meet"]
 
 _LOG = logging.getLogger(__name__)
-_LOOK = 1.0  # Seconds between two looks at the chief.
-_PATIENCE = 5.0  # Seconds that it may be out of reach.
+_LOOK = 1.0  # Seconds between two checks of the chief.
+_PATIENCE = 5.0  # Seconds that the chief may be out of reach.
 
 
 def meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
-    """Waits for the others; in a worker or ps it serves then, and doesn't return.
+    """Waits for the others. In a worker or ps it then serves and doesn't return.
 
     Args:
         cluster: All tasks.
@@ -34,7 +34,7 @@ def meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
         start_timeout = status.start_timeout()
     reach_directly(cluster)
     others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
-    # What tasks tell one another isn't enciphered, and a message shows where it differs.
+    # What tasks tell one another isn't encrypted, and a message shows where they differ.
     arguments = redaction.masked_command(sys.argv[1:], os.environ)
     program = describe_program(
         getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
@@ -47,7 +47,7 @@ def meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
 
 
 def _wait_for_servers(cluster: Cluster, others: list) -> None:
-    """Waits for TensorFlow's start in tasks that have come to the rendezvous."""
+    """Waits for TensorFlow's start in tasks that have reached the rendezvous."""
     until = time.monotonic() + 120
     while missing := [task for task in others if not answers(cluster, task)]:
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` of a model call in place of Keras's own functions of a step."""
+"""What `fit`, `evaluate` and `predict` of a model call instead of Keras's own step functions."""
 
 import collections
 import logging
@@ -25,7 +25,7 @@ from toolkit.strategies.variables.model_optimizers import optimizers_of
 __all__ = ["Session"]
 
 _LOG = logging.getLogger(__name__)
-_EVALUATED = 8  # Numbered batches evaluated in one dispatch.
+_EVALUATED = 8  # Batches with numbers that are evaluated in one dispatch.
 
 
 class Session:
@@ -55,7 +55,7 @@ class Session:
         self._all_ledgers = ledgers
         self._staleness = options.max_staleness
         self._in_rounds = options.synchronous
-        self._not_sums: dict[int, str] = {}  # By the id of a metric's variable, the metric's name.
+        self._not_sums: dict[int, str] = {}  # The metric's name, by the id of its variable.
         self._take_variables()
         self._size = DispatchSize(options, dispatcher.workers)
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Session:
         self._sent = 0  # Steps since `wait_for_steps` was last called.
         self._first = 0  # The number of the first of them in the ledgers.
         self._dispatched = 0
-        self._left_in_epoch: int | None = None  # Steps, None where `fit` doesn't know.
+        self._left_in_epoch: int | None = None  # Steps, None if `fit` doesn't know them.
         self._left: int | None = None  # In all epochs.
 
     def _take_variables(self) -> None:
@@ -76,14 +76,14 @@ class Session:
         self._calls = Calls(self._variables, self._counters)
 
     def begin_epoch(self, steps: int | None, epochs: int) -> None:
-        """Begins an epoch of so many steps, None where `fit` doesn't know, and of so many epochs left with it."""
+        """Begins an epoch of this many steps (None: unknown), with this many epochs left, itself included."""
         self._left_in_epoch = steps
         self._left = None if steps is None else steps * epochs
 
-    # What Keras calls.
+    # Keras calls this.
 
     def train(self, given: Any) -> dict[str, float]:
-        """Sends the next steps of `fit` on their way; returns the logs as far as results have come."""
+        """Sends the next steps of `fit`; returns the logs of the steps whose results have arrived."""
         reader = reader_of(given)
         for item in self._next(reader):
             if self._stream is not reader.stream:
@@ -100,7 +100,7 @@ class Session:
             if self._left_in_epoch is not None and self._left is not None:
                 self._left_in_epoch -= 1
                 self._left -= 1
-        if self._left_in_epoch == 0:  # So that the time it takes is the epoch's.
+        if self._left_in_epoch == 0:  # So that its time counts for the epoch.
             self._flush()
             self.dispatcher.wait_for_all()
         logs = self._logs()
@@ -109,7 +109,7 @@ class Session:
         return logs
 
     def test(self, given: Any) -> dict[str, float]:
-        """Sends the next batches of `evaluate` on their way."""
+        """Sends the next batches of `evaluate`."""
         reader = reader_of(given)
         for item in self._next(reader):
             self._stream = reader.stream
@@ -120,28 +120,28 @@ class Session:
 
     def predict(self, data: Sequence[Any]) -> Any:
         """Predicts some batches; returns tensors, as Keras's own function does."""
-        # predict_on_batch brings arrays.
+        # predict_on_batch passes arrays.
         given = keras.tree.map_structure(lambda leaf: tf.constant(leaf) if isinstance(leaf, np.ndarray) else leaf, data)
         results = [self._predicted(batch) for batch in given]
         return tf.nest.map_structure(lambda *parts: tf.constant(np.concatenate(parts)), *results)
 
     def results(self, original: Any) -> Any:
-        """Takes the place of `Model.get_metrics_result`: exact, so it waits for all that is under way."""
+        """Replaces `Model.get_metrics_result`: the result is exact, so it waits for all steps under way."""
         if tf.inside_function():
             return original()
         self.wait_for_steps()
-        # A step of the user's may report others than its metrics: Keras takes what has the step's names.
+        # A user's step may report other values than its metrics: Keras takes those with the names of the step's logs.
         found, ended = original(), self._totals.ended
         return ended if ended and set(ended) != set(found) else found
 
     def reset(self, original: Any) -> None:
-        """Takes the place of `Model.reset_metrics`: what is under way counts for what was before."""
+        """Replaces `Model.reset_metrics`: steps under way still count for the earlier results."""
         self.wait_for_steps()
         self._totals.ended = {}
         original()
 
     def wait_for_steps(self) -> None:
-        """Waits for all steps, and sets what counts: the optimizer's steps, seeds, metrics.
+        """Waits for all steps, and sets what they count: the optimizer's steps, seeds, metrics.
 
         Raises:
             TaskLost: A ps is gone, or all workers are.
@@ -159,10 +159,10 @@ class Session:
             self._first += self._sent
             self._sent = 0
 
-    # How it is done.
+    # A function that does this.
 
     def _traced(self, make: Callable[[], Any]) -> Any:
-        """Returns what a function returns that traces a step: again, where metrics show that they are no sums."""
+        """Returns the result of a function that traces a step; calls it again if metrics turn out not to be sums."""
         try:
             return make()
         except NotSums as found:
@@ -176,7 +176,7 @@ class Session:
         return {device: self._variables.ledgers[device] for device in self._variables.applied_on}
 
     def _next(self, reader: Reader) -> Iterator[Any]:
-        """Goes through an execution's batches; without any it raises tf.errors.OutOfRangeError, which Keras knows."""
+        """Iterates over an execution's batches; without any, raises tf.errors.OutOfRangeError for Keras."""
         items = []
         for _ in range(self.model.steps_per_execution):
             try:
@@ -189,14 +189,14 @@ class Session:
 
     def _logs(self) -> dict[str, float]:
         logs = self._totals.logs()
-        if not logs:  # Keras wants some after an epoch's first step.
+        if not logs:  # Keras needs some logs after an epoch's first step.
             self._flush()
             self.dispatcher.wait(lambda: self._totals.changed)
             logs = self._totals.logs()
         return logs
 
     def _flush(self) -> None:
-        """Sends what is pending."""
+        """Sends pending steps."""
         pending, self._pending = self._pending, []
         if not pending or self._stream is None:
             return
@@ -230,7 +230,7 @@ class Session:
 
         def done(result: list) -> None:
             self._totals.add(result, order=first)
-            for counted, _ in result:  # One of all steps, or one of each.
+            for counted, _ in result:  # One function of all steps, or one for each step.
                 self._counters.take(counted[self._totals.size :], len(pending) // len(result))
             if len(pending) == 1:
                 self._size.note(work.seconds)
@@ -239,7 +239,7 @@ class Session:
         self.dispatcher.send(work, staleness=self._staleness)
 
     def _run_again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
-        """Runs the steps of a worker that died, each by itself, without what was applied before."""
+        """Runs the steps of a worker that died one by one, without those that were applied before."""
         numbers = [number for number, _ in pending]
         seen = {device: ledger.entries(numbers) for device, ledger in self._ledgers.items()}
         outputs = []
@@ -281,7 +281,7 @@ class Session:
         return True
 
     def _train_in_turn(self, undivided: str) -> None:
-        """Has each batch computed whole by one worker, one after another, from now on."""
+        """Makes one worker compute each whole batch, one after another, from now on."""
         step = f"{type(self.model).__name__}.train_step"
         _LOG.warning("%s can't be divided among workers: %s. One worker computes each batch", step, undivided)
         self.wait_for_steps()

@@ -1,4 +1,4 @@
-"""What a synchronous round's step sees of the round, while it is traced for one worker's share of the batch."""
+"""What a synchronous round's step knows of the round while it is traced for one worker's share of the batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["RoundShare", "ShareStep"]
 
 
 class RoundShare(Share):
-    """A worker's share of a round: it can't ask the others for theirs.
+    """A worker's share of a round. It can't ask the others for theirs.
 
     Args:
         rows: How many examples it has.
@@ -25,7 +25,7 @@ class RoundShare(Share):
     def __init__(self, rows: tf.Tensor, weight: Callable[[], tf.Tensor], note: Callable[[str], None]) -> None:
         super().__init__(rows)
         self._make, self._note = weight, note
-        self._gradients: dict[int, tuple[tf.Tensor, int]] = {}  # By id: with how many operations that used them.
+        self._gradients: dict[int, tuple[tf.Tensor, int]] = {}  # By id, with the number of operations that used them.
 
     @property
     def weight(self) -> tf.Tensor:
@@ -35,30 +35,30 @@ class RoundShare(Share):
         return self._weight
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Notes that the step can't be divided: it needs what all shares have."""
+        """Records that the step can't be divided, because it needs what all shares have."""
         self._note("it needs the whole batch, as masks, sample weights and some losses and metrics do")
         return x
 
     rows_of_all = total
 
     def has_gradients(self, gradients: list[tf.Tensor]) -> None:
-        """Notes what may be applied as it is."""
+        """Records gradients that may be applied unchanged."""
         self._gradients |= {id(each): (each, len(each.consumers())) for each in gradients}
 
     def check_unchanged(self, grads: list) -> None:
-        """Notes that the step can't be divided where something is done with gradients before they are applied."""
+        """Records that the step can't be divided if gradients are used before they are applied."""
         given = tf.nest.flatten([each for each in grads if each is not None], expand_composites=True)
         used = (len(each.consumers()) != before for each, before in self._gradients.values())
         if any(id(each) not in self._gradients for each in given) or any(used):
             self._note("it does something with gradients, which are those of a share, before they are applied")
 
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
-        """The same, because of a metric's state, which isn't a sum."""
+        """The same, for a metric whose state isn't a sum."""
         self.total(tf.zeros([]))
 
 
 class ShareStep:
-    """The step of one share, which stores the gradients that an optimizer is to apply.
+    """The step of one share, which stores the gradients that an optimizer will apply.
 
     Args:
         rounds: The `Rounds`.
@@ -74,10 +74,10 @@ class ShareStep:
 
     def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
         """As `apply`."""
-        self.apply(None, optimizer, grads, variables)  # The scale is undone when the round is applied.
+        self.apply(None, optimizer, grads, variables)  # The loss's scale is divided out when the round is applied.
 
     def apply(self, _original: Any, optimizer: Any, grads: list, variables: Any) -> None:
-        """Stores gradients, or notes why that won't do."""
+        """Stores gradients, or records why that isn't possible."""
         if self.applied or optimizer is not self.rounds.variables.model.optimizer:
             self.rounds.note("it applies gradients several times, or by another optimizer than the model's")
         elif self.scope.within:

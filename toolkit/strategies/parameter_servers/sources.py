@@ -22,7 +22,7 @@ _TAG = "_toolkit_source"
 def numbered(
     dataset: tf.data.Dataset, function: Callable, *, start: int = 0, count: int | None = None
 ) -> tf.data.Dataset:
-    """Marks a dataset whose batches are a function of their number, so that workers make them; returns it.
+    """Marks a dataset whose batches are functions of their numbers, so that workers compute them; returns it.
 
     Args:
         dataset: A dataset of global batches.
@@ -36,14 +36,14 @@ def numbered(
 
 
 def per_worker(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
-    """Notes on a dataset that each worker makes one like it, by a function of the worker's index; returns it."""
-    # Iterators stay from one `fit` to the next: an end of one can take tf.data a minute (see `data.pipeline`).
+    """Records on a dataset that each worker creates its own, with a function of the worker's index; returns it."""
+    # Iterators are kept from one `fit` to the next: ending one can take tf.data a minute (see `data.pipeline`).
     setattr(dataset, _TAG, ("per worker", function, {}))
     return dataset
 
 
 class Stream:
-    """What `experimental_distribute_dataset` gives to Keras for a dataset of global batches.
+    """What `experimental_distribute_dataset` returns to Keras for a dataset of global batches.
 
     Attributes:
         kind: One of the three above.
@@ -58,7 +58,7 @@ class Stream:
         self.facts: tuple = tag[1:]
         self.element_spec = dataset.element_spec
         flat = tf.nest.flatten(self.element_spec)
-        # Keras has an empty Optional where there are no labels or weights.
+        # Keras has an empty Optional in place of missing labels or weights.
         self.present = [index for index, spec in enumerate(flat) if isinstance(spec, tf.TensorSpec)]
         self.is_dense = all(
             isinstance(spec, tf.TensorSpec) or type(spec).__name__ in ("OptionalSpec", "NoneTensorSpec")
@@ -74,7 +74,7 @@ class Stream:
         return Reader(self)
 
     def signature(self, count: int) -> list[tf.TensorSpec]:
-        """Returns the specs of what is sent along with `count` steps: batches, or the worker's iterator, or nothing."""
+        """Returns the specs of what is sent along with `count` steps: batches, the worker's iterator, or nothing."""
         if self.kind == "per worker":
             return [tf.data.IteratorSpec(self.element_spec)]
         if self.kind == "numbered":
@@ -83,7 +83,7 @@ class Stream:
         return [flat[index] for _ in range(count) for index in self.present]
 
     def iterator(self, worker: int, *, restarted: bool) -> Any:
-        """Returns a worker's iterator, made on it; call it where operations run there.
+        """Returns a worker's iterator, created on that worker; call it where operations run there.
 
         Args:
             worker: The worker's index.
@@ -95,7 +95,7 @@ class Stream:
         return iterators[worker]
 
     def batch(self, index: int, number: Any, data: Any, *, share: int = 0, shares: int = 1) -> Any:
-        """Returns a batch, while a step is traced.
+        """Returns a batch while a step is traced.
 
         Args:
             index: The step's index in its dispatch.
@@ -115,18 +115,18 @@ class Stream:
         return tf.nest.pack_sequence_as(self.element_spec, flat)
 
     def number(self, item: Any) -> int:
-        """Returns what `batch` and `rows` are given for a batch's number: of one that is sent along, its rows."""
+        """Returns the arguments of `batch` and `rows` for a batch's number; for one that is sent along, its rows."""
         return int(item) if self.kind == "numbered" else int(item[0].shape[0]) if item else 0
 
     def rows(self, number: Any) -> tf.Tensor:
-        """Returns how many examples a batch has, while a share of it is traced; an int64 scalar.
+        """Returns the number of examples of a batch while a share of it is traced; an int64 scalar.
 
         A numbered one is made for it: ask only where it is needed.
         """
         return row_count(self.facts[0](number, 0, 1)) if self.kind == "numbered" else number
 
     def shares(self, item: Any, count: int) -> list[tuple[int, list]]:
-        """Returns the shares of a batch that hold examples: each with its index, and what is sent along with it.
+        """Returns the shares of a batch that hold examples, each with its index and what is sent along with it.
 
         Args:
             item: What the reader took for the batch.
@@ -149,22 +149,22 @@ class Stream:
 
 
 class Reader(Iterator):
-    """Goes through a stream once."""
+    """Reads a stream once."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._taken = 0
-        # Made at once, as Keras's other data: each draws a seed from a shuffle, those that it makes for nothing, too.
+        # Created at once, as Keras creates its iterators: each draws a seed for a shuffle, even if it isn't used.
         self._local: Any = iter(stream.dataset) if stream.kind == "sent" else None
 
     def __next__(self) -> Any:
-        """Returns a batch here, on the chief: Keras builds the model with one, and predicts."""
+        """Returns a batch on the chief, with which Keras builds the model, and predicts."""
         if self._local is None:
             self._local = iter(self.stream.dataset)
         return next(self._local)
 
     def take(self) -> Any:
-        """Returns what a step needs for its batch: the number, or the tensors that are sent along.
+        """Returns what a step needs for its batch: the number, or the tensors to send along.
 
         Raises:
             StopIteration: There is no further batch.
@@ -183,7 +183,7 @@ class Reader(Iterator):
 
 
 def reader_of(given: Any) -> Reader:
-    """Returns a reader, also where `train_on_batch` gives a Python generator of one batch."""
+    """Returns a reader, also if `train_on_batch` passes a Python generator of one batch."""
     if isinstance(given, Reader):
         return given
     batch = tuple(part for part in next(given) if part is not None)

@@ -1,4 +1,4 @@
-"""Large tables of which a step needs a few rows: it pulls those that it looks up, and pushes their gradients.
+"""Large tables of which a step needs a few rows: it pulls the rows that it looks up, and pushes their gradients.
 
 TensorFlow reads a variable of a ps whole, unless the lookup itself runs there. Keras asks for a table's value before it
 looks anything up, so `take`, through which all its lookups pass, is asked first whether the table is one of these.
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 _OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Nadam", "Adamax", "Adadelta", "Adagrad", "Ftrl", "Lion")
-# Those whose update of a row depends on nothing else of a table.
+# Optimizers whose update of a row depends on no other row.
 _BY_ELEMENT = {getattr(keras.optimizers, name).update_step for name in _OPTIMIZERS}
 
 
 class LocalTable(LocalValue):
-    """A table on the ps, in a step: a lookup gets its rows alone, and a read gets the whole table.
+    """A table on the ps, in a step: a lookup gets only its rows, and a read gets the whole table.
 
     Args:
         value: The `tf.Variable` or `ServerShardedVariable`.
@@ -37,13 +37,13 @@ class LocalTable(LocalValue):
     """
 
     def __init__(self, value: Any, *, trainable: bool, after: dict[str, list]) -> None:
-        # Gradients of rows are gradients of this, which takes the table's place for tapes.
+        # It replaces the table for tapes, so gradients of rows are gradients of it.
         super().__init__(tf.zeros([], value.dtype), trainable=trainable)
         self.shape = tf.TensorShape(value.shape)
         self._rows = Rows(value, after)
 
     def updated(self, served: Any) -> "LocalTable":
-        """Returns the table as it is after an update in the same step."""
+        """Returns the table after an update in the same step."""
         table = LocalTable(served, trainable=self.trainable, after={})
         table.handle = self.handle
         return table
@@ -59,7 +59,7 @@ class LocalTable(LocalValue):
 
 
 class Rows:
-    """The rows of a table on the ps, to be looked up from elsewhere.
+    """The rows of a table on the ps, for lookups from elsewhere.
 
     Args:
         value: The `tf.Variable` or `ServerShardedVariable`.
@@ -79,7 +79,7 @@ class Rows:
         return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
     def lookup(self, indices: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
-        """Returns some rows: of indices [...], [..., columns]. Each travels once; gradients name it as often as it was.
+        """Returns some rows: of indices [...], [..., columns]. Each row is sent once; gradients list each use.
 
         Args:
             indices: Which rows, negative ones from the end.
@@ -119,7 +119,7 @@ def _gathered(variable: Any, indices: tf.Tensor) -> tf.Tensor:
 
 
 def _connected(stand_in: tf.Tensor, value: tf.Tensor, *, indices: Any = None, shape: Any = None) -> tf.Tensor:
-    """Returns a value whose gradient is the stand-in's: as some rows of a table, if `indices` says which."""
+    """Returns a value whose gradient is the stand-in's: of some rows of a table, if `indices` names them."""
 
     def gradient(upstream: Any) -> Any:
         upstream = tf.convert_to_tensor(upstream)
@@ -129,7 +129,7 @@ def _connected(stand_in: tf.Tensor, value: tf.Tensor, *, indices: Any = None, sh
 
 
 class RowsOfVariable(StandIn):
-    """Takes the place of a variable where an optimizer updates it: it sees some rows, and changes those.
+    """Replaces a variable while an optimizer updates some of its rows.
 
     Args:
         variable: A `tf.Variable`.
@@ -141,7 +141,7 @@ class RowsOfVariable(StandIn):
         self._indices = indices
         self.dtype = variable.dtype
         self.shape = tf.TensorShape([None, *variable.shape[1:]])
-        # By these Keras's optimizers find what belongs to a variable.
+        # By these attributes, Keras's optimizers find a variable's slots.
         self._unique_id = variable._unique_id
         if hasattr(variable, "_distributed_container"):
             self._distributed_container = variable._distributed_container
@@ -167,7 +167,7 @@ class RowsOfVariable(StandIn):
 
 
 def updates_by_rows(optimizer: Any, table: Any, *, min_lazy_bytes: int) -> str:
-    """Says how an optimizer updates the rows of a table that a step has looked up, and no other; "" where it doesn't.
+    """Returns how an optimizer updates only the rows of a table that a step has looked up; "" if it can't.
 
     "exact": SGD without momentum and Adagrad change no other row anyway. Others go on moving each row after the step
     that has looked it up; for a large table they are "lazy": a row moves when it is looked up.
@@ -188,7 +188,7 @@ def updates_by_rows(optimizer: Any, table: Any, *, min_lazy_bytes: int) -> str:
 
 
 def with_each_row_once(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the gradient of some rows with all that belongs to a row added."""
+    """Returns the gradient of some rows, with all gradients of a row added."""
     unique, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(unique))
     return tf.IndexedSlices(values, unique, gradient.dense_shape)

@@ -16,7 +16,7 @@ __all__ = ["Counters", "MetricTotals"]
 
 
 class Counters:
-    """The values of what counts, at each step: an optimizer's steps, seeds, a learning rate that is set.
+    """The values of counters at each step: an optimizer's steps, seeds, a learning rate that was set.
 
     A worker that counted would read a count that others change: workers are sent where it stands, and
     the chief sets it when all is done.
@@ -24,16 +24,16 @@ class Counters:
 
     def __init__(self, variables: Variables) -> None:
         self._variables = variables.counters
-        self._start: list[np.ndarray] = []  # Their values when last no step was under way.
+        self._start: list[np.ndarray] = []  # Their values when no step was under way last.
         self._increments: list[np.ndarray] = []
-        self._conditional: list[int] = []  # Which ones a step assigns in a branch, and the worker tells of.
-        self._corrections: dict[int, np.ndarray] = {}  # How far those are from what they would be without the branch.
+        self._conditional: list[int] = []  # Which ones a step assigns in a branch; the worker reports those.
+        self._corrections: dict[int, np.ndarray] = {}  # How much those differ from their values without the branch.
         self._scales = _scales(variables)
         self._kept = [index for index, v in enumerate(self._variables) if id(v) in variables.not_sums]
         self._lock = threading.Lock()
 
     def note(self, assigned: Sequence[int], conditional: Sequence[int]) -> None:
-        """Takes how often a step assigns each: it moves a seed generator's second element by that, or a count.
+        """Records how often a step assigns each: it increases a seed generator's second element by that, or a count.
 
         Args:
             assigned: For each, how often.
@@ -46,7 +46,7 @@ class Counters:
         self._conditional = list(conditional)
 
     def take(self, branched: np.ndarray, steps: int) -> None:
-        """Takes what so many steps did to counters in branches: their values before, and those after, in one array.
+        """Records what this many steps did to counters in branches: their values before and after, in one array.
 
         It is called in a worker's thread. Batches that were evaluated are no steps, and tell of metrics alone.
         """
@@ -70,7 +70,7 @@ class Counters:
                     self._variables[index].assign(value)
 
     def _take_scale(self, of: "_Scale", before: dict[int, np.ndarray], after: dict[int, np.ndarray]) -> None:
-        """Takes a loss scale that a worker has come to: from any if it is smaller, else if it began with today's."""
+        """Takes a worker's loss scale: always if it is smaller, otherwise if it began with the current one."""
         now = float(self._variables[of.value].numpy())
         finite = self._start[of.finite] + self._corrections.get(of.finite, 0)
         sent, found = float(before[of.value]), float(after[of.value])
@@ -79,11 +79,11 @@ class Counters:
         elif found == sent == now:
             finite = np.maximum(0, finite + after[of.finite] - before[of.finite])
         self._variables[of.value].assign(now)
-        # A worker doubles the scale when it counts exactly so many.
+        # A worker doubles the scale at exactly this count.
         self._corrections[of.finite] = np.minimum(finite, of.growth - 1) - self._start[of.finite]
 
     def after(self, steps: int) -> list[np.ndarray]:
-        """Returns the values, so many steps after there was last none under way."""
+        """Returns the values this many steps after no step was under way."""
         if not self._start:
             self._start = [np.array(v.numpy()) for v in self._variables]
         values = []
@@ -99,7 +99,7 @@ class Counters:
         return values
 
     def branched_after(self, steps: int) -> dict[int, np.ndarray]:
-        """Returns those that are assigned in branches, by index, as far as results have come; otherwise as `after`."""
+        """Returns those that are assigned in branches, by index, as far as results have arrived; others as `after`."""
         told = {*self._conditional, *self._kept}
         if not told:
             return {}
@@ -107,7 +107,7 @@ class Counters:
         return {index: values[index] for index in told}
 
     def set_after(self, steps: int) -> None:
-        """Sets them, when so many steps are done and none is under way."""
+        """Sets them when this many steps are done and none is under way."""
         if steps or self._corrections:
             for variable, value in zip(self._variables, self.after(steps), strict=True):
                 if _is_whole(value):
@@ -117,7 +117,7 @@ class Counters:
 
 
 class MetricTotals:
-    """Running metrics, as far as results have come: each dispatch counts from zero, and the chief adds up.
+    """Running metrics, as far as results have arrived: each dispatch counts from zero, and the chief adds.
 
     Attributes:
         changed: Whether results have come since `logs` was last called.
@@ -132,22 +132,22 @@ class MetricTotals:
         self._lock = threading.Lock()
         self._sums: list[np.ndarray] | None = None
         self.ended: dict[str, Any] = {}
-        self._last: dict[str, Any] = {}  # The logs of the last step whose results have come.
+        self._last: dict[str, Any] = {}  # The logs of the last step whose results have arrived.
         self._kind, self._order = "train", -1  # Of that step.
         self._logs: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
-        """How many elements all metrics' sums have."""
+        """The number of elements of all metrics' sums."""
         return sum(math.prod(v.shape) for v in self._variables)
 
     def start(self) -> None:
-        """Begins with what the metrics hold, unless it has begun."""
+        """Begins with the metrics' current values, unless it has begun."""
         if self._sums is None:
             self._sums = [np.array(v.numpy()) for v in self._variables]
 
     def add(self, results: Sequence[tuple[np.ndarray, dict[str, Any]]], *, kind: str = "train", order: int) -> None:
-        """Adds what dispatches counted: the sums of all metrics in one array, and the last step's logs.
+        """Adds the counts of dispatches: the sums of all metrics in one array, and the last step's logs.
 
         Their kind is "train" or "test". They may come in another order than they were sent in, which is `order`.
 
@@ -165,7 +165,7 @@ class MetricTotals:
             self.changed = True
 
     def logs(self) -> dict[str, Any]:
-        """Sets the metrics as far as results have come, and returns them as logs; {} before the first."""
+        """Sets the metrics as far as results have arrived, and returns them as logs; {} before the first."""
         if self.changed:
             with self._lock:
                 self.changed = False
@@ -177,7 +177,7 @@ class MetricTotals:
         return dict(self._logs)
 
     def finish(self) -> None:
-        """Sets the metrics, when nothing is under way."""
+        """Sets the metrics when nothing is under way."""
         self.logs()
         if self._sums is not None:
             self._set(self._sums)
@@ -193,7 +193,7 @@ class MetricTotals:
 
 @dataclasses.dataclass(frozen=True)
 class _Scale:
-    """A loss scale: the indices among the counters of its value and its count of finite steps, and where that ends."""
+    """A loss scale: the indices of its value and of its count of finite steps, and the count's limit."""
 
     value: int
     finite: int
@@ -210,7 +210,7 @@ def _scales(variables: Variables) -> list[_Scale]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a metric's result as callbacks get it: a float, or an array."""
+    """Returns a metric's result in the form of Keras's logs: a float, or an array."""
     value = np.asarray(keras.ops.convert_to_numpy(value))
     return value if value.ndim else float(value)
 

@@ -12,7 +12,7 @@ __all__ = ["adapt_updates"]
 
 
 class _ShardScope(LocalScope):
-    """What an optimizer sees while it updates one shard of a variable outside of our steps."""
+    """What an optimizer updates in place of a variable: one of its shards, outside of our steps."""
 
     def __init__(self, variable: ServerShardedVariable, index: int) -> None:
         super().__init__([], [])
@@ -26,7 +26,7 @@ class _ShardScope(LocalScope):
 
 
 def adapt_updates(strategy: Any) -> None:
-    """Lets `strategy.extended.update` take sharded variables, and ask the step that it is used in."""
+    """Makes `strategy.extended.update` accept sharded variables, and ask the step in which it is used."""
     original = strategy.extended.update
 
     def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
@@ -47,7 +47,7 @@ def adapt_updates(strategy: Any) -> None:
 
 
 def _rows(var: Any, value: Any, index: int) -> Any:
-    """Returns what an argument of an update is for one shard of a variable."""
+    """Returns an argument of an update for one shard of a variable."""
     if not isinstance(var, ServerShardedVariable):
         return value
     value = getattr(value, "value", value)  # A keras.Variable.

@@ -1,4 +1,4 @@
-"""The variables of a compiled model, by what a step does with them, and a step's own copy of them.
+"""The variables of a compiled model by their use in a step, and a step's own copy of them.
 
 Read one by one, each of a model's variables is a message from a ps to the worker, and its gradient
 one back. Here all small ones of a ps are sent as one tensor.
@@ -23,11 +23,11 @@ from toolkit.strategies.variables.model_optimizers import optimizers_of
 __all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
 
 _LOG = logging.getLogger(__name__)
-_SMALL = 64 << 10  # Bytes up to which a variable is packed; copying larger ones costs more than a message.
+_SMALL = 64 << 10  # Up to this many bytes a variable is packed; copying a larger one costs more than a message.
 
 
 class LocalScope(keras.StatelessScope):
-    """While entered, reads of some variables give these values, and assignments stay in the step.
+    """A context in which reads of some variables return these values, and assignments stay in the step.
 
     Variables that aren't among them are assigned as ever.
 
@@ -68,12 +68,12 @@ class LocalScope(keras.StatelessScope):
         return tf.compat.v1.get_default_graph() is not self._graph
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns a variable's value in the step, None for a variable that isn't among them."""
+        """Returns a variable's value in the step, None for a variable that isn't included."""
         value = self.values.get(id(variable))
         return value.read_value() if isinstance(value, Cell) and not value.trainable else value
 
     def tensors(self, variables: Iterable[Any]) -> list[tf.Tensor]:
-        """Returns the values that some variables have now."""
+        """Returns the current values of some variables."""
         return [tf.convert_to_tensor(self.values[id(variable)]) for variable in variables]
 
     def add_update(self, update: tuple) -> None:
@@ -92,25 +92,25 @@ class LocalScope(keras.StatelessScope):
             self.values[key] = before.assigned(value) if isinstance(before, LocalValue) else value
 
     def note(self, key: int) -> None:
-        """Notes that a variable of this id is assigned."""
+        """Records that a variable of this id is assigned."""
         self.assigned[key] = self.assigned.get(key, 0) + 1
         if self.within:
             self.conditional.add(key)
             self.need_cell(key)
 
     def need_cell(self, key: int) -> None:
-        """Notes that a variable of this id changes in a branch, a loop or a function within the step."""
+        """Records that a variable of this id changes in a branch, a loop or a function within the step."""
         if not isinstance(self.values[key], Cell):
             self.without_cell.add(key)
 
 
 def innermost() -> LocalScope | None:
-    """Returns the scope that this thread has entered last and not left; None outside of all."""
+    """Returns this thread's innermost scope; None outside of all."""
     return here.ps_scopes[-1] if here.ps_scopes else None
 
 
 def adapt_lookups() -> None:
-    """Has Keras's lookups in a variable ask whether it is a table in the step that is being traced."""
+    """Makes Keras's lookups ask whether a variable is a table in the step that is being traced."""
     private.around_lookups(_take)
 
 
@@ -129,7 +129,7 @@ def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> 
 
 
 class Variables:
-    """The variables of a compiled model, by what a step does with them.
+    """The variables of a compiled model by their use in a step.
 
     Args:
         model: A model that was built under the strategy's scope.
@@ -164,7 +164,7 @@ class Variables:
         self.model = model
         self.ledgers = ledgers
         self.applied_on: set[str] = set()
-        self._lazy: set[int] = set()  # Those of which it has been said.
+        self._lazy: set[int] = set()  # Those for which a message was logged.
         every = [*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]
         self.values = {id(v): v.value for v in every}
         served = {id(v) for v in every if any("/job:ps" in shard.device for shard in shards_of(v.value))}
@@ -181,7 +181,7 @@ class Variables:
         return self.scope_of([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
 
     def scope_of(self, variables: Sequence[Any], values: Iterable[Any]) -> LocalScope:
-        """Returns a step's own copy of some variables, with these values, in cells where the step needs them."""
+        """Returns a step's own copy of some variables, with these values, in local variables if the step needs them."""
         held = [
             Cell(tf.convert_to_tensor(value), trainable=isinstance(value, LocalValue) and value.trainable)
             if id(variable) in self.celled
@@ -191,7 +191,7 @@ class Variables:
         return LocalScope(variables, held)
 
     def by_rows(self, optimizer: Any, variable: Any) -> str:
-        """Says how an optimizer updates those rows of a variable that were looked up, as `updates_by_rows` does."""
+        """Returns how an optimizer updates only the looked up rows of a variable, as `updates_by_rows` does."""
         how = ""
         if _is_table(variable):
             how = updates_by_rows(optimizer, self.values[id(variable)], min_lazy_bytes=self.min_lazy_bytes)
@@ -207,7 +207,7 @@ class Variables:
         return how
 
     def pull(self) -> tuple[list[LocalValue], dict[str, tf.Tensor]]:
-        """Brings the served variables to the device of the caller.
+        """Copies the served variables to the caller's device.
 
         Returns:
             Their values in the same order, and by ps device which version was read.
@@ -237,14 +237,14 @@ class Variables:
 
 
 def _is_table(variable: Any) -> bool:
-    """Whether rows of a variable may be looked up, and the whole is worth its own message."""
+    """Whether rows of a variable may be looked up and the whole is large enough for its own message."""
     dtype = tf.as_dtype(variable.dtype)
     size = math.prod(variable.shape) * dtype.size
     return bool(variable.trainable) and dtype.is_floating and len(variable.shape) == 2 and size > _SMALL
 
 
 def packed(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns flat tensors: one of all small values of each dtype, and one of each other."""
+    """Returns flat tensors: one of all small values of each dtype, and each other value."""
     return [
         tf.concat([tf.reshape(values[n], [-1]) for n in indices], 0)
         if len(indices) > 1
@@ -254,7 +254,7 @@ def packed(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def unpacked(flat: Sequence[tf.Tensor], like: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns what was packed, on the device of the caller.
+    """Returns the packed values, on the caller's device.
 
     Args:
         flat: What `packed` returned.
@@ -271,7 +271,7 @@ def unpacked(flat: Sequence[tf.Tensor], like: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _packs(values: Sequence[Any]) -> list[list[int]]:
-    """Returns the indices of the values that are sent as one tensor, for each tensor."""
+    """Returns for each sent tensor the indices of the values in it."""
     packs: dict[Any, list[int]] = {}
     for index, value in enumerate(values):
         small = value.shape.num_elements() * value.dtype.size <= _SMALL

@@ -1,4 +1,4 @@
-"""Metrics whose state is no sum, such as a running maximum: what steps add to them can't be added up by the chief.
+"""Metrics whose state isn't a sum, such as a running maximum: the chief can't add up what steps do to them.
 
 Each step is sent the state that the one before has left, and none may be under way beside it. Which metrics these are
 shows when a step is traced.
@@ -17,7 +17,7 @@ __all__ = ["NotSums", "check_in_turn", "whole_batch"]
 
 
 class NotSums(Exception):
-    """Metrics whose state is no sum.
+    """Metrics whose state isn't a sum.
 
     Args:
         by_variable: By the ids of their variables, their names.
@@ -30,7 +30,7 @@ class NotSums(Exception):
 
 @contextlib.contextmanager
 def whole_batch(variables: Variables) -> Iterator[None]:
-    """While entered, a step of a whole batch is traced.
+    """A context in which a step of a whole batch is traced.
 
     Raises:
         NotSums: At its end, where it has updated metrics whose state is no sum, and which aren't known for it.
@@ -44,7 +44,7 @@ def whole_batch(variables: Variables) -> Iterator[None]:
 
 
 def check_in_turn(variables: Variables, names: Iterable[str]) -> None:
-    """Makes sure that no two steps are under way at the same time where there are such metrics.
+    """Checks that no two steps are under way at once if there are such metrics.
 
     Raises:
         StrategyError: There are, and several workers train at the same time.

@@ -1,4 +1,4 @@
-"""A step: pull the variables, run the user's own `train_step`, push what it changes.
+"""A step: pulls the variables, runs the user's own `train_step`, and pushes what it changes.
 
 `train_step` is Keras's or the user's, unchanged: it reads the step's own copies, and where it applies
 gradients they are sent to the ps and applied there by the optimizer's own update.
@@ -28,7 +28,7 @@ __all__ = ["Step", "adapt_optimizers", "current", "tracing"]
 
 @contextlib.contextmanager
 def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
-    """While entered, optimizers ask this step what to do with gradients, and variables have the scope's values."""
+    """A context in which optimizers ask this step what to do with gradients, and variables have the scope's values."""
     with known(ps_step=step), scope, inlining():
         yield
 
@@ -39,7 +39,7 @@ def current() -> Any:
 
 
 def adapt_optimizers() -> None:
-    """Has Keras's optimizers ask a step, where they are used in one, what to do with gradients."""
+    """Makes Keras's optimizers ask a step in which they are used what to do with gradients."""
     wrap(keras.optimizers.Optimizer, "apply", _apply)
     wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
     adapt_functions()
@@ -54,8 +54,8 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
 
 
 def _apply_here(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
-    """Applies gradients in no worker's step: in the chief, which is a replica for so long."""
-    ours = hasattr(tf.distribute.get_strategy(), "replace_functions")  # Of a step without values nothing is asked.
+    """Applies gradients outside of a worker's step: in the chief, which acts as the only replica."""
+    ours = hasattr(tf.distribute.get_strategy(), "replace_functions")  # A step without values has nothing to do.
     if not ours or here.recorded is not None or not tf.distribute.in_cross_replica_context():
         return original(optimizer, grads, trainable_variables)
     if not optimizer.built and trainable_variables is not None:
@@ -75,12 +75,12 @@ def _paired(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list,
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     for gradient, variable in zip(grads, variables, strict=False):
         if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
-            gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, as where a mask is in the way.
+            gradient.set_shape(variable.shape)  # TensorFlow doesn't always know it, for example behind a mask.
     return grads, variables
 
 
 class _OptimizerScope(LocalScope):
-    """What an optimizer sees while it applies: its counters' values in the step, and of what is sharded one shard."""
+    """What an optimizer sees while it applies: its counters' values in the step, and one shard of sharded variables."""
 
     def __init__(self, step: "Step", values: Sequence[Any]) -> None:
         super().__init__(step.variables.counters, values)
@@ -101,7 +101,7 @@ class _OptimizerScope(LocalScope):
         return super().get_current_value(variable) if found is None else found
 
     def add_update(self, update: tuple) -> None:
-        """Takes an assignment, of variables on the ps where this step is to change them, such as sums of gradients."""
+        """Takes an assignment of variables on the ps if this step changes them there, such as sums of gradients."""
         variable, value = update
         whole = self._wholes.get(id(variable))
         if self.updating or whole is None or id(variable) in self.values:
@@ -133,13 +133,13 @@ class Step:
         self.versions = versions
         self.slots = slots
         self.only = only
-        self.entries: dict[str, tf.Tensor] = {}  # By ps device, what its ledger is to hold when it has applied.
+        self.entries: dict[str, tf.Tensor] = {}  # By ps device, the ledger's entry once the step is applied.
         self._scaled = False  # Whether gradients of a scaled loss are being applied.
         self.optimizer_scope: _OptimizerScope | None = None
-        self._by_rows: dict[int, str] = {}  # How some rows only are updated, by a variable's value's id.
+        self._by_rows: dict[int, str] = {}  # How an update of only some rows works, by the id of a variable's value.
 
     def send_from_cells(self) -> None:
-        """Has what is assigned to served variables in branches and loops sent there and then."""
+        """Makes assignments of served variables in branches and loops be sent at once."""
         for v in self.variables.served:
             if isinstance(cell := self.scope.values[id(v)], Cell):
                 cell.send = functools.partial(self._send_change, v)
@@ -158,7 +158,7 @@ class Step:
         with scope:
             shards = [shard for v in variables for shard in shards_of(v.value)]
             devices = sorted({shard.device for shard in shards})
-            # Something is changed before the gradients are sent, or where they aren't.
+            # The gradients are changed before they are sent, or aren't sent.
             if optimizer.weight_decay is not None or optimizer.gradient_accumulation_steps:
                 dense = [g for g in grads if g is not None]
                 with tf.control_dependencies([tf.convert_to_tensor(g) for g in dense]):
@@ -174,7 +174,7 @@ class Step:
                     with tf.device(device), tf.control_dependencies([shard.value() for shard in here]):
                         self._finish(device)
         self.optimizer_scope = None
-        # What counts goes on from where the optimizer left it.
+        # Counters continue from the optimizer's values.
         for v in counters:
             if id(v) not in scope.assigned:
                 continue
@@ -186,7 +186,7 @@ class Step:
         return result
 
     def apply_scaled(self, optimizer: Any, grads: list, variables: list) -> None:
-        """Applies gradients of a loss that was scaled, or enters in the ledgers that they were left out."""
+        """Applies gradients of a scaled loss, or records in the ledgers that they were left out."""
 
         def skip() -> None:
             values = self.variables.values
@@ -202,12 +202,12 @@ class Step:
         self._see_updates(variables)
 
     def _send_assigned(self, variables: Any) -> None:
-        """Sends what the step has assigned to variables before an optimizer updates them."""
+        """Sends the step's assignments of variables before an optimizer updates them."""
         if not self._scaled:
             push(changes(self.variables, self.scope, self.only, among=variables))
 
     def _see_updates(self, variables: Any) -> None:
-        """Has the step see an optimizer's update of variables: one that applies twice, or assigns after it."""
+        """Makes the step see an optimizer's update, for a step that applies twice or assigns afterwards."""
         if self._scaled:
             return
         for v in variables:
@@ -236,11 +236,11 @@ class Step:
             self.variables.ledgers[device].finish(self.slots[device], self.entries.pop(device))
 
     def begun(self, device: str) -> Any:
-        """While entered, operations wait until the update has begun on a ps."""
+        """A context in which operations wait until the update has begun on a ps."""
         return tf.control_dependencies([self.entries[device]] if device in self.entries else [])
 
     def send(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
-        """Moves gradients to where their variables are, the small ones of each ps as one tensor."""
+        """Moves gradients to their variables, the small ones of each ps as one tensor."""
         out: list[tuple] = []
         by_device: dict[str, list[tuple]] = {}
         for gradient, value in grads_and_vars:
@@ -248,7 +248,7 @@ class Step:
                 out.append((None, value))
                 continue
             whole = gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
-            if self._by_rows.get(id(value)) == "lazy":  # Else as on one device, which squares what it finds.
+            if self._by_rows.get(id(value)) == "lazy":  # Otherwise as on one device, which squares the summed rows.
                 whole = with_each_row_once(gradient)
             if isinstance(value, ServerShardedVariable):
                 for index, shard in enumerate(value.shards):
@@ -274,7 +274,7 @@ class Step:
         return out
 
     def update(self, original: Callable, shard: Any, fn: Callable, args: tuple, kwargs: Any, group: bool) -> Any:
-        """Updates a variable, or a shard of one, in the place of `strategy.extended.update`."""
+        """Updates a variable, or a shard of one, in place of `strategy.extended.update`."""
         if not self.wanted(shard.device):
             return None
         scope = self.optimizer_scope

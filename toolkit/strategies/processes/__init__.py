@@ -1,4 +1,4 @@
-"""Processes that train together: come here for what they agree on, and how they begin and end together.
+"""Processes that train together: what they agree on, and how they start and end together.
 
 agreement     values that the processes of a strategy exchange between steps, and their barrier
 consistency   facts that must be the same in all processes, and random numbers that are seeded alike

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
-_SILENCE = 60.0  # Seconds for which a process waits for the others without a word.
+_SILENCE = 60.0  # Seconds for which a process waits for the others without a message.
 _LENGTHS = (256, 4096, 65536)
-_BARRIER = 1_000_003  # Far from the keys that TensorFlow counts up from 1.
+_BARRIER = 1_000_003  # Far from TensorFlow's keys, which count from 1.
 
 __all__ = [
     "barrier",
@@ -35,14 +35,14 @@ __all__ = [
 
 
 def processes(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many processes train together; 1 for all strategies of one process."""
+    """Returns how many processes train together; 1 for strategies of one process."""
     # The default strategy doesn't say which devices it uses.
     replicas = strategy.num_replicas_in_sync
     return replicas // len(strategy.extended.worker_devices) if replicas > 1 else 1
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Says whether this process is the one that writes shared files: chief:0, or worker:0 without a chief."""
+    """Returns whether this process writes shared files: chief:0, or worker:0 without a chief."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
         return True
@@ -61,14 +61,14 @@ def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray
     value = np.asarray(value)
     if processes(strategy) == 1:
         return value
-    # As whole numbers, because -0.0 + 0.0 is 0.0; of 64 bits, because TensorFlow keeps shorter ones off GPUs.
+    # As integers, because -0.0 + 0.0 is 0.0; with 64 bits, because TensorFlow keeps shorter ones off GPUs.
     raw = np.frombuffer(value.tobytes() + bytes(-value.nbytes % 8), np.int64)
     total = _sum(strategy, raw if is_chief(strategy) else np.zeros_like(raw))
     return np.frombuffer(total.numpy().tobytes()[: value.nbytes], value.dtype).reshape(value.shape)
 
 
 def mean(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
-    """Returns the mean of the processes' values, the same bits on each."""
+    """Returns the mean of the processes' values, with the same bits on each."""
     value = tf.convert_to_tensor(value)
     return _sum(strategy, value) / processes(strategy) if processes(strategy) > 1 else value
 
@@ -92,7 +92,7 @@ def extremes(strategy: tf.distribute.Strategy, value: Any) -> tuple[np.ndarray, 
 
 
 def gather(strategy: tf.distribute.Strategy, text: bytes) -> list[bytes]:
-    """Returns every process's text on each, in the order of the processes' indices.
+    """Returns all processes' texts on each, in the order of the processes' indices.
 
     Args:
         strategy: The strategy whose processes take part.
@@ -117,8 +117,9 @@ def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     """
     if processes(strategy) > 1:
         with tf.device("CPU:0"):
-            # The barrier has its own group: in the group of the sums, a process that is at the barrier would have
-            # its value added into a sum in which another process still is.
+            # The barrier has its own group. In the sums' group, the value of a process at the barrier would be added
+            # into a
+            # sum in which another process still is.
             tf.raw_ops.CollectiveReduceV2(
                 input=[1.0],
                 group_size=processes(strategy),
@@ -133,7 +134,7 @@ def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
 
 
 def process_index(strategy: tf.distribute.Strategy) -> int:
-    """Returns this process's index among several: the chief, where there is one, comes before the workers."""
+    """Returns this process's index among several; the chief comes before the workers."""
     resolver = strategy.cluster_resolver
     return resolver.task_id + (resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs)
 
@@ -147,7 +148,7 @@ def process_names(strategy: tf.distribute.Strategy) -> list[str]:
 
 @contextlib.contextmanager
 def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Has a process that waits long for the others say where: some may have made a call that others haven't."""
+    """Makes a process that waits long for the others log where: some may have made a call that others haven't."""
     thread = threading.get_ident()
     timer = threading.Timer(_SILENCE, lambda: _LOG.warning("%s", _waits(strategy, sys._current_frames().get(thread))))
     timer.daemon = True
@@ -159,7 +160,7 @@ def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
-    """Returns what to say of a thread that waits: the call, and the line of the user's that made it."""
+    """Returns the message about a waiting thread: the call, and the user's line that made it."""
     call = place = ""
     while frame is not None and not place:
         module = frame.f_globals.get("__name__", "")
@@ -177,7 +178,7 @@ def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
 
 
 def _sum(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
-    """Adds up what has one of few lengths: each is traced once, and TensorFlow warns where there are many."""
+    """Sums arrays with one of a few lengths. Each length is traced once, and TensorFlow warns if there are many."""
     with _waiting_aloud(strategy):
         return _added_up(strategy, value)
 
@@ -190,7 +191,7 @@ def _added_up(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     return tf.reshape(_summing(strategy)(tf.constant(padded))[: value.size], value.shape)
 
 
-@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program; tests make several.
+@functools.lru_cache(maxsize=4)  # A strategy lives as long as its program, but tests create several.
 def _summing(strategy: tf.distribute.Strategy) -> Any:
     local = len(strategy.extended.worker_devices)
 

@@ -16,7 +16,7 @@ from toolkit.strategies.processes.agreement import broadcast, extremes, gather, 
 __all__ = ["Difference", "difference", "seed_alike"]
 
 _LOG = logging.getLogger(__name__)
-_UNSEEDED, _ASKED_FOR = -1, -2  # In the place of a seed: none was given, or TensorFlow demands the user's own.
+_UNSEEDED, _ASKED_FOR = -1, -2  # Stands for a seed: none was given, or TensorFlow demands the user's own.
 
 
 class Difference(NamedTuple):
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
 
 def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Difference | None:
-    """Holds every process's facts against the chief's. It is a collective, with the same result on all of them.
+    """Compares every process's facts with the chief's. All must call it, and all get the same result.
 
     Args:
         strategy: The strategy whose processes are compared.
@@ -58,7 +58,7 @@ def difference(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> Di
 def _seed_of_tensorflow() -> int:
     try:
         seed = tf.compat.v1.random.get_seed(None)[0]
-    except RuntimeError:  # Under enable_op_determinism TensorFlow asks the user for a seed, where one is needed.
+    except RuntimeError:  # With enable_op_determinism, TensorFlow demands a seed from the user if one is needed.
         return _ASKED_FOR
     return _UNSEEDED if seed is None else int(seed)
 
@@ -78,11 +78,11 @@ def seed_alike(strategy: tf.distribute.Strategy) -> None:
     unseeded = given == _UNSEEDED
     if not unseeded and not differ.any():
         return
-    # What all do from here on follows from what all have seen: each has to take part in the same exchanges.
+    # The decisions below depend only on what all processes have seen, so all take part in the same exchanges.
     drawn = random.getrandbits(31) if differ[0] or unseeded else 0
     seed = int(broadcast(strategy, np.array([drawn], np.int64))[0])
     if unseeded or differ[2]:
-        seed = given if given >= 0 else seed  # One of the workers was given a seed of the user's.
+        seed = given if given >= 0 else seed  # One of the workers has the user's own seed.
         tf.random.set_seed(seed)
     if differ[0]:
         random.seed(seed)

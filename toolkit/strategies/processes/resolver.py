@@ -1,4 +1,4 @@
-"""Who trains together: TensorFlow's resolver of a cluster, the wait for the others, and when one counts as gone."""
+"""TensorFlow's resolver of the tasks that train together, the wait for the others, and when one counts as lost."""
 
 import contextlib
 import faulthandler
@@ -22,13 +22,13 @@ __all__ = ["ends_in", "expect_heartbeats", "keeps_sigterm", "resolve", "resolver
 
 
 def resolver_here() -> Any:
-    """Returns the resolver of the environment's cluster; None where this process is alone, as TensorFlow has it."""
+    """Returns the resolver of the environment's cluster; None if this process is alone, as in TensorFlow."""
     found = _cluster.discover(os.environ)
     return None if found is None or found.task.job == "evaluator" else resolve(found.cluster, found.task)
 
 
 def resolve(members: _cluster.Cluster, task: _cluster.Task) -> Any:
-    """Returns TensorFlow's resolver of those tasks of a cluster that train together.
+    """Returns TensorFlow's resolver for those tasks of a cluster that train together.
 
     Raises:
         StrategyError: They don't, or this task isn't one of them.
@@ -65,14 +65,15 @@ def tasks(resolver: Any) -> dict[str, str]:
 
 
 def wait_for_others(resolver: Any, timeout: float) -> None:
-    """Waits until all that train together can be reached, and run the same program."""
+    """Waits until all that train together can be reached, and checks that they run the same program."""
     jobs = resolver.cluster_spec().as_dict()
     if jobs and resolver.task_type:
         members = _cluster.Cluster(jobs)
         task = _cluster.Task(resolver.task_type, resolver.task_id)
         _cluster.reach_directly(members)
-        # Neither arguments nor the script's text are compared, nor digits in its name: scripts of old tutorials have
-        # the worker's index in any of them.
+        # Arguments, the script's text and digits in its name aren't compared: scripts of old tutorials have the
+        # worker's
+        # index in them.
         program = _cluster.describe_program(
             getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
         )
@@ -80,7 +81,7 @@ def wait_for_others(resolver: Any, timeout: float) -> None:
 
 
 def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> None:
-    """Says after how many seconds without a heartbeat a worker counts as gone, before a strategy is made.
+    """Sets after how many seconds without a heartbeat a worker counts as lost, before a strategy is created.
 
     MultiWorkerMirroredStrategy configures TensorFlow's coordination service itself, with ten seconds, unless that has
     been done; there is no public way to say another number. A heartbeat that isn't answered within half the time ends
@@ -102,12 +103,13 @@ def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> 
 
 @contextlib.contextmanager
 def ends_in(seconds: float) -> Iterator[None]:
-    """Ends the process where connecting takes too long.
+    """Ends the process if connecting takes too long.
 
     While TensorFlow waits for a peer it holds Python's interpreter lock and ignores SIGTERM: no
     exception, thread or timer of Python's gets a turn. faulthandler's thread needs no lock.
     """
-    faulthandler.dump_traceback_later(max(seconds, 60), exit=True)  # All have met: it should be a second.
+    # All have passed the rendezvous, so it should take a second.
+    faulthandler.dump_traceback_later(max(seconds, 60), exit=True)
     try:
         yield
     finally:
@@ -116,7 +118,7 @@ def ends_in(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeps_sigterm() -> Iterator[None]:
-    """Puts SIGTERM's handler back: TensorFlow's own notes the signal and does nothing."""
+    """Restores SIGTERM's handler: TensorFlow's own only records the signal."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Files that every worker of a script writes under the same name: each is whole at any moment.
+"""Files that every worker of a script writes under the same name: each is always complete.
 
 Every worker of an unmodified script calls `model.save`, or saves a `tf.train.Checkpoint`, with the same path. Written
 in place, they would write into each other's files. Each worker writes them, although all write the same: it may read
@@ -27,13 +27,13 @@ __all__ = ["adapt_checkpoints", "save"]
 
 
 def adapt_checkpoints() -> None:
-    """Has TensorFlow do so in this process, which trains with others; called again, it does nothing."""
-    # What tf.train.Checkpoint and CheckpointManager write by; both then note the path that it returns.
+    """Makes TensorFlow write so in this process, which trains with others. Later calls do nothing."""
+    # tf.train.Checkpoint and CheckpointManager write through it; both then record the path that it returns.
     wrap(TrackableSaver, "save", _save_checkpoint)
 
 
 def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes aside, and puts the whole file in place."""
+    """Writes to a temporary file, and renames the complete file."""
     strategy = model.distribute_strategy
     if hasattr(strategy, "replace_functions"):  # It dispatches steps to workers.
         strategy.wait_for_steps(model)
@@ -41,14 +41,14 @@ def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: An
         return original(model, filepath, *args, **kwargs)
     _look_at_optimizers()
     path = pathlib.Path(filepath)
-    # Keras tells the format by the end of the name.
+    # Keras takes the format from the end of the name.
     suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
     with files.replacing(path, name=f".{path.name.removesuffix(suffix)}.{_own()}{suffix}") as aside:
         return original(model, aside, *args, **kwargs)
 
 
 def _look_at_optimizers() -> None:
-    """Has Keras look at the optimizer that it makes to see which attributes any has, outside of any strategy's scope.
+    """Keras creates an optimizer to see which attributes any has; this makes it do so outside of a strategy's scope.
 
     `fit` in a scope, as Keras's guide has it, has callbacks save there: that optimizer's variable would be a broadcast,
     which the chief alone enters. Keras 3.15 keeps the answer under one name and looks for it under another.
@@ -60,7 +60,7 @@ def _look_at_optimizers() -> None:
 
 
 def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes the files of a checkpoint aside, and puts all of them in place: others' index would be of other data."""
+    """Writes a checkpoint's temporary files, and renames all of them: another process's index has other data."""
     if not tf.executing_eagerly() or not _is_here(file_prefix):
         return original(saver, file_prefix, *args, **kwargs)
     path = pathlib.Path(file_prefix)
@@ -68,7 +68,7 @@ def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: An
     try:
         original(saver, str(aside), *args, **kwargs)
         with _locked(path.parent):
-            for part in sorted(path.parent.glob(f"{aside.name}.*")):  # The data come before their index.
+            for part in sorted(path.parent.glob(f"{aside.name}.*")):  # Data first, then their index.
                 part.replace(path.with_name(path.name + part.name.removeprefix(aside.name)))
     finally:
         for part in path.parent.glob(f"{aside.name}.*"):
@@ -81,13 +81,13 @@ def _is_here(path: Any) -> bool:
 
 
 def _own() -> str:
-    """What no other process calls its files."""
+    """A name that no other process uses."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """While entered, no other process is in here for this directory, as far as its file system knows of locks."""
+    """A context that one process at a time is in for this directory, as far as its file system has locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from toolkit.support import status
 __all__ = ["wait_at_exit"]
 
 _LOG = logging.getLogger(__name__)
-# The others may be saving or evaluating; or they may be in a step, for which this process is missing.
+# The others may be saving or evaluating, or they may be in a step that needs this process.
 _SECONDS = 60.0
 
 
@@ -28,9 +28,9 @@ def wait_at_exit(strategy: tf.distribute.Strategy) -> None:
 
 
 def _wait(strategy: tf.distribute.Strategy, pid: int) -> None:
-    if os.getpid() != pid:  # A fork of the worker runs what is registered for its exit too, and takes no part.
+    if os.getpid() != pid:  # A fork of the worker also runs functions registered for its exit, but takes no part.
         return
-    if status.failed() or hasattr(sys, "last_value"):  # Python leaves it when it has printed a traceback.
+    if status.failed() or hasattr(sys, "last_value"):  # Python sets it when it has printed a traceback.
         return
     status.report(state="ending")
     try:

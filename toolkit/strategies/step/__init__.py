@@ -1,4 +1,4 @@
-"""One step's numbers, those of one device: come here for losses, gradients and logs.
+"""One step's numbers, equal to one device's: losses, gradients and logs.
 
 In the order of a step of `fit`: `train_step` is told its replica's share, losses are weighted by it, `optimizer` sums
 gradients over replicas and updates, and `train_step` makes the logs the whole batch's.

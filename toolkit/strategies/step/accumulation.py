@@ -1,4 +1,4 @@
-"""Gradients of several steps, added up by each replica for itself and exchanged once, between processes.
+"""Gradient accumulation: each replica adds gradients of several steps, and the sums are exchanged once.
 
 Keras adds gradients of `gradient_accumulation_steps` steps up, and uses their mean. Exchanged in each of these steps
 they would cost as many exchanges. So a replica's sums are its own: variables that TensorFlow keeps for each replica and
@@ -34,7 +34,7 @@ __all__ = ["attach_to", "exchanged_later", "kept_by", "later"]
 
 @dataclasses.dataclass(frozen=True)
 class _Adding:
-    """How an optimizer that is updating has added up.
+    """How an updating optimizer accumulates.
 
     Attributes:
         waits: For each variable, whether its gradients are still those of this replica.
@@ -48,7 +48,7 @@ class _Adding:
 
 
 def attach_to(optimizer: Any) -> None:
-    """Has an optimizer of several replicas add up by replica, and exchange what each has added up where it updates."""
+    """Makes an optimizer of several replicas accumulate per replica, and exchange the sums when it updates."""
     attach(optimizer, "build", _build)
     attach(optimizer, "add_variable_from_reference", _add_variable)
     attach(optimizer, "_backend_apply_gradients", _apply)
@@ -60,7 +60,7 @@ def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) ->
 
 
 def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int]:
-    """Returns the numbers of those gradients that need no exchange before Keras updates."""
+    """Returns the numbers of the gradients that need no exchange before Keras updates."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
         return frozenset()
     return frozenset(
@@ -73,12 +73,12 @@ def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int
 
 
 def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:
-    """While entered, gradients of these variables that an optimizer is given are those of this replica."""
+    """A context in which an optimizer's gradients of these variables are this replica's."""
     return known(later=frozenset(optimizer._var_key(variable) for variable in variables))
 
 
 def kept_by(optimizer: Any) -> list[Any]:
-    """Returns what a checkpoint must have of all replicas: what each of several processes has added up for itself."""
+    """Returns the variables of which a checkpoint needs all replicas' values: what each process has accumulated."""
     strategy = optimizer._distribution_strategy
     sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []
     return [ReplicaCopies(each, strategy) for each in sums]
@@ -127,7 +127,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Seque
 
 
 def _sum_over_replicas(grads: Sequence) -> list:
-    """Returns gradients of all replicas, of what each has added up, where Keras updates."""
+    """Returns gradients of all replicas, from what each has accumulated, when Keras updates."""
     out = list(grads)
     adding = here.accumulates
     if adding is None:

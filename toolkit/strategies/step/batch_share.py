@@ -1,4 +1,4 @@
-"""Each replica's share of a step's batch, and what losses and means must be so that gradients can be weighted by it.
+"""Each replica's share of a step's batch, and what losses and means must be so that the share can weight gradients.
 
 Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class Known:
-    """What is known of a graph's tensors, which may be those of several replicas.
+    """What is known of a graph's tensors, which may belong to several replicas.
 
     Attributes:
         exchanged: Gradients that are the same on every replica.
@@ -60,19 +60,19 @@ class Known:
     drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
-        """Notes gradients of all replicas, of variables some of which may be of a kind that is sharded."""
+        """Records gradients of all replicas; some of the variables may be of a sharded kind."""
         self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
         replica, pairs = collectives.own_id(), zip(gradients, variables, strict=True)
         self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
 
 
 def known_here() -> Known:
-    """Returns what is known of the tensors of the graph that is being traced; of none where none is."""
+    """Returns what is known of the tensors of the graph being traced; nothing if none is."""
     graph = _graph()
     if graph is None:
         return Known()
     if not hasattr(graph, "_toolkit_known"):
-        graph._toolkit_known = Known()  # For as long as there is the graph.
+        graph._toolkit_known = Known()  # As long as the graph exists.
     return graph._toolkit_known
 
 
@@ -104,27 +104,27 @@ class Share:
 
     @property
     def in_branch(self) -> bool:
-        """Whether what is traced now is a branch, a loop or a function in the step, where replicas can't meet."""
+        """Whether a branch, a loop or a function in the step is being traced, where replicas can't exchange."""
         return _graph() is not self._graph
 
     @property
     def weight(self) -> tf.Tensor:
-        """Its part of all replicas' examples, a float64 scalar; asked for first, a collective."""
+        """Its part of all replicas' examples, a float64 scalar. The first read is a collective."""
         if self._weight is None:
             self._weight = tf.math.divide_no_nan(self._rows, lateness.timed(self.total, self._rows))
         return self._weight
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of all replicas' tensors, which has no gradient; a collective."""
+        """Returns the sum of all replicas' tensors, which has no gradient. It is a collective."""
         return collectives.all_reduce(x)
 
     def rows_of_all(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of all replicas' tensors, in the batch's order; a collective.
+        """Returns the rows of all replicas' tensors, in the batch's order. It is a collective.
 
         Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
         weighted.
         """
-        if not x.dtype.is_floating:  # TensorFlow has no exchange for bool and short integers.
+        if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
             return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
 
         @tf.custom_gradient
@@ -140,10 +140,10 @@ class Share:
         return gather(x)
 
     def has_gradients(self, gradients: list[tf.Tensor]) -> None:
-        """Is told of a variable's gradients that a tape has returned, and that are this replica's."""
+        """Records a variable's gradients that a tape has returned and that are this replica's."""
 
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
-        """Has each replica keep the whole state of a metric, which isn't a sum over examples."""
+        """Gives each replica the whole state of a metric that isn't a sum over examples."""
         for variable in metric.variables:
             private.keep_first_replicas(variable)
 
@@ -158,12 +158,12 @@ def current() -> Share | None:
 
 
 def entered(share: Share | None) -> contextlib.AbstractContextManager[None]:
-    """While entered, `current` returns this."""
+    """A context in which `current` returns this."""
     return known(share=share)
 
 
 def weigh(x: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as it is, whose gradient counts by this replica's share.
+    """Returns a tensor unchanged, with a gradient weighted by this replica's share.
 
     Where replicas exchange activations, a gradient that goes to another replica has to be weighted on its way.
     """
@@ -171,7 +171,7 @@ def weigh(x: tf.Tensor) -> tf.Tensor:
 
 
 def unweigh(x: tf.Tensor) -> tf.Tensor:
-    """Takes back what `weigh` does, where gradients come from others: they will be weighted when they are exchanged."""
+    """Undoes `weigh` where gradients come from others, because they will be weighted when they are exchanged."""
     return _scaled(x, lambda gradient, weight: gradient / weight)
 
 
@@ -200,13 +200,13 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 
 
 def adapt_means() -> None:
-    """Makes losses, their gradients and means those of the whole batch; called again, it does nothing."""
+    """Makes losses, their gradients and means those of the whole batch. Later calls do nothing."""
     wrap(_loss, "reduce_weighted_values", _reduced)
     wrap(tf.nn, "compute_average_loss", _average)
 
 
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """Takes a scalar, which is a mean over this replica's share, for as much as that share counts."""
+    """Weights a scalar that is a mean over this replica's share by that share."""
     share = current()
     if share is not None and sample_weight is None and not keras.ops.shape(values):
         sample_weight = counted(share)
@@ -214,7 +214,7 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
 
 
 def counted(share: Share) -> tf.Tensor:
-    """Returns what a batch's mean counts for on a replica, where a batch counts for as many as there are replicas."""
+    """Returns a replica's weight for a batch's mean, in a sum where a full batch counts as the number of replicas."""
     return share.weight * collectives.replica_id_and_count()[1]
 
 
@@ -236,18 +236,18 @@ def _reduced(
     reduction: str | None = "sum_over_batch_size",
     dtype: Any = None,
 ) -> Any:
-    """Reduces as Keras does, and multiplies by what this replica's part of the divisor is too much or too little."""
+    """Reduces as Keras does, and corrects the divisor from this replica's to its part of the whole one."""
     value = original(values, sample_weight, mask, reduction, dtype)
     share, count = current(), collectives.replica_id_and_count()[1]
     if collectives.alone() and reduction == "sum" and share is not None and keras.ops.ndim(values):
-        return value * replicas()  # The whole batch's, as far as this replica can tell.
+        return value * replicas()  # The whole batch's divisor, as far as this replica knows.
     undivided = collectives.alone() or (share is None and count == 1)
-    undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # Reduced by the loss itself.
+    undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # The loss reduces itself.
     if undivided or reduction in (None, "none") or value.shape.rank != 0:
         return value
     own = _divisor(sample_weight, mask, reduction, value.dtype)
     if reduction == "sum":
-        # A sum over replicas, where they are averaged.
+        # A sum over replicas, whose losses are averaged.
         return value if share is None else tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
     if own is None:
         return value
@@ -262,7 +262,7 @@ def _given(*weights: Any) -> bool:
 
 
 def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Tensor | None:
-    """Returns what Keras divides this replica's sum by; None where it is the number of elements."""
+    """Returns the divisor of this replica's sum in Keras; None if it is the number of elements."""
     if reduction == "mean_with_sample_weight" and _given(sample_weight, mask):
         weights = None if sample_weight is None else tf.cast(sample_weight, dtype)
         own = tf.reduce_sum(_loss.apply_mask(weights, mask, dtype=dtype, reduction=reduction))

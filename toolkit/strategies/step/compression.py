@@ -1,4 +1,4 @@
-"""What an optimizer keeps for gradients that are compressed, beside its slots; see `exchange/powersgd.py`.
+"""State that an optimizer keeps for compressed gradients, beside its slots; see `exchange/powersgd.py`.
 
 Keras has no public hook for it: `Optimizer.build` is wrapped, as there an optimizer learns what it trains.
 """
@@ -26,12 +26,12 @@ _WAITS = "_toolkit_sends_all_yet"
 
 
 def attach_to(optimizer: Any) -> None:
-    """Has an optimizer of several replicas keep what compression needs."""
+    """Makes an optimizer of several replicas keep the state of compression."""
     attach(optimizer, "build", _build)
 
 
 def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:
-    """Returns what is kept for each variable; None for those whose gradients are sent as they are."""
+    """Returns each variable's state; None for variables whose gradients are sent exactly."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
     if not optimizer.built and options_of(optimizer._distribution_strategy).gradients.compression != "none":
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -41,7 +41,7 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
 
 
 def kept_by(optimizer: Any) -> list[Any]:
-    """Returns the variables that are kept, in the order of those that an optimizer trains."""
+    """Returns the state's variables, in the order of the optimizer's trainable variables."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
 
@@ -60,11 +60,11 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
         for number, variable in enumerate(variables)
         if _is_compressed(variable, exchange.rank)
     }
-    object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for variables of the optimizer's.
+    object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for the optimizer's own variables.
 
 
 def _check(optimizer: Any, rank: int) -> None:
-    """Makes sure that compression makes sense.
+    """Checks that compression makes sense.
 
     Raises:
         StrategyError: It doesn't for this optimizer.
@@ -78,7 +78,7 @@ def _check(optimizer: Any, rank: int) -> None:
 
 
 def check_smaller(model: keras.Model) -> None:
-    """Makes sure that compression makes a gradient smaller.
+    """Checks that compression makes a gradient smaller.
 
     Raises:
         StrategyError: It makes none.
@@ -96,14 +96,14 @@ def check_smaller(model: keras.Model) -> None:
 
 def _is_compressed(variable: Any, rank: int) -> bool:
     plain = not isinstance(variable, ReplicaShardedVariable) and not getattr(variable, "overwrite_with_gradient", False)
-    plain = plain and variable.name != "embeddings"  # Of a table's gradient the rows are sent that were looked up.
+    plain = plain and variable.name != "embeddings"  # Of a table's gradient, only the looked up rows are sent.
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
 
 
 def _make(variable: Any, rank: int, number: int) -> Memory:
     n, m = matrix_shape(variable.shape)
     name = variable.path.replace("/", "_")
-    # Rows of all replicas, of which each has its own: a checkpoint has all of them.
+    # Rows of all replicas, each of which has its own. A checkpoint has all of them.
     unsent = ReplicaShardedVariable(
         keras.initializers.Zeros(),
         [replicas() * n, m],
@@ -124,6 +124,6 @@ def _make(variable: Any, rank: int, number: int) -> Memory:
 
 
 def send_all(model: keras.Model, value: bool) -> None:
-    """Has a model's optimizers send whole gradients for now, or compress them, in what is traced from now on."""
+    """Makes a model's optimizers send whole gradients, or compress them, in what is traced from now on."""
     for optimizer in optimizers_of(model):
         object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), _WAITS, value)

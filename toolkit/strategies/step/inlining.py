@@ -1,4 +1,4 @@
-"""A `tf.function` that a step calls, as a part of the step.
+"""Inlines a `tf.function` that a step calls.
 
 TensorFlow traces it as a separate function, and calls that again in whatever is traced later. But TensorFlow lets
 replicas exchange nothing in a function within a step; and beside parameter servers variables are tensors of the step,
@@ -22,12 +22,12 @@ __all__ = ["adapt_functions", "inlining"]
 
 
 def adapt_functions() -> None:
-    """Has functions that a step calls be parts of it; called again, it does nothing."""
+    """Makes functions that a step calls part of it. Later calls do nothing."""
     wrap(polymorphic_function.Function, "__call__", _call)
 
 
 def inlining() -> contextlib.AbstractContextManager[None]:
-    """While entered, a step is traced or run, and functions that it calls are parts of it."""
+    """A context in which a step is traced or run, with the functions that it calls inlined."""
     return known(inlines=True)
 
 
@@ -37,5 +37,5 @@ def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     python, status = function.python_function, ag_ctx.Status.DISABLED
     if function._autograph:
         python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
-    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow has it while it traces the function.
+    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
         return python(*args, **kwargs)

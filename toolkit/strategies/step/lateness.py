@@ -1,4 +1,4 @@
-"""How long this process waits in each step for the slowest one, by the time before and after a step's first exchange.
+"""Measures how long this process waits in each step for the slowest one: the time around a step's first exchange.
 
 That exchange is of the replicas' numbers of examples, which are known as soon as a replica has its input: who comes
 to it last keeps the others waiting, by its input or by what it does between steps, such as in callbacks. Two readings
@@ -16,11 +16,11 @@ from toolkit.strategies.processes.agreement import process_index, processes
 
 __all__ = ["timed", "waited"]
 
-_handle: Any = None  # Of seconds that were waited, for the whole process.
+_handle: Any = None  # The sum of waited seconds, for the whole process.
 
 
 def timed(exchange: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Returns what a step's first exchange makes of a tensor; where there are several processes, its time is counted.
+    """Returns a step's first exchange of a tensor; with several processes, it measures the exchange's time.
 
     Args:
         exchange: A collective.
@@ -56,7 +56,7 @@ def _first_here(strategy: Any) -> int:
 def _counter() -> Any:
     global _handle
     if _handle is None:
-        # Not by tf.Variable, which a strategy would make one for all replicas.
+        # Not with tf.Variable, of which a strategy would create one for all replicas.
         with tf.init_scope(), tf.device("CPU:0"):
             _handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="toolkit_waited")
             tf.raw_ops.AssignVariableOp(resource=_handle, value=tf.zeros([], tf.float64))

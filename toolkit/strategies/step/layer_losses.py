@@ -1,4 +1,4 @@
-"""What layers add to the loss, kept by replica: the replicas of a process are threads, which take turns.
+"""The losses that layers add, by replica: the replicas of a process are threads that take turns.
 
 Keras keeps it in a list of each layer's. In layers of a model of several replicas that list is one in which every
 replica sees what it has put there itself.
@@ -18,7 +18,7 @@ _LOSSES = "_losses"
 
 
 class _ByReplica(UserList):
-    """A list for each replica; where there is none, the first one's."""
+    """A list for each replica; if there is none, the first one's."""
 
     def __init__(self, shared: Any) -> None:
         self._kept = {0: list(shared)}
@@ -36,15 +36,15 @@ class _ByReplica(UserList):
 
 
 def attach_to(model: Any) -> None:
-    """Has the layers of a model, with those in it, keep their losses by replica where one of them calls it."""
+    """Makes a model's layers keep their losses by replica when one of them calls it."""
     attach(model, "_clear_losses", _clear)
 
 
 def _clear(original: Callable, model: Any) -> None:
-    """Keras calls it where a call of the model begins."""
+    """Keras calls it when a call of the model begins."""
     if replicas() > 1:
         for layer in model._flatten_layers():
-            kept = vars(layer)  # Passes by what Keras does when an attribute is set.
+            kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
             if not isinstance(kept[_LOSSES], _ByReplica):
                 kept[_LOSSES] = _ByReplica(kept[_LOSSES])
     original(model)

@@ -1,4 +1,4 @@
-"""What replicas that train by themselves keep for it, beside their weights; see `exchange/local_steps.py`."""
+"""State that replicas with local steps keep beside their weights; see `exchange/local_steps.py`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _VELOCITIES = "_toolkit_velocities"
 
 
 def kept_by(model: keras.Model) -> list[Any]:
-    """Returns what a checkpoint must have of all replicas: what each has of optimizers' variables, and velocities.
+    """Returns the variables of which a checkpoint needs all replicas' values: optimizers' variables, and velocities.
 
     Nothing where they don't train by themselves.
     """
@@ -27,12 +27,12 @@ def kept_by(model: keras.Model) -> list[Any]:
 
 
 def velocities_of(model: keras.Model) -> list[Any]:
-    """Returns what the outer step keeps, for each variable that a model trains; [] without momentum."""
+    """Returns the outer step's momentum for each trainable variable of a model; [] without momentum."""
     strategy = model.distribute_strategy
     local = options_of(strategy).local
     if local is None or not local.outer_momentum:
         return []
-    # By variable: which ones a model trains may change. Keras would take an attribute for variables of the model's.
+    # By variable, because trainable variables may change. Keras would take an attribute for the model's own variables.
     kept = model.__dict__.setdefault(_VELOCITIES, {})
     with strategy.scope():
         for variable in model.trainable_variables:

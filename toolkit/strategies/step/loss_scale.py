@@ -1,4 +1,4 @@
-"""A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all decide alike.
+"""A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all replicas decide alike.
 
 Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients aren't
 finite. `optimizer` has exchanged them when it looks.
@@ -20,14 +20,14 @@ __all__ = ["attach_to", "counting_alone"]
 
 
 def attach_to(optimizer: Any) -> None:
-    """Gives a LossScaleOptimizer of several replicas what is called of its own methods."""
+    """Gives a LossScaleOptimizer of several replicas our own methods."""
     attach(optimizer, "scale_loss", _scale_loss)
     attach(optimizer, "_tf_apply", _apply_where_finite)
     attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
 
 
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Weights a loss before its gradients are computed in 16 bits: an example's are as large as on one device."""
+    """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
     share = batch_share.current()
     if share is None:
         return original(optimizer, loss)
@@ -38,9 +38,9 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
-    """Keras has all replicas do what the first one's gradients allow: those that train by themselves look at theirs."""
+    """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
     if not collectives.alone():
-        with known(summed=False):  # They meet here, so that they can meet again in the branch.
+        with known(summed=False):  # They exchange here, so that they can exchange again in the branch.
             original(optimizer, grads, trainable_variables)
         return
     with counting_alone(optimizer):
@@ -48,7 +48,7 @@ def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainabl
 
 
 def _apply_finite(original: Callable, *args: Any) -> None:
-    """What a LossScaleOptimizer does where gradients are finite, in its own thread for each replica."""
+    """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
     if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
         original(*args)
         return
@@ -58,7 +58,7 @@ def _apply_finite(original: Callable, *args: Any) -> None:
 
 @contextlib.contextmanager
 def counting_alone(optimizer: Any) -> Iterator[None]:
-    """While entered, this replica's copies of an optimizer's counts are set, where TensorFlow has all replicas meet."""
+    """A context in which this replica's copies of counts are set without synchronising all replicas."""
     counts = [variable for variable in optimizer.variables if not len(variable.shape)]
 
     def assign(count: Any, value: Any) -> Any:

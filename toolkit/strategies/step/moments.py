@@ -1,4 +1,4 @@
-"""Means and variances of a synchronised normalisation, in one exchange forward and one backward.
+"""Means and variances of a synchronised normalisation, with one exchange forward and one backward.
 
 Keras sums three tensors over the replicas one after the other, and their gradients too: sums, sums of squares, and how
 many there are. Between processes, where each exchange costs a millisecond or more, they travel together here, with the
@@ -21,7 +21,7 @@ __all__ = ["attach_to"]
 
 
 def attach_to(model: Any, context: tf.distribute.ReplicaContext) -> None:
-    """Has what layers add over replicas in a step of `fit` have its gradient weighted, and travel together."""
+    """Weights the gradients of sums over replicas in layers in a step of `fit`, and packs them together."""
     attach(context, "all_reduce", _all_reduce)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
@@ -33,7 +33,7 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
     if mask is not None or not context or not collectives.begins_by_itself(context.strategy):
         return original(layer, x, mask)
     given, axes = x.dtype, layer._reduction_axes
-    if given.size == 2:  # As Keras does: squares overflow it.
+    if given.size == 2:  # As Keras does, because squares overflow it.
         x = tf.cast(x, tf.float32)
     sums = tf.reduce_sum(x, axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
@@ -50,7 +50,7 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
 
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-    """Weights the gradients of what layers add over replicas, such as the moments of a synchronised normalisation."""
+    """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
     if collectives.alone():
         return value
     if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
@@ -62,5 +62,5 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
 
 @tf.custom_gradient
 def _summed(value: tf.Tensor) -> tuple:
-    """Returns the sum over processes, which takes two thirds of the time of TensorFlow's where there is little."""
+    """Returns the sum over processes; for small tensors it takes two thirds of the time of TensorFlow's."""
     return collectives.all_reduce(value), collectives.all_reduce

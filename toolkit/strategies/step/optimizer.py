@@ -1,4 +1,4 @@
-"""Gradients, summed over replicas before Keras's optimizer sees them: the one place where they meet.
+"""Sums gradients over replicas before Keras's optimizer sees them: the only place where they are exchanged.
 
     local gradient g_r  ->  * w_r, this replica's share of the examples  ->  all-reduce: sum over r of w_r * g_r
 
@@ -53,7 +53,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def adapt_optimizers() -> None:
-    """Makes Keras's optimizers exchange gradients in this way on several replicas; called again, it does nothing.
+    """Makes Keras's optimizers exchange gradients in this way on several replicas. Later calls do nothing.
 
     `apply` and `build` are wrapped, and no methods of objects as the others are: an optimizer that is on no model, as
     in one's own loop, would else be a replica's own, and silently.
@@ -64,17 +64,17 @@ def adapt_optimizers() -> None:
 
 
 def update_alone(strategy: tf.distribute.Strategy) -> None:
-    """Has each replica of a strategy update its own copies where gradients are summed; called again, does nothing."""
+    """Makes each replica of a strategy that sums gradients update its own copies. Later calls do nothing."""
     attach(strategy.extended, "_use_merge_call", _meets)
 
 
 def _meets(original: Callable, extended: Any) -> bool:
-    """Says whether TensorFlow is to bring all replicas together for what changes a variable."""
+    """Returns whether TensorFlow synchronises all replicas when a variable changes."""
     return not here.summed and bool(original(extended))
 
 
 def attach_to(optimizer: Any) -> None:
-    """Gives an optimizer of several replicas what is called of its own methods; others are left alone.
+    """Gives an optimizer of several replicas our own methods; leaves others alone.
 
     It comes before the optimizer is built, so that what it keeps is kept as replicas need it.
     """
@@ -96,14 +96,14 @@ def attach_to(optimizer: Any) -> None:
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    """Has what an optimizer keeps be kept as replicas need it, such as slots of sharded variables in shards."""
+    """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     before = vars(optimizer).get("build")
     attach_to(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
         sharded_optimizer.attach_to(optimizer)
     if vars(optimizer).get("build") is before:
         original(optimizer, variables)
-    else:  # It has another one now, which ends here.
+    else:  # The model has another one now, so this one is finished.
         optimizer.build(variables)
 
 
@@ -115,7 +115,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     attach_to(optimizer)
-    if here.recorded is None and _between_replicas(optimizer):  # Else in a step without values.
+    if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
     if collectives.alone():
@@ -131,14 +131,14 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     refuse_outside(optimizer, variables)
     with contextlib.ExitStack() as stack:
-        if len(grads) == len(variables):  # Else Keras says what is wrong.
+        if len(grads) == len(variables):  # Otherwise Keras says what is wrong.
             grads = _of_all(optimizer, grads, variables, stack)
         stack.enter_context(known(summed=True))
         original(optimizer, grads, trainable_variables)
 
 
 def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:
-    """Returns the gradients of all replicas, and has the optimizer use them in `stack`."""
+    """Returns the gradients of all replicas, and makes the optimizer use them in `stack`."""
     share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
@@ -171,7 +171,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
 
 
 class _Route(enum.Enum):
-    """How a gradient comes to be that of all replicas."""
+    """How a gradient becomes that of all replicas."""
 
     GROUPS = "a shard's, over the groups that have that shard"
     LATER = "with those of other steps"
@@ -182,11 +182,11 @@ class _Route(enum.Enum):
 def _sorted(
     grads: Sequence, variables: Sequence, *, alike: frozenset, later: frozenset, in_parts: frozenset
 ) -> dict[_Route, list[int]]:
-    """Returns the numbers of gradients by route: the last layers' first, which are sent while others are computed."""
+    """Returns the numbers of gradients by route. The last layers' come first and are sent while others are computed."""
     routes: dict[_Route, list[int]] = {route: [] for route in _Route}
     for number in reversed(range(len(grads))):
         gradient, variable = grads[number], variables[number]
-        no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # As a scale of float8.
+        no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # A float8 scale.
         if number in alike or no_gradient:
             continue
         if isinstance(variable, ReplicaShardedVariable):
@@ -211,7 +211,7 @@ def reduced(
     memories: Sequence = (),
     scale: tf.Tensor | float = 1.0,
 ) -> list:
-    """Returns gradients of all replicas together: one route for each, and one exchange for each route.
+    """Returns gradients of all replicas: one route for each gradient, and one exchange for each route.
 
     Args:
         grads: A tensor, `tf.IndexedSlices` or None for each variable.
@@ -265,12 +265,12 @@ def reduced(
 
 
 def _between_replicas(optimizer: Any) -> bool:
-    """Whether an optimizer of several replicas is used in none of them, as by a loop that is in the scope only."""
+    """Whether an optimizer of several replicas is used outside of replicas, for example in a loop in the scope."""
     return mesh.replicas(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
 
 
 def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any) -> None:
-    """Has each replica bring its part of gradients that are whole already."""
+    """Makes each replica contribute its part of gradients that are already whole."""
     strategy = optimizer._distribution_strategy
     count = mesh.replicas(strategy)
     if not optimizer.built and trainable_variables is not None:

@@ -1,4 +1,4 @@
-"""What a model's steps do from some step on: gradients compressed, or no exchange at all.
+"""What changes in a model's steps from some step on: compressed gradients, or no exchange at all.
 
 Which it is is decided when a step is traced: all replicas change at the same one.
 """
@@ -25,7 +25,7 @@ _ATTRIBUTE = "_toolkit_by_itself"
 
 
 def local_function(model: keras.Model) -> LocalFunction:
-    """Returns what takes the place of a model's function of a step where replicas train by themselves."""
+    """Returns the replacement of a model's step function if replicas train locally."""
     local, optimizers = options_of(model.distribute_strategy).local, optimizers_of(model)
     assert local is not None
     sharded = [variable.path for variable in model.variables if isinstance(variable, ReplicaShardedVariable)]
@@ -48,12 +48,12 @@ def local_function(model: keras.Model) -> LocalFunction:
 
 
 def trains_by_itself(model: keras.Model) -> bool:
-    """Says whether a step that is traced now is one that each replica makes by itself."""
+    """Returns whether the step being traced is a local one."""
     return bool(model.__dict__.get(_ATTRIBUTE))
 
 
 def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
-    """Makes a model's function of a step, or first one of before the step from which on it is to be another.
+    """Creates a model's step function, or first the one that is used before the step at which it changes.
 
     Args:
         model: Built and compiled.
@@ -75,7 +75,7 @@ def put_before(model: keras.Model, make: Callable[[], Any]) -> Any:
 
 
 def _begin(model: keras.Model, begins: bool) -> None:
-    """Has what is traced from now on be of after the step, or of before it."""
+    """Makes what is traced from now on belong to the time after that step, or before it."""
     if options_of(model.distribute_strategy).local is not None:
         model.__dict__[_ATTRIBUTE] = begins
         local_steps.begin(model)
@@ -84,17 +84,17 @@ def _begin(model: keras.Model, begins: bool) -> None:
 
 
 def _made(model: keras.Model) -> int:
-    """Returns how many steps a model has made; it waits for those that are under way."""
+    """Returns how many steps a model has made; waits for steps under way."""
     return int(_busiest(optimizers_of(model)).iterations)
 
 
 def _busiest(optimizers: Sequence[Any]) -> Any:
-    """Returns the one with most steps: `compile` may have been given one that a train_step doesn't use."""
+    """Returns the optimizer with most steps: a train_step may not use the one of `compile`."""
     return max(optimizers, key=lambda optimizer: int(optimizer.iterations))
 
 
 class _FromStep:
-    """Takes the place of a `Model.train_function`, and has it made again after so many steps."""
+    """Replaces a `Model.train_function`, and has it created again after this many steps."""
 
     def __init__(self, model: keras.Model, make: Callable[[], Any], start: int) -> None:
         self._model, self._start, self._function = model, start, model.train_function
@@ -102,7 +102,7 @@ class _FromStep:
         self._make: Callable[[], Any] | None = make
 
     def __call__(self, iterator: Any) -> Any:
-        if self._left <= 0 and self._make is not None:  # Or later, where calls made fewer steps than they may.
+        if self._left <= 0 and self._make is not None:  # Or later, if calls made fewer steps than allowed.
             self._left = self._start - _made(self._model)
         if self._left <= 0 and self._make is not None:
             _begin(self._model, True)

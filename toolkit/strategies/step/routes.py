@@ -1,4 +1,4 @@
-"""Which gradients an optimizer is given that are still to be exchanged, where a tape has exchanged some.
+"""Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.
 
 In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
 what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
@@ -26,7 +26,7 @@ __all__ = ["Routes", "check_branch", "check_rate", "routes_of"]
 
 @dataclasses.dataclass(frozen=True)
 class Routes:
-    """The numbers of gradients, by what is to be done with them; all others are summed.
+    """The numbers of gradients, by what must be done with them; all others are summed.
 
     Attributes:
         known: Those that all replicas have alike.
@@ -40,7 +40,7 @@ class Routes:
 
 
 def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
-    """Returns what is to be done with gradients that an optimizer is given.
+    """Returns what must be done with an optimizer's gradients.
 
     Args:
         found: What tapes have exchanged.
@@ -70,7 +70,7 @@ def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: f
 
 
 def _by_replica(tensors: Sequence) -> bool:
-    """Whether some tensors of a step of `fit` aren't seen to be the same on every replica."""
+    """Whether some tensors of a step of `fit` may differ between replicas."""
     share = batch_share.current()
     known = share.known if share is not None else known_here()
     return (
@@ -79,7 +79,7 @@ def _by_replica(tensors: Sequence) -> bool:
 
 
 def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
-    """Refuses such as a norm over gradients of which each replica has a part."""
+    """Refuses, for example, a norm over gradients of which each replica has a part."""
     for number, part in parts.items():
         mine = (collectives.own_id(), id(variables[number]))
         others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
@@ -92,7 +92,7 @@ def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> 
 
 
 def check_rate(optimizer: Any) -> None:
-    """Refuses a learning rate that the step has set from what this replica alone knows: others would set another."""
+    """Refuses a learning rate computed from this replica's values, because others would set another."""
     rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
     if _by_replica(rates):
         raise StrategyError(
@@ -103,7 +103,7 @@ def check_rate(optimizer: Any) -> None:
 
 
 def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes, in_parts: frozenset) -> None:
-    """Refuses in a branch or a loop what replicas would have to meet for: they may not all come there."""
+    """Refuses exchanges in a branch or a loop, which other replicas may not reach."""
     unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
     found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
     if _by_replica(decided_by()):

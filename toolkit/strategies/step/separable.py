@@ -1,4 +1,4 @@
-"""Whether what is computed of a batch follows from what is computed of its parts: asked of a loss or a metric, once.
+"""Tests once whether a loss or a metric of a batch follows from those of the batch's parts.
 
 Each replica has a part of a batch. A mean over examples is the weighted mean of the parts' means, and a sum is the sum
 of their sums; a Dice loss, a mean over what a mask leaves, or a running maximum is neither. Which of these a function
@@ -18,18 +18,18 @@ from toolkit.support.scopes import outside
 
 __all__ = ["Kind", "loss_kind", "metric_kind"]
 
-_ROWS, _FIRST = 7, 3  # Examples, and how many of them are the first part.
-_MASKED = [0, 2, 5]  # Examples of which labels are no labels: two of the first part, and one of the second.
+_ROWS, _FIRST = 7, 3  # The number of examples, and how many of them are in the first part.
+_MASKED = [0, 2, 5]  # Examples with invalid labels: two of the first part, and one of the second.
 _MISSING = (0, -1, -100, 255, 999, float("nan"))
-_UNKNOWN = 8  # What stands for a dimension that isn't known.
-_LARGE = 1 << 20  # Elements of examples above which fewer draws are tried.
+_UNKNOWN = 8  # Stands for an unknown dimension.
+_LARGE = 1 << 20  # Above this many elements, fewer draws are tried.
 _WRAPPERS = ("LossFunctionWrapper", "MeanMetricWrapper")  # Of a function, which may be the user's.
-# Keras's own whose value for an example depends on others. (Functions have the same names, in another case.)
+# Keras's losses in which an example's value depends on others. (Functions have the same names in snake case.)
 _COUPLED = ("Circle", "Dice", "Tversky", "PearsonCorrelation", "ConcordanceCorrelation")
 
 
 class Kind(enum.Enum):
-    """How what is computed of a batch follows from its parts'."""
+    """How a value of a batch follows from those of its parts."""
 
     EXAMPLES = "a mean over examples, or a value for each; a metric's state that is a sum over them"
     MEAN = "a metric's state that is a mean of batches' means over their examples"
@@ -38,7 +38,7 @@ class Kind(enum.Enum):
 
 
 def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
-    """Says of what kind a loss is before it is weighted and reduced.
+    """Returns a loss's kind before weighting and reduction.
 
     Args:
         loss: Any.
@@ -48,14 +48,14 @@ def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
     if _is_known(loss.fn) if type(loss).__name__ == "LossFunctionWrapper" else _is_keras_own(loss):
         return Kind.EXAMPLES
 
-    def converted(*given: Any) -> Any:  # As `Loss.__call__` hands them on.
+    def converted(*given: Any) -> Any:  # As `Loss.__call__` passes them.
         return loss.call(*keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, loss.dtype), given))
 
     return outside(lambda: _loss_kind(converted, (y_true, y_pred)))
 
 
 def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
-    """Says of what kind a metric's state is.
+    """Returns the kind of a metric's state.
 
     Args:
         metric: Any; its state stays as it is.
@@ -76,7 +76,7 @@ def _loss_kind(function: Callable, given: Any) -> Kind:
         for draw in _draws(given):
             try:
                 results = [np.asarray(function(*part), np.float64) for part in _parts(draw)]
-            except Exception:  # A user's own code may not know such labels.
+            except Exception:  # A user's own code may not accept such labels.
                 continue
             if np.isfinite(results[0]).all():
                 kinds |= _compared(*results)
@@ -84,7 +84,7 @@ def _loss_kind(function: Callable, given: Any) -> Kind:
 
 
 def _compared(whole: np.ndarray, first: np.ndarray, second: np.ndarray) -> set[Kind]:
-    """Returns the kind, and none where nothing can be told."""
+    """Returns the kind, and none if nothing is known."""
     if whole.ndim:
         whole_shape = (len(first) + len(second), *first.shape[1:]) if first.ndim and second.ndim else None
         alike = whole.shape == whole_shape and len(first) * _ROWS == len(whole) * _FIRST
@@ -111,7 +111,7 @@ def _metric_kind(metric: Any, args: Sequence, kwargs: dict) -> Kind:
         try:
             whole, first, second = (updated(start, part) for part in _parts(draw))
             after_first = updated(first, list(_parts(draw))[2])
-        except Exception:  # As of losses.
+        except Exception:  # As for losses.
             continue
         if not all(np.isfinite(each).all() for each in whole):
             continue
@@ -127,7 +127,7 @@ def _metric_kind(metric: Any, args: Sequence, kwargs: dict) -> Kind:
 
 
 def _is_mean_of_means(metric: Any, args: Sequence, kwargs: dict) -> bool:
-    """Whether a metric is the mean of batches' means over examples, which may count by replicas' shares."""
+    """Whether a metric is a mean of batches' means over examples, which replicas' shares can weight."""
     given = [each for each in (*args, *kwargs.values()) if each is not None]
     if not isinstance(metric, keras.metrics.MeanMetricWrapper) or len(given) > 2:  # With weights.
         return False
@@ -144,7 +144,7 @@ def _close(one: np.ndarray, two: np.ndarray) -> bool:
 
 
 def _is_known(function: Any) -> bool:
-    """Whether it is a function of Keras's that has a value for each example."""
+    """Whether it is a Keras function with a value for each example."""
     name = getattr(function, "__name__", "").replace("_", "")
     coupled = [each.lower() for each in _COUPLED]
     return getattr(function, "__module__", "").startswith("keras.src.") and name not in coupled
@@ -154,7 +154,7 @@ def _is_keras_own(thing: Any) -> bool:
     return type(thing).__module__.startswith("keras.src.") and type(thing).__name__ not in _COUPLED + _WRAPPERS
 
 
-# Examples that are made up.
+# Generated examples.
 
 
 def _parts(draw: Any) -> Iterator[Any]:
@@ -166,7 +166,7 @@ def _parts(draw: Any) -> Iterator[Any]:
 
 
 def _draws(given: Any) -> Iterator[Any]:
-    """Yields structures like the given one, with examples in the place of tensors; the first of them are labels."""
+    """Yields structures like the given one, with examples in place of tensors; the first of them are labels."""
     flat = keras.tree.flatten(given)
     shapes = {
         number: (_ROWS, *(size or _UNKNOWN for size in each.shape[1:]))

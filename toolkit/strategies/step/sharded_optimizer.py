@@ -1,4 +1,4 @@
-"""What an optimizer needs for variables of which each replica holds a shard: norms, wholes, and slots that are shards.
+"""What an optimizer needs for sharded variables: norms, whole values, and slots in shards.
 
 Gradients have been exchanged when it comes to this (see `optimizer`). Keras has no public hook for it: the methods of
 `keras.optimizers.Optimizer` that an optimizer has of its own here stand in `attach_to`.
@@ -23,7 +23,7 @@ __all__ = ["attach_to", "finite_alike"]
 
 
 def attach_to(optimizer: Any) -> None:
-    """Has an optimizer of several replicas keep slots for sharded variables, and train these."""
+    """Makes an optimizer of several replicas keep slots for sharded variables, and train them."""
     attach(optimizer, "add_variable_from_reference", _slot)
     attach(optimizer, "_backend_apply_gradients", _apply_shards)
     attach(optimizer, "_clip_gradients", _clip)
@@ -31,7 +31,7 @@ def attach_to(optimizer: Any) -> None:
 
 
 def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
-    """Gathers shards for an optimizer that has to see a variable whole, and the norms by which others clip.
+    """Gathers shards for an optimizer that needs whole variables, and the norms by which others clip.
 
     Of variables whose slots are sharded over all replicas, it is given this replica's parts, which come together then.
     """
@@ -60,14 +60,14 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
 
 
 def _average(original: Callable, optimizer: Any, *args: Any) -> None:
-    """Has averages be of whole weights."""
+    """Makes averages those of whole weights."""
     if here.parts is not None:
         here.parts.bring_together()
     original(optimizer, *args)
 
 
 def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequence:
-    """Returns the gradients that Keras is going to clip: with accumulation in a branch, where replicas can't meet."""
+    """Returns the gradients that Keras will clip. With accumulation, it clips in a branch, without exchanges."""
     steps = optimizer.gradient_accumulation_steps
     if not steps:
         return grads
@@ -82,7 +82,7 @@ def _squares(grads: Sequence, sharded: Sequence[bool], in_parts: Sequence[bool])
 
 
 def _added(squares: Sequence, chosen: Sequence[bool], among: Among) -> list:
-    """Returns sums, the chosen ones of several replicas: one exchange for all."""
+    """Returns sums, the chosen ones over several replicas, with one exchange for all."""
     if not any(chosen):
         return list(squares)
     totals = collectives.all_reduce(tf.stack(list(itertools.compress(squares, chosen))), among=among)
@@ -96,7 +96,7 @@ def _square(gradient: Any) -> tf.Tensor:
 
 
 def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
-    """Clips by the norms of whole variables where some are sharded, in the ways that Keras does."""
+    """Clips by the norms of whole variables if some are sharded, in Keras's ways."""
     squares = here.squares
     if squares is None:
         return original(optimizer, grads)
@@ -112,14 +112,14 @@ def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
 
 
 class _Whole(StandIn):
-    """A sharded variable as an optimizer sees a variable, where it has to see all of it."""
+    """A sharded variable for an optimizer that needs all of it."""
 
     def __init__(self, variable: ReplicaShardedVariable) -> None:
         self.variable = variable
         self.path, self.name = variable.path, variable.name
         self.dtype = variable.value.dtype
         self.shape = tf.TensorShape(variable.shape)
-        self._unique_id = variable._value._unique_id  # By which Keras finds its slots.
+        self._unique_id = variable._value._unique_id  # By this name Keras finds its slots.
         self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
 
     def read_value(self) -> tf.Tensor:
@@ -131,7 +131,7 @@ class _Whole(StandIn):
 
 
 def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives a sharded variable's slots, such as its momentum, shards where its own are, and others where asked for."""
+    """Shards the slots of a sharded variable, such as its momentum, in the same way, and other slots if asked to."""
     return _make_slot(
         lambda: original(optimizer, reference_variable, *args, **kwargs), optimizer, reference_variable, *args, **kwargs
     )
@@ -145,12 +145,12 @@ def _make_slot(
         return make_part_of_slot(optimizer, reference, name, initializer) if sharded else original()
     if isinstance(optimizer, WHOLE) and name != "average":
         return original()
-    # An average is put in the place of weights, which end in zeros.
+    # An average replaces weights, which are padded with zeros.
     return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")
 
 
 def finite_alike(grads: list, variables: Sequence, in_parts: frozenset) -> list:
-    """Has all replicas find the same answer where the shard of one has overflowed: it shows in a gradient of each."""
+    """Makes all replicas come to the same answer if a shard has overflowed: each one's gradients show it."""
     shards = [
         gradient
         for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))

@@ -1,4 +1,4 @@
-"""Gradients of all replicas, as `tf.GradientTape.gradient` returns them in the user's own step, in `fit`.
+"""Gradients of all replicas, as `tf.GradientTape.gradient` returns them in the user's own step in `fit`.
 
 What a `train_step` does with gradients before `optimizer.apply` it does with those of the whole batch: clips them by a
 norm, adds noise, adds them up, or goes up their slope for a moment. Replica r's are multiplied by its share w_r and
@@ -41,7 +41,7 @@ _TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 
 
 def adapt_tapes() -> None:
-    """Has tapes return gradients of all replicas; called again, it does nothing."""
+    """Makes tapes return gradients of all replicas. Later calls do nothing."""
     wrap(tf.GradientTape, "gradient", _gradient)
 
 
@@ -58,7 +58,7 @@ def _differentiating(share: batch_share.Share, scaled: bool) -> Iterator[None]:
 def _gradient(
     original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
 ) -> Any:
-    """Takes a vector of losses for the sum that it is: its gradients are added, where those of a mean are averaged."""
+    """Treats a vector of losses as its sum: its gradients are added, while those of a mean are averaged."""
     share = batch_share.current()
     if share is None:
         return original(tape, target, sources, output_gradients, **kwargs)
@@ -88,7 +88,7 @@ def _gradient(
 
 
 def _of_a_jacobian() -> bool:
-    """Whether TensorFlow's own file asks for a gradient: a row of a Jacobian, which it has for each of its numbers."""
+    """Whether TensorFlow's own file asks for a gradient, for example for a row of a Jacobian."""
     asking: Any = sys._getframe(1)
     while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
         asking = asking.f_back
@@ -96,7 +96,7 @@ def _of_a_jacobian() -> bool:
 
 
 def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
-    """Returns the sums of all replicas, which have a gradient where another tape records."""
+    """Returns the sums of all replicas; they have a gradient if another tape records."""
     every = frozenset(range(len(gradients))) if scaled else frozenset()
     if not gradients or not record.could_possibly_record():
         return reduced(gradients, variables, weighted=every)
@@ -106,7 +106,7 @@ def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
     @tf.custom_gradient
     def all_of_them(*tensors: tf.Tensor) -> tuple:
         def back(*upstream: tf.Tensor) -> list:
-            # w is to come in once: by what was differentiated here, or at the end, where not by the loss itself.
+            # The weight must count once: for what was differentiated here, or at the end if that isn't the loss.
             totals = reduced(list(upstream), variables, weighted=every if share.in_loss else frozenset())
             weight = {0: 1.0, 1: share.weight, -1: 1 / share.weight}[share.in_loss - scaled]
             return [each * tf.cast(weight, each.dtype) for each in totals]
@@ -118,7 +118,7 @@ def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
 
 
 def _is_of(target: Any, losses: list[tf.Tensor]) -> bool:
-    """Says whether what is differentiated is one of these losses, or was computed from one."""
+    """Returns whether the target is one of these losses, or was computed from one."""
     targets = [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
     if not losses or any(each is loss for each in targets for loss in losses):
         return bool(losses)
@@ -135,7 +135,7 @@ def _is_variable(each: Any) -> bool:
 def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
     """Returns the sums of all replicas' gradients in the user's own loop; see `strategies.batch_gradients`."""
     grads, count = list(gradients), collectives.replica_id_and_count()[1]
-    if count == 1 or batch_share.current() is not None:  # In `fit` a tape has exchanged them.
+    if count == 1 or batch_share.current() is not None:  # In `fit`, a tape has exchanged them.
         return grads
     if tf.executing_eagerly():
         raise StrategyError(

@@ -1,4 +1,4 @@
-"""A `train_step` or `test_step` on several replicas: it knows its replica's share, and its logs are the whole batch's.
+"""A `train_step` or `test_step` on several replicas: it has its replica's share, and its logs are the whole batch's.
 
 In a step each replica sees its own metrics and its own share of the batch only, and Keras takes the mean of what the
 replicas return. Here, whatever of it is the result of a metric is computed again from the sums of all replicas, which
@@ -36,20 +36,26 @@ from toolkit.support.wrapping import wrap
 __all__ = ["ReducesForKeras", "adapt_seeds", "make_function", "results_noted"]
 
 _LOG = logging.getLogger(__name__)
-_TEST_STEP = keras.Model.test_step  # Keras's, which makes no means in a branch.
+_TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
-_MOST_IN_FLOAT64 = 4096  # Elements of all metrics; above, as those of a confusion matrix, bytes count.
+_MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
 _VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
-_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
 
 
 def adapt_seeds() -> None:
-    """Has steps draw by replica, also by a generator that is on no model; called again, it does nothing."""
+    """Makes steps draw random numbers by replica, also from a generator outside of the model.
+
+    Later calls do nothing.
+    """
     wrap(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has Keras make its function of a step that knows its share: Keras takes the model's method when it makes it."""
+    """Makes Keras create a step function that has its share.
+
+    Keras reads the model's method when it creates the function.
+    """
     if replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
@@ -102,7 +108,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
 
 
 def _global_seeds(model: keras.Model) -> Any:
-    """Returns what `keras.random` draws by where it is given no seed: of each thread, and replicas are threads.
+    """Returns `keras.random`'s generator for calls without a seed: one for each thread, and replicas are threads.
 
     One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
     """
@@ -111,7 +117,7 @@ def _global_seeds(model: keras.Model) -> Any:
         with strategy.scope():
             found = seed_generator.global_seed_generator()
             held = found.state.value
-            if getattr(held, "distribute_strategy", strategy) is not strategy:  # An earlier one's.
+            if getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
                 drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
                 global_state.set_global_attribute(_SEEDS, None)
                 found = seed_generator.global_seed_generator()
@@ -122,7 +128,7 @@ def _global_seeds(model: keras.Model) -> Any:
 
 
 def uses_gradients(model: keras.Model, step: Callable) -> bool:
-    """Whether a script may do something with gradients before they are applied, for which they must be the batch's.
+    """Whether a script may use gradients before they are applied, so that they must be the batch's.
 
     Keras's own step hands them to Keras's optimizer as they are, which may need parts of them only, or adds them up.
     """
@@ -134,14 +140,14 @@ def uses_gradients(model: keras.Model, step: Callable) -> bool:
 
 
 def _known_to_all(logs: Any) -> Any:
-    """Returns logs which are taken for those of all replicas: what Keras shows of a step that each makes by itself."""
+    """Marks logs as those of all replicas: what Keras shows of a step that each replica makes alone."""
     tensors = keras.tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, logs)
     _known.update({id(leaf): leaf for leaf in keras.tree.flatten(tensors) if tf.is_tensor(leaf)})
     return tensors
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives each replica its own draws: its copy of a generator's state is the others', and so would noise be."""
+    """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
     replica = collectives.own_id()
     if not tf.is_tensor(seed):
@@ -158,7 +164,7 @@ def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) ->
 
 
 class _Result(NamedTuple):
-    """A tensor that a metric's `result` returned, and its place among those."""
+    """A tensor that a metric's `result` returned, and its position in the result."""
 
     tensor: Any
     metric: keras.Metric
@@ -167,14 +173,14 @@ class _Result(NamedTuple):
 
 @contextlib.contextmanager
 def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
-    """While entered by a replica, notes which tensors are results of a model's metrics, by the tensors' ids.
+    """A context in which a replica records which tensors are results of a model's metrics, by the tensors' ids.
 
     A train_step may return them under its own names, and beside others.
     """
     noted: dict[int, _Result] = {}
     metrics = [metric for metric in model.metrics if isinstance(metric, keras.Metric)]
     for metric in metrics:
-        kept = vars(metric)  # Passes by what Keras does when an attribute is set.
+        kept = vars(metric)  # Avoids Keras's actions when an attribute is set.
         kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
         kept.setdefault("result", functools.partial(_noting, metric))
     try:
@@ -244,18 +250,18 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
 
 
 class ReducesForKeras:
-    """Goes before TensorFlow's class of a strategy."""
+    """A mixin in front of TensorFlow's strategies."""
 
     made_by_toolkit = True
     experimental_local_results: Any
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are; in a step of `fit` one, whose numbers are one device's."""
+        """The number of replicas; in a step of `fit` it is one, for one device's numbers."""
         return super().num_replicas_in_sync if current() is None else 1  # type: ignore[misc]
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces what TensorFlow does, and scalars along an axis.
+        """Reduces what TensorFlow reduces, and scalars along an axis.
 
         Of a step's logs Keras asks the mean along axis 0 of scalars (keras-team/keras#20585). Nothing else may be
         touched: metrics' variables are reduced through this method too.
@@ -271,5 +277,5 @@ class ReducesForKeras:
 
 
 def _are_of_all_replicas(values: Any) -> bool:
-    """Says whether `_of_all_replicas` has returned these tensors: each replica has the same."""
+    """Returns whether `_of_all_replicas` has returned these tensors: each replica has the same."""
     return all(_known.get(id(value)) is value for value in values)

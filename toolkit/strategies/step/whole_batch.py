@@ -1,4 +1,4 @@
-"""Losses and metrics that don't follow from those of a batch's parts, computed of the whole batch on every replica.
+"""Computes losses and metrics that don't follow from a batch's parts, on the whole batch on every replica.
 
 A compiled loss that isn't a mean over examples is asked once which kind it is (see `separable`). A sum is summed. Any
 other is computed of all replicas' labels and predictions, which travel in each step; a replica's gradients are those by
@@ -29,7 +29,7 @@ _KINDS = "_toolkit_kinds"
 
 
 def watch(model: Any) -> None:
-    """Has a model's compiled losses and metrics be those of the whole batch; called again, it looks for new ones."""
+    """Makes a model's compiled losses and metrics those of the whole batch. Later calls look for new ones."""
     compiled = getattr(model, "_compile_loss", None)
     if compiled is not None:
         attach(compiled, "build", _build)
@@ -37,7 +37,7 @@ def watch(model: Any) -> None:
             _replace(compiled)
     attach(model, "get_metrics_result", _results)
     for metric in model.metrics:
-        # What a model was compiled with is one metric, which has them all.
+        # Keras wraps all compiled metrics into one.
         for each in metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]:
             if isinstance(each, keras.Metric):
                 attach(each, "update_state", _update)
@@ -47,19 +47,19 @@ def watch(model: Any) -> None:
 
 
 def _with_parts(metric: keras.Metric) -> Iterator[keras.Metric]:
-    """Yields a metric and those that it has as attributes, and theirs."""
+    """Yields a metric, the metrics among its attributes, and theirs."""
     yield metric
     for part in metric._metrics:
         yield from _with_parts(part)
 
 
 def is_whole(metric: Any) -> bool:
-    """Says whether each replica has the whole state of a metric."""
+    """Returns whether each replica has the whole state of a metric."""
     return any(kind in (Kind.SUM, Kind.WHOLE) for kind in vars(metric).get(_KINDS, {}).values())
 
 
 def _results(original: Callable, model: Any) -> Any:
-    """Has no metric's result be what holds its variable.
+    """Prevents a metric's result from being what holds its variable.
 
     Of replicas that is nothing which Python can take for a number. Keras's variable is, and changes as it does on one
     device.
@@ -98,13 +98,13 @@ class WholeShare(Share):
     rows_of_all = total
 
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:
-        """Notes a metric whose state isn't a sum, not even over batches."""
+        """Records a metric whose state isn't a sum, not even over batches."""
         if self._note is not None and not over_batches:
             self._note(metric)
 
 
 class _BatchLoss(keras.losses.Loss):
-    """Takes a loss's place in a compiled model.
+    """Replaces a loss in a compiled model.
 
     Args:
         loss: The loss.
@@ -137,7 +137,7 @@ class _BatchLoss(keras.losses.Loss):
             return self.loss(y_true, y_pred, sample_weight)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """As the loss."""
+        """As for the loss."""
         return self.loss.call(y_true, y_pred)
 
 
@@ -151,7 +151,7 @@ def _say(name: str) -> None:
 
 
 def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
-    """Updates a metric by the whole batch where its state isn't a sum over examples."""
+    """Updates a metric with the whole batch if its state isn't a sum over examples."""
     share, update = current(), functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
     if share is None or collectives.alone() or not any(ranks):
@@ -175,7 +175,7 @@ def _of_all(share: Share, given: Any) -> Any:
 
 
 def _once(kinds: dict[str, Kind], given: Any, make: Callable[[], Kind]) -> Kind:
-    """Returns what was found of such shapes and dtypes before; the number of examples doesn't count."""
+    """Returns an earlier result for such shapes and dtypes; the number of examples doesn't count."""
     leaves = [each for each in keras.tree.flatten(given) if tf.is_tensor(each)]
     key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in leaves])
     if key not in kinds:

@@ -1,4 +1,4 @@
-"""Variables: come here for what replicas hold in shards, and for what all of them hold alike.
+"""Variables of which replicas hold shards, and variables that all replicas hold alike.
 
 model_optimizers  the optimizers of a model, and what each trains
 stand_in      what takes a variable's place in an update, or in a step

@@ -1,4 +1,4 @@
-"""Weights and statistics that all replicas are to have alike: compared before training, averaged at an epoch's end."""
+"""Weights and statistics that all replicas must have alike: compared before training, averaged at an epoch's end."""
 
 import zlib
 from typing import Any
@@ -21,12 +21,12 @@ _ROW = 1024
 
 
 def checksum(array: np.ndarray) -> int:
-    """Returns a number that differs where an array's bits do."""
+    """Returns a number that differs if an array's bits differ."""
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
 def check_equal_weights(model: keras.Model) -> None:
-    """Compares weights, optimizer and the epoch to begin with, bit for bit. It is a collective.
+    """Compares weights, optimizers and the first epoch's number bit for bit. All must call it.
 
     Training would go on without a word where they differ. Of a sharded variable each worker holds
     its own shards, which are compared with those of other groups, where there are any.
@@ -36,14 +36,14 @@ def check_equal_weights(model: keras.Model) -> None:
     """
     variables: list[Any] = []
     sharded: list[Any] = []
-    # Replicas that train by themselves have their own optimizers until an epoch's end, in which a run may go on.
+    # Replicas with local steps have different optimizers until an epoch's end, and a run may continue in the middle.
     alike = variables_of(model) if options_of(model.distribute_strategy).local is None else model.variables
     for variable in alike:
         (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
     values = [tf.convert_to_tensor(variable) for variable in variables]
     sums = tf.stack([_sum_of_bits(value) for value in values]).numpy().tolist() if values else []
-    # BackupAndRestore leaves the epoch there.
+    # BackupAndRestore sets the epoch there.
     facts = {str(number): total for number, total in enumerate(sums)}
     found = difference(model.distribute_strategy, {**facts, "epoch": getattr(model, "_initial_epoch", None) or 0})
     keys = found.keys if found is not None else []
@@ -59,7 +59,7 @@ def check_equal_weights(model: keras.Model) -> None:
 
 
 def _that_differ_among_groups(strategy: tf.distribute.Strategy, variables: list) -> list[str]:
-    """Returns the paths of sharded variables of which some group holds other shards than the first."""
+    """Returns the paths of sharded variables whose shards differ between groups."""
     mesh = mesh_of(strategy)
     variables = [variable for variable in variables if variable.among is Among.GROUP]
     if mesh.groups == 1 or not variables:
@@ -73,12 +73,12 @@ def _that_differ_among_groups(strategy: tf.distribute.Strategy, variables: list)
 
 
 def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
-    """Returns an int64 that differs where a tensor's bits do, or their order; made where the tensor is."""
+    """Returns an int64 that differs if a tensor's bits or their order differ, computed on the tensor's device."""
     words = {1: tf.uint8, 2: tf.int16, 4: tf.int32}.get(value.dtype.size, tf.int64)
     bits = value if value.dtype == tf.bool else tf.bitcast(value, words)
     flat = tf.reshape(tf.cast(bits, tf.int64), [-1])
     rows = tf.reshape(tf.pad(flat, [[0, -tf.size(flat) % _ROW]]), [-1, _ROW])
-    # Whole numbers wrap around, and an odd factor keeps all bits. Two short rows of factors: they are made on the host.
+    # Integers wrap around, and an odd factor keeps all bits. Two short rows of factors, because the host creates them.
     sums = tf.reduce_sum(rows * (2 * tf.range(_ROW, dtype=tf.int64) + 1), axis=1)
     return tf.reduce_sum(sums * (2_654_435_761 * (2 * tf.range(tf.size(sums, tf.int64)) + 1)))
 
@@ -106,7 +106,7 @@ def average_statistics(model: keras.Model) -> None:
 
 
 def _average_here(variable: keras.Variable) -> None:
-    """Sets a variable to its mean over this process's replicas, where they differ."""
+    """Sets a variable to its mean over this process's replicas if they differ."""
     copies = [tf.convert_to_tensor(copy) for copy in getattr(variable.value, "values", ())]
     if len(copies) > 1 and any((copy.numpy() != copies[0].numpy()).any() for copy in copies[1:]):
         total = tf.reduce_mean(tf.stack([tf.cast(copy, tf.float64) for copy in copies]), 0)

@@ -1,4 +1,4 @@
-"""The optimizers of a model: Keras's own, and those that one with its own `train_step` keeps, such as a GAN."""
+"""The optimizers of a model: Keras's own, and those that a model with its own `train_step` keeps, such as a GAN."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["is_built", "optimizers_of", "trained_by", "variables_of"]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizers among a model's attributes, of which the one that it was compiled with is the first.
+    """Returns the optimizers among a model's attributes; the compiled one is the first.
 
     Those in lists, dicts and the user's own objects, such as a trainer, are among them.
     """
@@ -22,19 +22,19 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 
 def _is_helper(value: Any) -> bool:
-    """Whether it is an object of a class that is neither Keras's nor TensorFlow's."""
+    """Whether the class of an object is neither Keras's nor TensorFlow's."""
     ours = ("builtins", "keras", "tensorflow", "numpy", "toolkit", "types")
     known = any(kind.__module__.partition(".")[0] in ours for kind in type(value).__mro__[:-1])
     return hasattr(value, "__dict__") and not known
 
 
 def is_built(model: keras.Model) -> bool:
-    """Whether a model has all its variables: one whose `build` was called says that it is built, but has none yet."""
+    """Whether a model has all its variables: after `build`, a model says that it is built but may have none yet."""
     return model.built and all(getattr(layer, "built", True) for layer in model._flatten_layers())
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """Returns the variables that an optimizer was built for; Keras has no public name for them."""
+    """Returns the variables for which an optimizer was built; Keras has no public name for them."""
     return list(optimizer._trainable_variables) if optimizer.built else []
 
 

@@ -1,4 +1,4 @@
-"""Variables that were made outside of `strategy.scope()`: a model, a backbone or metrics loaded before the strategy.
+"""Variables that were created outside of `strategy.scope()`: a model, a backbone or metrics loaded before the strategy.
 
 Replicas would each assign such a variable, which moves twice as far; workers would each train their own, and parameter
 servers can't hold it. So they are made again in the scope, with the same values, before a model's first step. What a
@@ -22,7 +22,7 @@ __all__ = ["refuse_outside", "take_in"]
 
 
 def take_in(model: keras.Model) -> None:
-    """Makes a model's variables, its metrics' and its optimizers' again in the strategy that is to train it.
+    """Recreates a model's variables, its metrics' and its optimizers' in the strategy that will train it.
 
     That is the strategy it was made under, or else the one in scope. It does nothing where none is made outside.
 
@@ -60,7 +60,7 @@ def take_in(model: keras.Model) -> None:
 
 
 def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
-    """Ends a step of replicas that would each train a variable made outside of the scope, or an optimizer's outside.
+    """Raises in a step whose replicas would train or use a variable from outside of the scope.
 
     Args:
         optimizer: The one that is to update the variables.
@@ -80,7 +80,7 @@ def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
 
 
 def holds_variables(strategy: tf.distribute.Strategy) -> bool:
-    """Whether its own variables are needed for training under it: replicas' copies, or on parameter servers."""
+    """Whether the strategy needs its own variables for training: replicas' copies, or on parameter servers."""
     return mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
 
 
@@ -105,8 +105,8 @@ def _is_outside(value: Any, strategy: tf.distribute.Strategy) -> bool:
 
 
 def _made_again(values: list[tf.Variable], strategy: tf.distribute.Strategy) -> list[tf.Variable]:
-    """Returns a strategy's variables with these values, which are their own copies where the device is the same one."""
-    # In a thread that is in no scope yet: who makes the copies has to stand below the strategy.
+    """Returns a strategy's variables with these values, which are copied if the device is the same one."""
+    # In a thread outside of any scope, because the copies must be created below the strategy.
     return outside(lambda: [_one_made_again(value, strategy) for value in values])
 
 
@@ -117,7 +117,7 @@ def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.
         made = next_creator(**kwargs)
         if not left or made.device != value.device:
             return made
-        value.assign(made)  # Of several workers, what the first one has.
+        value.assign(made)  # With several workers, the first one's.
         return left.pop()
 
     with tf.variable_creator_scope(reuse), strategy.scope():
@@ -133,7 +133,7 @@ def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.
 
 
 def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Strategy) -> None:
-    """Refuses what an optimizer keeps whole where it is to be kept in parts."""
+    """Refuses whole optimizer state where it should be sharded."""
     among = {id(each) for each in others}
     if options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
         return
@@ -146,12 +146,12 @@ def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Stra
 
 
 def _drop_functions(model: keras.Model) -> None:
-    """Has a model trace its steps again: those it has are of no strategy."""
+    """Makes a model trace its steps again, because the existing ones belong to no strategy."""
     model.train_function = model.test_function = model.predict_function = None
 
 
 def _key_again(optimizer: Any) -> None:
-    """Has an optimizer know variables that are others now, by which Keras knows them, under their old numbers."""
+    """Tells an optimizer about replaced variables, by which Keras knows them, under their old numbers."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None and each.built and hasattr(each, "_trainable_variables_indices"):
             each._trainable_variables_indices = {

@@ -1,4 +1,4 @@
-"""Variables of which each process has a part only: all take part in reading one, unless a snapshot still holds."""
+"""Variables of which each process has only a part: all take part in reading one, unless a snapshot is valid."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ __all__ = [
     "take_snapshots",
 ]
 
-_GROUP = 1_000_009  # Far from the keys that TensorFlow counts up from 1.
-_PATIENCE = 120.0  # Seconds for the other processes to read the same variable.
+_GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
+_PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
 _reads = iter(range(1, 2**31 - 1))
 
 
 class ReadTogether(keras.Variable):
-    """A `keras.Variable` that is read whole, outside of steps, by all processes together.
+    """A `keras.Variable` that all processes read together, outside of steps, as a whole.
 
     Attributes:
         strategy: The one in whose scope it was made.
@@ -37,15 +37,15 @@ class ReadTogether(keras.Variable):
 
     @property
     def shards(self) -> list[tf.Variable]:
-        """What this process has, in the order of its replicas."""
+        """This process's parts, in the order of its replicas."""
         return list(self.strategy.experimental_local_results(self._value))
 
     def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
-        """Returns the whole, of what this process has and others have. In several processes it is a collective."""
+        """Returns the whole, from this process's and the others' parts. With several processes it is a collective."""
         raise NotImplementedError
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole. In several processes it is a collective, unless a snapshot still holds."""
+        """Returns the whole. With several processes it is a collective, unless a snapshot is valid."""
         own = [shard.numpy() for shard in self.shards]
         if self._snapshot is not None and all(map(np.array_equal, own, self._snapshot[0])):
             return self._snapshot[1].copy()
@@ -55,17 +55,17 @@ class ReadTogether(keras.Variable):
         return np.asarray(self.numpy(), dtype=dtype)
 
     def take_snapshot(self) -> None:
-        """Keeps the whole as it is now; see `take_snapshots`."""
+        """Keeps the current whole; see `take_snapshots`."""
         self._snapshot = None
         self._snapshot = [shard.numpy() for shard in self.shards], self.numpy()
 
     def drop_snapshot(self) -> None:
-        """Lets go of what `take_snapshot` kept."""
+        """Deletes what `take_snapshot` kept."""
         self._snapshot = None
 
 
 class ReplicaSum(ReadTogether):
-    """Zeros to which each replica adds for itself: outside of steps it is the sum of all, and set, each has its part.
+    """Zeros to which each replica adds its own: outside of steps it is the sum of all; setting it divides the value.
 
     Args:
         shape: Of each replica's, and of the sum.
@@ -82,7 +82,7 @@ class ReplicaSum(ReadTogether):
 
 
 class ReplicaCopies:
-    """What each replica has of a variable that isn't the same on all, as one array: how a checkpoint sees it.
+    """All replicas' values of a variable that differs by replica, as one array for a checkpoint.
 
     Args:
         variable: A variable of which each replica of its strategy has a copy.
@@ -112,7 +112,7 @@ class ReplicaCopies:
 
 
 def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> list[np.ndarray]:
-    """Returns what all replicas have, in their order, of what those of this process have. It is a collective."""
+    """Returns all replicas' values, in their order, from this process's. It is a collective."""
     if processes(strategy) == 1:
         return own
     with tf.device("CPU:0"):
@@ -133,7 +133,7 @@ def snapshots_of(variables: Sequence[Any]) -> Iterator[ReadTogether]:
 
 
 def take_snapshots(variables: Sequence[Any]) -> None:
-    """Has variables keep their whole values, so that one process alone can read them until they change.
+    """Makes variables keep their whole values, so that one process alone can read them until they change.
 
     Only the chief writes files, and to read what another process has both must take part. It is a collective.
     """
@@ -142,6 +142,6 @@ def take_snapshots(variables: Sequence[Any]) -> None:
 
 
 def drop_snapshots(variables: Sequence[Any]) -> None:
-    """Lets go of what `take_snapshots` kept."""
+    """Deletes what `take_snapshots` kept."""
     for variable in snapshots_of(variables):
         variable.drop_snapshot()

@@ -1,4 +1,4 @@
-"""A variable of which each replica of a group holds a shard; read, saved and set it is whole.
+"""A variable with a shard on each replica of a group. Reading, saving and setting it use the whole.
 
 Under tf.distribute each replica has its own copy of every variable. Nothing says that the copies must be equal:
 here each holds its shard, cut along one axis and padded with zeros to the same size. Keras sees the whole shape, so
@@ -24,7 +24,7 @@ __all__ = ["ReplicaShardedVariable"]
 
 
 class ReplicaShardedVariable(ReadTogether):
-    """A `keras.Variable` with a shard on each replica of a group, or of all, of the strategy in whose scope it is made.
+    """A `keras.Variable` with a shard on each replica of a group of the strategy in whose scope it is created.
 
     Args:
         initializer: Makes the whole value, so that it is the same at any number of replicas.
@@ -61,7 +61,7 @@ class ReplicaShardedVariable(ReadTogether):
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
 
     def _initialize_with_initializer(self, initializer: Callable) -> None:
-        """Keras's hook for this; it also comes later, where a variable is made in a stateless scope."""
+        """Keras's hook for this; it is also called later, if a variable was created in a stateless scope."""
         whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
         self._value = tf.Variable(
             tf.zeros(self.shard_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
@@ -86,7 +86,7 @@ class ReplicaShardedVariable(ReadTogether):
         return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
 
     def assign(self, value: Any) -> Any:
-        """Sets the whole; in a step, this replica's shard, by the shard or by a whole that each replica has."""
+        """Sets the whole. In a step, sets this replica's shard, from a shard or from a whole that each replica has."""
         if tf.distribute.get_strategy() is self.strategy and tf.distribute.get_replica_context() is not None:
             new = tf.cast(value, self._value.dtype)
             self._value.assign(new if list(new.shape) == self.shard_shape else self.shard_of(new))
@@ -103,7 +103,7 @@ class ReplicaShardedVariable(ReadTogether):
 
     @contextlib.contextmanager
     def in_one_place(self) -> Iterator[None]:
-        """While entered, this holds the whole in one plain variable. In several processes it begins with a collective.
+        """A context in which this holds the whole in one plain variable. With several processes it is a collective.
 
         A step must not be run meanwhile.
         """
@@ -114,7 +114,7 @@ class ReplicaShardedVariable(ReadTogether):
         finally:
             self._value, self._plain = shards, None
 
-    # tf.train.Checkpoint asks variables for what it saves.
+    # tf.train.Checkpoint asks variables what to save.
     def _serialize_to_tensors(self) -> dict:
         return {"VARIABLE_VALUE": self.whole()}
 
@@ -132,15 +132,15 @@ class ReplicaShardedVariable(ReadTogether):
         return super()._export_to_saved_model_graph(*args, **kwargs)
 
     def whole(self) -> tf.Tensor:
-        """Returns the whole, as a tensor, outside of steps."""
+        """Returns the whole as a tensor, outside of steps."""
         if self._plain is not None:
             return self._plain.read_value()
-        if self._value is None:  # Keras looks for shapes, and makes variables afterwards.
+        if self._value is None:  # Keras infers shapes first, and creates variables afterwards.
             return tf.convert_to_tensor(self.value)
         if processes(self.strategy) > 1:
             if tf.executing_eagerly():
                 return tf.constant(self.numpy())
-            # Read when it is run. While Keras looks for shapes it never is.
+            # Read when it runs. While Keras infers shapes, it never does.
             value = tf.numpy_function(self.numpy, [], self._value.dtype)
             value.set_shape(self._shape)
             return value

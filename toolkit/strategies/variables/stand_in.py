@@ -1,4 +1,4 @@
-"""What takes a variable's place where an optimizer updates it, or a gradient tape watches it: some of it, or a copy."""
+"""Replaces a variable while an optimizer updates it or a gradient tape watches it: a part of it, or a copy."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["StandIn"]
 
 
 class StandIn:
-    """Has a shape, a dtype and a value; a subclass says what the value is, and what setting it does.
+    """Has a shape, a dtype and a value; subclasses define what reading and setting the value do.
 
     Attributes:
         shape: As of a `tf.Variable`.

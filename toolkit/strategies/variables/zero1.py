@@ -1,4 +1,4 @@
-"""Optimizer state in shards: of a layer that every replica has, each keeps the slots of its part.
+"""Optimizer state in shards: for a replicated layer, each replica keeps the slots of its part.
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, stage 1:
 gradients are summed by a reduce-scatter, so that each replica has the sum of its part; it updates that part of the
@@ -36,12 +36,12 @@ __all__ = [
     "track_slot",
 ]
 
-# They look at a layer's variable as a whole.
+# They use a layer's whole variable.
 WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
 
 
 def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
-    """Says whether an optimizer's slot of this name is to be sharded for a variable.
+    """Returns whether an optimizer's slot of this name is sharded for a variable.
 
     Raises:
         StrategyError: It is asked for, and the optimizer looks at variables as a whole.
@@ -55,14 +55,14 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
             found="its update of a weight depends on the whole layer",
             remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out",
         )
-    # Averages are weights that everybody may be given at the next step.
+    # Averages may become everyone's weights at the next step.
     return isinstance(variable, keras.Variable) and name != "average"
 
 
 def make_part_of_slot(
     optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any
 ) -> ReplicaShardedVariable:
-    """Makes a sharded slot for a variable that every replica has, and notes that its update is."""
+    """Creates a sharded slot for a replicated variable, and records that its update is sharded."""
     optimizer.__dict__.setdefault("_toolkit_in_parts", set()).add(optimizer._var_key(reference))
     return make_slot(optimizer, reference, name, initializer, axis=None, among=Among.ALL, repeats=True)
 
@@ -70,7 +70,7 @@ def make_part_of_slot(
 def make_slot(
     optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any, **how: Any
 ) -> ReplicaShardedVariable:
-    """Makes a slot of which replicas have shards.
+    """Creates a slot of which replicas have shards.
 
     Args:
         optimizer: A Keras optimizer.
@@ -94,14 +94,14 @@ def make_slot(
 
 
 def track_slot(optimizer: Any, make: Callable[[], Any]) -> Any:
-    """Returns a slot that a function makes, as one of the optimizer's variables."""
+    """Returns a slot that a function creates, as one of the optimizer's variables."""
     slot = make_in_scope(optimizer, make)
     optimizer._track_variable(slot)
     return slot
 
 
 def make_in_scope(optimizer: Any, make: Callable[[], Any]) -> Any:
-    """Returns what a function makes in the scope of an optimizer's strategy, and under its name."""
+    """Returns what a function creates in the scope of an optimizer's strategy, and under its name."""
 
     def inside() -> Any:
         with optimizer._distribution_strategy.scope(), keras.name_scope(optimizer.name):
@@ -112,14 +112,14 @@ def make_in_scope(optimizer: Any, make: Callable[[], Any]) -> Any:
 
 
 def is_in_parts(optimizer: Any, variable: Any) -> bool:
-    """Says whether each replica updates its part of a variable only."""
+    """Returns whether each replica updates only its part of a variable."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
     in_parts = optimizer.__dict__.get("_toolkit_in_parts")
     return bool(in_parts) and optimizer._var_key(variable) in in_parts
 
 
 def in_parts_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
-    """Returns the numbers of those variables that are cut. An optimizer that isn't built yet is built for them."""
+    """Returns the numbers of the variables whose updates are sharded. Builds an optimizer that isn't built yet."""
     if not optimizer.built and options_of(optimizer._distribution_strategy).optimizer_state == "sharded":
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(variables))
@@ -127,7 +127,7 @@ def in_parts_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
 
 
 def scattered(gradients: Sequence[tf.Tensor], *, dtype: tf.DType | None) -> list[tf.Tensor]:
-    """Returns of each gradient's sum over all replicas this one's part, flat: one exchange for all of a dtype."""
+    """Returns this replica's flat part of each gradient's sum over all replicas, with one exchange for each dtype."""
     _, count = collectives.replica_id_and_count()
     rows = [_rows(gradient, count) for gradient in gradients]
     out: dict[int, tf.Tensor] = {}
@@ -152,7 +152,7 @@ class Parts:
         self.each = [_Part(optimizer, variable, in_branch=in_branch) for variable in variables]
 
     def bring_together(self) -> None:
-        """Sets every replica's copies to what all have made of their parts; called again, it does nothing."""
+        """Sets every replica's copies from all replicas' parts. Later calls do nothing."""
         each, self.each = self.each, []
         values = [tf.convert_to_tensor(part) for part in each]
         for numbers in _by_dtype(values):
@@ -164,7 +164,7 @@ class Parts:
 
 
 class _Part(StandIn):
-    """This replica's part of a variable, flat, as an optimizer sees a variable."""
+    """This replica's flat part of a variable, for an optimizer."""
 
     def __init__(self, optimizer: Any, variable: Any, *, in_branch: bool) -> None:
         strategy = tf.distribute.get_strategy()
@@ -175,13 +175,13 @@ class _Part(StandIn):
         self._size = _size(variable, count)
         self._first = place * self._size
         self._tensor = None if in_branch else self._read()
-        self._unique_id = optimizer._var_key(variable)  # By which Keras finds its slots.
+        self._unique_id = optimizer._var_key(variable)  # By this name Keras finds its slots.
         self.path, self.name = variable.path, variable.name
         self.dtype = self._copy.dtype
         self.shape = tf.TensorShape([self._size])
 
     def read_value(self) -> tf.Tensor:
-        """Returns the part as it is now."""
+        """Returns the current part."""
         return self._read() if self._tensor is None else self._tensor
 
     def _read(self) -> tf.Tensor:
@@ -210,7 +210,7 @@ class _Part(StandIn):
 
 
 def own_part(gradient: Any, variable: Any) -> Any:
-    """Returns what belongs to this replica's part of a variable, flat; of some rows by element, [k] of that part."""
+    """Returns this replica's flat part of a tensor; of some rows, element by element, [k] of that part."""
     place, count = collectives.replica_id_and_count()
     size = _size(variable, count)
     if not isinstance(gradient, tf.IndexedSlices):
@@ -232,7 +232,7 @@ def _size(variable: Any, count: int) -> int:
 
 
 def _rows(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns a tensor flat, padded, a row for each replica."""
+    """Returns a tensor flat and padded, with a row for each replica."""
     flat = tf.reshape(tensor, [-1])
     size = -(-flat.shape[0] // count)
     return tf.reshape(tf.pad(flat, [[0, size * count - flat.shape[0]]]), [count, size])
