@@ -227,8 +227,8 @@ def test_hosts_may_be_ipv6_addresses():
         ({"TOOLKIT_HOSTS": ""}, "mpirun -x TOOLKIT_HOSTS="),
         ({"TOOLKIT_HOSTS": "a:2"}, "3 ranks"),
         ({"TOOLKIT_HOSTS": "a,b:2"}, "number 1 of 2 on b"),
-        ({"TOOLKIT_HOSTS": "a:x,b"}, "no host"),
-        ({"TOOLKIT_HOSTS": "a:2,"}, "no host"),
+        ({"TOOLKIT_HOSTS": "a:x,b"}, "neither a host"),
+        ({"TOOLKIT_HOSTS": "a:2,"}, "neither a host"),
         ({"TOOLKIT_HOSTS": "a:2,b c"}, "white space inside"),
         ({"OMPI_COMM_WORLD_RANK": ""}, "not set"),
         ({"OMPI_COMM_WORLD_RANK": "9"}, "rank 9"),
@@ -280,7 +280,7 @@ def test_pods_of_several_jobs_are_numbered_through_or_by_job():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"TOOLKIT_CLUSTER": "{"}, "it is no JSON"),
+        ({"TOOLKIT_CLUSTER": "{"}, "it isn't JSON"),
         ({"TOOLKIT_CLUSTER": "[]"}, "TOOLKIT_CLUSTER"),
         ({"JOB_COMPLETION_INDEX": "2"}, "completions and parallelism"),
         ({"TOOLKIT_TASK": "boss"}, "0 tasks of job boss"),

@@ -120,7 +120,7 @@ def test_what_python_gives_is_taken_or_named(tmp_path):
         ({"workers": 0}, "--workers=0, but there is no chief either"),
         ({"chief": 1}, "chief=1, but that is a int. Give True or False"),
         ({"env": "A=1"}, "env='A=1', but that is a str. Give a list of texts, or a dict"),
-        ({"rate": 0.1}, "rate= is given to a launcher, but it is none of its options"),
+        ({"rate": 0.1}, "rate= is given to a launcher, but a launcher has no such option"),
         ({"on": "kubernetes"}, "prints a manifest for a script, and starts nothing itself"),
     ):
         with pytest.raises(LaunchError) as error:
@@ -237,7 +237,7 @@ def test_a_module_that_launches_when_it_is_imported_does_so_once(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", "import job"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert "a task of another job is just importing its function, and that import launches it again" in done.stderr
+    assert "a task of another job is importing its function, and that import launches it again" in done.stderr
     assert 'Put what launches under `if __name__ == "__main__":`' in done.stderr
     assert (tmp_path / "imported").read_text() == "xx"
 

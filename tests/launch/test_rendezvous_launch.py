@@ -131,7 +131,7 @@ def test_a_launcher_that_stood_still_says_so_and_blames_no_task(start, address):
     other.communicate(timeout=60)  # It has ended its tasks, and itself.
     first.send_signal(signal.SIGCONT)
     text = first.communicate(timeout=60)[0]
-    assert "This launcher stood still" in text
+    assert "This launcher was suspended" in text
     assert "failed first" not in text
     assert first.returncode == 1
 
@@ -188,7 +188,7 @@ def test_an_address_where_nobody_or_somebody_else_listens(start):
     ("flags", "said"),
     [
         (["--nodes=2"], "the hosts need an address at which to meet"),
-        (["--nodes=2", "--rendezvous=nowhere"], "--rendezvous=nowhere, but that is no address"),
+        (["--nodes=2", "--rendezvous=nowhere"], "--rendezvous=nowhere, but that isn't an address"),
         (["--nodes=2", "--rendezvous=no.such.host.invalid:1234"], "has no address here"),
         (["--nodes=2", "--rendezvous=a:1", "--cluster=x.json"], "--cluster describes the hosts already"),
     ],

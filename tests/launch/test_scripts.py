@@ -68,7 +68,7 @@ def test_a_toolkit_beside_a_script_that_wants_the_installed_one_is_named(launche
     )
     beside = (launcher.folder / mine).parent if mine.endswith("__init__.py") else launcher.folder / mine
     assert done.returncode == 2
-    assert f"{beside} beside it is imported in the place of the installed toolkit. Rename it." in done.stdout
+    assert f"{beside} beside it is imported instead of the installed toolkit. Rename it." in done.stdout
     assert "Traceback" not in done.stdout
 
 

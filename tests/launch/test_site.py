@@ -51,7 +51,7 @@ def test_a_sites_file_is_asked_before_the_defaults_and_after_the_user(site, caps
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[slurm\n", "toolkit.toml says what every job here asks for, but it can't be read"),
+        ("[slurm\n", "toolkit.toml has options for every job here, but it can't be read"),
         ("[slurm]\npartitoin = 1\n", "has partitoin in [slurm], but there is no such thing"),
         ("[nowhere]\n", "has [nowhere], but there is no such thing. Name a table launch, local"),
         ("workers = 2\n", "has workers outside of a table, but there is no such thing. Put it under [launch]"),
@@ -70,7 +70,7 @@ def test_a_file_of_hosts(tmp_path):
     spec = launch.JobSpec(command=("train.py",), on=f"ssh:@{tmp_path / 'hosts'}")
     assert [(host.name, host.tasks) for host in spec.hosts] == [("a", 1), ("me@b", 2), ("c", 3)]
     (tmp_path / "empty").write_text("# None\n")
-    for name, said in (("empty", "no host stands in that file"), ("nowhere", "can't be read")):
+    for name, said in (("empty", "that file names no host"), ("nowhere", "can't be read")):
         with pytest.raises(LaunchError, match=said):
             launch.JobSpec(command=("train.py",), on=f"ssh:@{tmp_path / name}")
 

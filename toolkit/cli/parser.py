@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             ):
                 name = (action.option_strings or [action.dest])[-1]
                 raise RequestError(
-                    asked=f"{name}=--", found="that is no value", remedy=f"`{self.prog} --help` says what it takes"
+                    asked=f"{name}=--", found="that isn't a value", remedy=f"`{self.prog} --help` says what it takes"
                 )
 
     def error(self, message: str) -> NoReturn:

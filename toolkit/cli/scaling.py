@@ -103,7 +103,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise RequestError(
-            asked=f"--replicas={text} lists sizes", found="that is no list of numbers", remedy="Write such as 1,2,4"
+            asked=f"--replicas={text} lists sizes", found="that isn't a list of numbers", remedy="Write such as 1,2,4"
         ) from None
 
 

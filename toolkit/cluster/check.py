@@ -232,4 +232,4 @@ def _syntax(text: str, error: json.JSONDecodeError) -> Problem:
         cure = _QUOTES
     else:
         cure = "Correct it there or just before; " + _QUOTES[0].lower() + _QUOTES[1:]
-    return Problem(place=f"line {error.lineno}, column {error.colno}", found=f"this is no JSON: {reason}", cure=cure)
+    return Problem(place=f"line {error.lineno}, column {error.colno}", found=f"this isn't JSON: {reason}", cure=cure)

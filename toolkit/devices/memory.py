@@ -51,7 +51,7 @@ class Memory:
             )
         number = re.fullmatch(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(?:\s*mib)?", text)
         if number is None:
-            raise DeviceError(asked=asked, found="that is no amount", remedy=_REMEDY)
+            raise DeviceError(asked=asked, found="that isn't an amount of memory", remedy=_REMEDY)
         amount = float(number.group(1))
         if "." in number.group(1) and not text.endswith("mib"):
             if not 0 < amount <= 1:

@@ -58,6 +58,6 @@ class DeviceRequest:
 
 def _check_number(name: str, value: object, least: int, meaning: str, remedy: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise DeviceError(asked=f"{name}={value!r} {meaning}", found="that is no whole number", remedy=remedy)
+        raise DeviceError(asked=f"{name}={value!r} {meaning}", found="that isn't a whole number", remedy=remedy)
     if value < least:
         raise DeviceError(asked=f"{name}={value} {meaning}", found=f"it must be at least {least}", remedy=remedy)

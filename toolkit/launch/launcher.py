@@ -153,7 +153,7 @@ class Launcher:
         if status.imports():
             raise LaunchError(
                 asked="a job is to be launched",
-                found="a task of another job is just importing its function, and that import launches it again",
+                found="a task of another job is importing its function, and that import launches it again",
                 remedy='Put what launches under `if __name__ == "__main__":`',
             )
         unknown = set(self._spec) - {option.name for option in options()}
@@ -162,7 +162,7 @@ class Launcher:
             meant = did_you_mean(nearest(name, (option.name for option in options())))
             raise LaunchError(
                 asked=f"{name}= is given to a launcher",
-                found="it is none of its options",
+                found="a launcher has no such option",
                 remedy=f"{meant}A function's own arguments go to Launcher(...).run(function, name=value), or submit",
             )
         spec = JobSpec(command=command, **self._spec)

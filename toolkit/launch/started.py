@@ -215,7 +215,7 @@ class Job:
             raise LaunchError(
                 asked=f"the stacks of job {self.id}",
                 found="its launcher is stopped, as by SIGSTOP or Ctrl-Z",
-                remedy=f"Let it go on: kill -CONT {job.pid}",
+                remedy=f"Continue it: kill -CONT {job.pid}",
             )
         elif signals.is_in(job.pid, signal.SIGUSR2, "SigCgt"):  # Otherwise the signal would end a notebook's process.
             os.kill(job.pid, signal.SIGUSR2)

@@ -223,4 +223,4 @@ def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
         strategy.num_replicas_in_sync,
     )
     if tf.config.get_visible_devices("GPU"):
-        _LOG.info("Gradients travel by %s", "gRPC, not NCCL: " + why if why else "NCCL, from GPU to GPU")
+        _LOG.info("Gradients are exchanged by %s", "gRPC, not NCCL: " + why if why else "NCCL, from GPU to GPU")

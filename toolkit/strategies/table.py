@@ -151,5 +151,5 @@ def _check_backend() -> None:
         raise StrategyError(
             asked="tf.distribute strategies train Keras models on the TensorFlow backend",
             found=f"Keras runs on {backend!r}",
-            remedy="Start with KERAS_BACKEND=tensorflow, or mend ~/.keras/keras.json",
+            remedy="Start with KERAS_BACKEND=tensorflow, or correct ~/.keras/keras.json",
         )

@@ -54,6 +54,6 @@ def _text(cluster: str) -> str:
     except (ValueError, RecursionError):
         raise ClusterError(
             asked=f"{CLUSTER} describes a cluster as JSON",
-            found=f"it is no JSON: {cluster[:60]!r}",
+            found=f"it isn't JSON: {cluster[:60]!r}",
             remedy="Use the value that `toolkit launch --on=kubernetes` writes",
         ) from None

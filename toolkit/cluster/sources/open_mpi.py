@@ -81,7 +81,7 @@ def _places(given: str, size: int) -> list[tuple[str, int]]:
         if not host or (colon and not (slots.isascii() and slots.isdigit() and 0 < len(slots) < 6)):
             raise ClusterError(
                 asked=f"TOOLKIT_HOSTS={given[:60]!r} names hosts and their slots",
-                found=f"{text[:60]!r} is no host, nor a host and a number",
+                found=f"{text[:60]!r} is neither a host nor a host with a number",
                 remedy="Write it as a:2,b:2, in rank order",
             )
         named.append((host, int(slots or 1)))

@@ -44,7 +44,7 @@ class LocalPlace(Place):
             if not _is_here(join(spec.host, 1), own_addresses()):
                 raise LaunchError(
                     asked=f"--host={spec.host} is where this machine's tasks reach one another",
-                    found="that is no address of this machine",
+                    found="this machine doesn't have that address",
                     remedy="Leave it out for loopback, or name one of the machine's own addresses",
                 )
             self._counts = spec.counts or (("worker", len(visible_gpus({**os.environ, **spec.environment})) or 1),)

@@ -80,7 +80,7 @@ def counts(jobs: Sequence[tuple[str, int]]) -> None:
         require(
             0 < number <= _MOST,
             f"{number} tasks of job {name}",
-            "that is no number of tasks",
+            "that isn't a number of tasks",
             f"Give 0 to {_MOST:,}",
         )
     names = {name for name, _ in jobs}
@@ -114,7 +114,7 @@ def address(name: str, value: str) -> None:
         fits = split(value)[1] > 0
     except (ClusterError, ValueError):
         fits = False
-    require(fits, f"--{name}={value[:60]}", "that is no address", "Write HOST:PORT, such as 10.0.0.1:29400")
+    require(fits, f"--{name}={value[:60]}", "that isn't an address", "Write HOST:PORT, such as 10.0.0.1:29400")
 
 
 def choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ def variable(pair: str) -> None:
     require(
         bool(_VARIABLE.fullmatch(name)),
         f"--env={name[:60]!r}",
-        "that is no name of a variable",
+        "that can't be a variable's name",
         "Write --env=NAME for its value here, or --env=NAME=VALUE",
     )
     require(

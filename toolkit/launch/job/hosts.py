@@ -43,7 +43,7 @@ def read_hosts(path: str) -> list[str]:
     for name, *more in filter(None, lines):
         slots = [word.partition("=")[2] for word in more if word.startswith("slots=")]
         names.append(f"{name}:{slots[0]}" if slots else name)
-    require(bool(names), asked, "no host stands in that file", "Write one on each line")
+    require(bool(names), asked, "that file names no host", "Write one on each line")
     return names
 
 

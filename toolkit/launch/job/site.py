@@ -82,7 +82,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LaunchError(
-            asked=f"{path} says what every job here asks for",
+            asked=f"{path} has options for every job here",
             found=f"it can't be read ({getattr(error, 'strerror', None) or error})",
             remedy='Write tables such as [slurm] with lines such as partition = "gpu"',
         ) from error

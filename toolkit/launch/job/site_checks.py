@@ -25,7 +25,7 @@ def lines(**texts: str | None) -> None:
         require(
             text is None or text.isprintable(),
             f"--{flag}={text!r:.60}",
-            "that is no line of a batch script",
+            "that isn't a single line of a batch script",
             "Leave line ends and the like out",
         )
 

@@ -112,7 +112,7 @@ def _shadowed(command: list[str], folder: str) -> RequestError:
     theirs = str(spec.origin if spec else folder).removesuffix("/__init__.py")
     return RequestError(
         asked=f"`import toolkit` in {command[-1] if command[0] == '-m' else command[0]}",
-        found=f"{theirs} beside it is imported in the place of the installed toolkit",
+        found=f"{theirs} beside it is imported instead of the installed toolkit",
         remedy="Rename it",
     )
 

@@ -179,7 +179,7 @@ def choose(
             remedy="Give a number that divides the replicas",
         )
     for name, way in (("conv", conv), ("fc", fc)):
-        StrategyError.check_choice(way, WAYS, asked=f"{name}={way!r}", found="layers can't be divided so")
+        StrategyError.check_choice(way, WAYS, asked=f"{name}={way!r}", found="layers can't be divided in that way")
     choices: dict[str, Choice] = {}
     for chain in _chains(layers):
         choices.update(_cheapest(chain, machine, setting, conv=conv, fc=fc))

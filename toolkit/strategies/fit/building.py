@@ -63,7 +63,7 @@ def _note_statistics(model: Any) -> None:
     object.__setattr__(model, _NOTED, True)
     if names:
         _LOG.warning(
-            "%s: each replica normalises its share of a batch by itself, as Keras has it. BatchNormalization("
+            "%s: each replica normalises its own share of a batch. BatchNormalization("
             "synchronized=True) has one device's numbers",
             f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0],
         )
