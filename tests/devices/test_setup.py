@@ -159,8 +159,8 @@ def test_a_visible_subset_by_nvidia_smis_numbers(machine):
         (CARDS, 4, {}, {"gpus": 5}, "at most gpus=4"),
         (CARDS, 4, {}, {"gpus": 0}, "must be at least 1"),
         (CARDS, 4, {}, {"gpus": -1}, "must be at least 1"),
-        (CARDS, 4, {}, {"gpus": "two"}, "no whole number"),
-        (CARDS, 4, {}, {"gpus": True}, "no whole number"),
+        (CARDS, 4, {}, {"gpus": "two"}, "isn.t a whole number"),
+        (CARDS, 4, {}, {"gpus": True}, "isn.t a whole number"),
         (CARDS, 4, {}, {"visible_devices": "7"}, "4 GPUs"),
         (CARDS, 4, {}, {"visible_devices": "1"}, "restart"),
         (

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.step import phases
+from toolkit.strategies.step import exchange_schedule
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -42,9 +42,9 @@ def test_gradients_are_compressed_from_the_step_asked_for_where_calls_are_short(
     """Five steps an epoch are made in calls of four and one."""
     exchange = strategies.GradientExchange(compression="powersgd", rank=1, start_step=10)
     strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=exchange)
-    began, begin = [], phases._begin
+    began, begin = [], exchange_schedule._begin
     monkeypatch.setattr(
-        phases,
+        exchange_schedule,
         "_begin",
         lambda model, begins: began.append((begins, int(model.optimizer.iterations))) or begin(model, begins),
     )

@@ -4,7 +4,7 @@ import secrets
 import signal
 
 from toolkit.errors import ToolkitError
-from toolkit.launch.backends import joining, meeting, rendezvous
+from toolkit.launch.backends import joining, rendezvous, rendezvous_socket
 from toolkit.launch.backends.local import LocalPlace
 from toolkit.launch.backends.ssh import SshPlace
 from toolkit.launch.display import output
@@ -49,7 +49,7 @@ def run_here(spec: JobSpec, record: Record | None = None) -> None:
 
     notice = signals.handle((signal.SIGUSR1,), nearly_up)
     with signals.recorded() as received, notice:
-        listener = meeting.listen(spec) if spec.rendezvous else None
+        listener = rendezvous_socket.listen(spec) if spec.rendezvous else None
         if spec.rendezvous and listener is None:
             _join(spec, received, record)
             return

@@ -17,7 +17,7 @@ parameter_servers  variables on parameter servers, and steps dispatched to worke
 multi_worker  a replica on each device of several processes, gradients all-reduced
 parameter_server  variables on parameter servers, steps dispatched to workers
 description   what a strategy is, for the summary of a run
-together      which options go together, and which ask for nothing
+option_rules  which options go together, and which ask for nothing
 table         names, `create`, and what "auto" means
 """
 

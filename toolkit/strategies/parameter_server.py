@@ -16,7 +16,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers import private, sources, worker_step
+from toolkit.strategies.parameter_servers import internals, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
@@ -65,7 +65,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.cluster = cluster
         self.options = options
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-        private.used_with_coordinator(self)
+        internals.used_with_coordinator(self)
         worker_step.adapt_optimizers()
         adapt_lookups()
         adapt_updates(self)

@@ -9,8 +9,8 @@ from toolkit.devices.shared_node import take_own_gpus
 from toolkit.errors import StrategyError
 from toolkit.strategies import one_device
 from toolkit.strategies.description import all_devices
+from toolkit.strategies.option_rules import check, check_served, give
 from toolkit.strategies.options import GradientExchange, Options, ParameterServerOptions
-from toolkit.strategies.together import check, check_served, give
 
 if TYPE_CHECKING:
     import tensorflow as tf

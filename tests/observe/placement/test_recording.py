@@ -1,8 +1,8 @@
-"""What `placement/private.py` takes from TensorFlow is still there, and still says what is read from it."""
+"""What `placement/internals.py` takes from TensorFlow is still there, and still says what is read from it."""
 
 import tensorflow as tf
 
-from toolkit.observe.placement.private import kernels, recording
+from toolkit.observe.placement.internals import kernels, recording
 
 
 def test_a_function_is_recorded_as_asked_and_as_placed():

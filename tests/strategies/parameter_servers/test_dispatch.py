@@ -45,8 +45,8 @@ class Coordinator:
 @pytest.fixture
 def dispatcher(monkeypatch):
     coordinator = Coordinator()
-    monkeypatch.setattr(dispatch.private, "schedule", lambda c, work: c.take(work))
-    monkeypatch.setattr(dispatch.private, "worker_index", lambda: 0)
+    monkeypatch.setattr(dispatch.internals, "schedule", lambda c, work: c.take(work))
+    monkeypatch.setattr(dispatch.internals, "worker_index", lambda: 0)
     monkeypatch.setattr(dispatch, "answers", lambda *_: True)
     yield Dispatcher(coordinator, CLUSTER)
     for thread in coordinator.threads:

@@ -7,7 +7,7 @@ ssh         hosts that ssh reaches
 slurm       a batch script, submitted and followed
 allocation  what it runs in its allocation: the supervisor, and an agent on each node
 token       who has it belongs to the job of a rendezvous
-meeting     the socket at which launchers of several hosts meet
+rendezvous_socket  the socket at which one launcher listens for the others
 rendezvous  hosts that find one another at an address: the first that comes
 joining     and the others
 kubernetes  a manifest: an Indexed Job

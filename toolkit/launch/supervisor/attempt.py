@@ -192,8 +192,8 @@ class Attempt:
         """This launcher was suspended for so long that the others have given it up."""
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
-            f"This launcher was suspended: {host} heard nothing from it for {seconds} s (--heartbeat_timeout), and ended "
-            "its tasks as if the launcher were lost. SIGSTOP suspends it, and so does a sleeping machine.",
+            f"This launcher was suspended: {host} heard nothing from it for {seconds} s (--heartbeat_timeout), and "
+            "ended its tasks as if the launcher were lost. SIGSTOP suspends it, and so does a sleeping machine.",
             code=1,
         )
 

@@ -1,6 +1,6 @@
 """Where operations and variables run: chooses it beforehand, or shows it afterwards.
 
-private    hooks of TensorFlow that are not public
+internals  private hooks of TensorFlow
 names      devices as people write them
 report     where everything ran: operations, copies between devices, variables
 observing  running something once, and watching
@@ -9,8 +9,8 @@ placing    layers of a model on their own devices
 
 import lazy_loader
 
+from toolkit.observe.placement.internals import kernels
 from toolkit.observe.placement.names import device
-from toolkit.observe.placement.private import kernels
 from toolkit.observe.placement.report import Copy, Operation, Report, Variable
 
 __all__ = ["Copy", "Operation", "Report", "Variable", "device", "kernels", "observe", "place"]

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit.observe.placement.internals import kernels, recording
 from toolkit.observe.placement.names import short
-from toolkit.observe.placement.private import kernels, recording
 from toolkit.observe.placement.report import Copy, Operation, Report, Variable
 
 __all__ = ["observe"]

@@ -2,7 +2,7 @@
 
 mesh          groups of replicas that hold one copy of a sharded model between them
 communication  NCCL or the ring between processes
-private       what only private parts of TensorFlow allow
+internals     what only private parts of TensorFlow allow
 packing       several tensors as one, and back
 collectives   exchanges between the replicas of a step, each with its gradient
 overlap       gradients that travel while others are computed, between processes

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import private
+from toolkit.strategies.exchange import internals
 from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
 
 __all__ = [
@@ -102,7 +102,7 @@ def on_cpus_of_one_process() -> bool:
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return several and private.communication_of(strategy) != "nccl"
+    return several and internals.communication_of(strategy) != "nccl"
 
 
 def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
@@ -269,7 +269,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
     if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
         return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
     strategy = tf.distribute.get_strategy()
-    nccl = private.communication_of(strategy) == "nccl"
+    nccl = internals.communication_of(strategy) == "nccl"
     in_process = len(strategy.extended.worker_devices)
     kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
     call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
@@ -278,7 +278,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
         group_size=len(members),
         group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
-        ordering_token=[private.ordering_token(strategy, replica_id % in_process)] if nccl else [],
+        ordering_token=[internals.ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",
         timeout_seconds=_TIMEOUT,
     )

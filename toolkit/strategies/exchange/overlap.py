@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, private
+from toolkit.strategies.exchange import collectives, internals
 from toolkit.strategies.exchange.packing import joined, shaped
 
 __all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
@@ -69,7 +69,7 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
         last = max(needed, key=order.__getitem__, default=None)
         consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
         for other in consumers - all_makers:
-            private.runs_after(other, operation)
+            internals.runs_after(other, operation)
 
 
 def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:

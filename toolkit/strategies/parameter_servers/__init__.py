@@ -2,7 +2,7 @@
 
 The chief runs `fit`; a step pulls variables from the ps, computes on a worker, and pushes gradients, each applied once.
 
-private    what only private parts of TensorFlow and Keras allow
+internals  what only private parts of TensorFlow and Keras allow
 ps_sharded_variable  a variable whose rows are sharded over several ps
 placement  which task holds which variable, and the table of it
 ledger     what each ps has applied, once each, and with which staleness

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers import functions, private
+from toolkit.strategies.parameter_servers import functions, internals
 from toolkit.strategies.parameter_servers.rounds import Rounds
 from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.totals import Counters
@@ -112,10 +112,9 @@ class Calls:
             # Known when other workers' steps are done.
             for index, value in self._counters.branched_after(since).items():
                 counters[index] = _on_chief(value)
-            own = (
-                [stream.iterator(private.worker_index(), restarted=restarted)] if stream.kind == "per worker" else sent
-            )
-            return run(*scalars, counters, own)
+            if stream.kind == "per worker":
+                return run(*scalars, counters, [stream.iterator(internals.worker_index(), restarted=restarted)])
+            return run(*scalars, counters, sent)
 
         return call
 

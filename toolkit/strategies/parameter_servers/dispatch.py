@@ -14,7 +14,7 @@ import tensorflow as tf
 from toolkit.cluster import Cluster, Task, split
 from toolkit.errors import TaskLost
 from toolkit.strategies.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 
 __all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
 
@@ -106,7 +106,7 @@ class Dispatcher:
                 other.overlap += work.steps
             self._under_way.append(work)
             self._progress = max(self._progress, time.monotonic() if len(self._under_way) == 1 else 0.0)
-        private.schedule(self._coordinator, lambda: self._execute(work))
+        internals.schedule(self._coordinator, lambda: self._execute(work))
 
     def wait_for_all(self) -> None:
         """Waits until everything that was sent is done.
@@ -147,7 +147,7 @@ class Dispatcher:
     def _execute(self, work: Work) -> None:
         """Runs in a worker's thread. If that worker dies, TensorFlow calls it again in another worker's thread."""
         work.attempts += 1
-        worker = private.worker_index()
+        worker = internals.worker_index()
         if work.attempts > 1:
             self.retried += 1
         began = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.variables.stand_in import StandIn
 
 __all__ = ["Cell", "LocalValue", "UpdatedValue", "in_graph_of"]
@@ -47,7 +47,7 @@ class LocalValue(StandIn):
     def read_value(self) -> tf.Tensor:
         """Returns the value, and records that it was read."""
         if self.trainable:
-            private.accessed(self)
+            internals.accessed(self)
         return self.current()
 
     def current(self) -> tf.Tensor:
@@ -119,7 +119,7 @@ class Cell(StandIn):
     def read_value(self) -> tf.Tensor:
         """Returns the value at this point of the step."""
         if self.trainable:
-            private.accessed(self)
+            internals.accessed(self)
         value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
         value.set_shape(self.shape)
         return value

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 
 __all__ = ["ServerShardedVariable", "shards_of"]
 
@@ -94,8 +94,8 @@ class ServerShardedVariable:
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         value = self.read_value()
         if self.trainable:
-            private.accessed(self)
-            value = private.computed_from(self.handle, value, tf.convert_to_tensor)
+            internals.accessed(self)
+            value = internals.computed_from(self.handle, value, tf.convert_to_tensor)
         return value if dtype is None else tf.cast(value, dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

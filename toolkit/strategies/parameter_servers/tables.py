@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.variables.stand_in import StandIn
@@ -54,7 +54,7 @@ class LocalTable(LocalValue):
     def lookup(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns rows of the table: of indices [...], negative ones from the end, [..., columns]."""
         if self.trainable:
-            private.accessed(self)
+            internals.accessed(self)
         return self._rows.lookup(indices, self.handle)
 
 
@@ -125,7 +125,7 @@ def _connected(stand_in: tf.Tensor, value: tf.Tensor, *, indices: Any = None, sh
         upstream = tf.convert_to_tensor(upstream)
         return upstream if indices is None else tf.IndexedSlices(upstream, indices, tf.constant(list(shape), tf.int64))
 
-    return private.computed_from(stand_in, value, gradient)
+    return internals.computed_from(stand_in, value, gradient)
 
 
 class RowsOfVariable(StandIn):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.variables import LocalScope
 from toolkit.strategies.parameter_servers.worker_step import current
@@ -20,7 +20,7 @@ class _ShardScope(LocalScope):
         self._index = index
 
     def get_current_value(self, variable: Any) -> Any:
-        value = private.held(variable)
+        value = internals.held(variable)
         mine = isinstance(value, ServerShardedVariable) and value.like is self._variable
         return value.shards[self._index] if mine else None
 

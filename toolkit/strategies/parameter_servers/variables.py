@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
@@ -111,19 +111,19 @@ def innermost() -> LocalScope | None:
 
 def adapt_lookups() -> None:
     """Makes Keras's lookups ask whether a variable is a table in the step that is being traced."""
-    private.around_lookups(_take)
+    internals.around_lookups(_take)
 
 
 def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> Any:
     if axis != 0 or not isinstance(x, keras.Variable) or isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
         return original(x, indices, axis)
-    scope, held = innermost(), private.held(x)
+    scope, held = innermost(), internals.held(x)
     table = None if scope is None else scope.values.get(id(x))
     if isinstance(table, LocalTable):
         return table.lookup(tf.convert_to_tensor(indices))
     if table is None and isinstance(held, ServerShardedVariable):  # In the user's own loop.
         if held.trainable:
-            private.accessed(held)
+            internals.accessed(held)
         return Rows(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
     return original(x, indices, axis)
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import Cell
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.pushes import adds, by_device, changes, push
@@ -166,7 +166,7 @@ class Step:
                 for device in devices:
                     with tf.device(device), tf.control_dependencies([tf.identity(ready)]):
                         self.begin(device)
-            with private.gradients_through(optimizer, self.send):
+            with internals.gradients_through(optimizer, self.send):
                 result = original(grads, variables)
             for device in devices:
                 if self.wanted(device):
@@ -197,7 +197,7 @@ class Step:
 
         self._send_assigned(variables)
         self._scaled = True
-        private.apply_if_finite(optimizer, grads, variables, skip)
+        internals.apply_if_finite(optimizer, grads, variables, skip)
         self._scaled = False
         self._see_updates(variables)
 

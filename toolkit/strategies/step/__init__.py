@@ -12,7 +12,7 @@ layer_losses  what layers add to the loss, kept by replica
 moments       sums of a synchronised normalisation, in one exchange each way
 compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own
-phases        what steps do from some step on
+exchange_schedule  what steps do from some step on
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once

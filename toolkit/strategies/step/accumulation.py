@@ -29,7 +29,7 @@ from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import attach
 
-__all__ = ["attach_to", "exchanged_later", "kept_by", "later"]
+__all__ = ["attach_to", "exchanged_later", "later", "per_replica_state"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.Abstrac
     return known(later=frozenset(optimizer._var_key(variable) for variable in variables))
 
 
-def kept_by(optimizer: Any) -> list[Any]:
+def per_replica_state(optimizer: Any) -> list[Any]:
     """Returns the variables of which a checkpoint needs all replicas' values: what each process has accumulated."""
     strategy = optimizer._distribution_strategy
     sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []

@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras.src.losses import loss as _loss
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives, private
+from toolkit.strategies.exchange import collectives, internals
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.step import lateness
 from toolkit.support.wrapping import wrap
@@ -145,7 +145,7 @@ class Share:
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
         """Gives each replica the whole state of a metric that isn't a sum over examples."""
         for variable in metric.variables:
-            private.keep_first_replicas(variable)
+            internals.keep_first_replicas(variable)
 
 
 def _graph() -> Any:

@@ -19,7 +19,7 @@ from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import attach
 
-__all__ = ["attach_to", "check_smaller", "kept_by", "memories_of", "send_all"]
+__all__ = ["attach_to", "check_smaller", "memories_of", "per_replica_state", "send_all"]
 
 _ATTRIBUTE = "_toolkit_memories"
 _WAITS = "_toolkit_sends_all_yet"
@@ -40,7 +40,7 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
     return [kept.get(optimizer._var_key(variable)) if kept else None for variable in variables]
 
 
-def kept_by(optimizer: Any) -> list[Any]:
+def per_replica_state(optimizer: Any) -> list[Any]:
     """Returns the state's variables, in the order of the optimizer's trainable variables."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]

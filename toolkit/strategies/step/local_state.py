@@ -9,12 +9,12 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.read_together import ReplicaCopies
 
-__all__ = ["kept_by", "velocities_of"]
+__all__ = ["per_replica_state", "velocities_of"]
 
 _VELOCITIES = "_toolkit_velocities"
 
 
-def kept_by(model: keras.Model) -> list[Any]:
+def per_replica_state(model: keras.Model) -> list[Any]:
     """Returns the variables of which a checkpoint needs all replicas' values: optimizers' variables, and velocities.
 
     Nothing where they don't train by themselves.

@@ -26,9 +26,9 @@ from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, current, entered
+from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.moments import attach_to
-from toolkit.strategies.step.phases import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.wrapping import wrap

@@ -49,7 +49,7 @@ def common(model: "keras.Model") -> "dict[str, np.ndarray]":
     """
     from toolkit.strategies.step import local_state
 
-    own = _OPTIMIZER if local_state.kept_by(model) else None
+    own = _OPTIMIZER if local_state.per_replica_state(model) else None
     return {name: array for name, array in capture(model).items() if own is None or not name.startswith(own)}
 
 
@@ -178,9 +178,9 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        kept = [*compression.kept_by(optimizer), *accumulation.kept_by(optimizer)]
+        kept = [*compression.per_replica_state(optimizer), *accumulation.per_replica_state(optimizer)]
         found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
-    found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.kept_by(model))})
+    found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.per_replica_state(model))})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found

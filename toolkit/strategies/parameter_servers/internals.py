@@ -1,6 +1,6 @@
 """Uses private parts of TensorFlow 2.21 and Keras 3, all in one place.
 
-`tests/strategies/parameter_servers/test_private.py` fails when one of them changes.
+`tests/strategies/parameter_servers/test_internals.py` fails when one of them changes.
 """
 
 import contextlib

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 
-from toolkit.strategies.parameter_servers import private
+from toolkit.strategies.parameter_servers import internals
 
 
 def test_the_coordinator_takes_python_functions_behind_its_public_method():
-    """Fails when the public one takes them too, and calls them again knowingly: then `private.schedule` can go."""
+    """Fails when the public one takes them too, and calls them again knowingly: then `internals.schedule` can go."""
     public = inspect.getsource(tf.distribute.coordinator.ClusterCoordinator.schedule)
     assert "only accepts a `tf.function`" in public
     assert "self._cluster.schedule(" in public
@@ -31,7 +31,7 @@ def test_the_worker_that_work_was_given_to_is_known():
         worker_index = 3
 
     with coordinator_context.with_dispatch_context(Worker()):
-        assert private.worker_index() == 3
+        assert internals.worker_index() == 3
 
 
 def test_gradients_pass_through_once_clipped():
@@ -44,7 +44,7 @@ def test_gradients_pass_through_once_clipped():
         seen.extend(pairs)
         return [(gradient / 2, value) for gradient, value in pairs]
 
-    with private.gradients_through(optimizer, halve):
+    with internals.gradients_through(optimizer, halve):
         optimizer.apply([tf.constant([6.0, 8.0])], [variable])
     ((gradient, value),) = seen
     assert value.ref() == variable.value.ref()

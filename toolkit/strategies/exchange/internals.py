@@ -1,4 +1,4 @@
-"""Uses private parts of TensorFlow; `tests/strategies/test_exchange_private.py` fails if they change."""
+"""Uses private parts of TensorFlow; `tests/strategies/test_exchange_internals.py` fails if they change."""
 
 from collections.abc import Callable
 from typing import Any
