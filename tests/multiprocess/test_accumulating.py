@@ -10,6 +10,7 @@ SCRIPT = pathlib.Path(__file__).with_name("accumulating.py")
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_gradients_of_several_steps_are_exchanged_once(tmp_path):
     seen = []
     for workers in (1, 2):

@@ -268,11 +268,18 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("outer", [{}, {"outer_rate": 0.7, "outer_momentum": 0.9}], ids=["plain", "outer"])
-def test_a_resumed_run_is_that_of_no_pause_to_the_bit(four_devices, tmp_path, make, outer):
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=[] if name == "accumulating" else pytest.mark.long) for name in OPTIMIZERS]
+)
+@pytest.mark.parametrize(
+    "outer",
+    [pytest.param({}, marks=pytest.mark.long), {"outer_rate": 0.7, "outer_momentum": 0.9}],
+    ids=["plain", "outer"],
+)
+def test_a_resumed_run_is_that_of_no_pause_to_the_bit(four_devices, tmp_path, optimizer, outer):
     local = LocalSteps(every=3, **outer)
     strategy = strategies.create("mirrored", devices=four_devices[:2], local=local)
+    make = OPTIMIZERS[optimizer]
     expected = run(tmp_path / "whole", strategy, make)
     with pytest.raises(StoppedBySignal, match="step 3"):  # The next average.
         run(tmp_path / "stopped", strategy, make, stop=True)

@@ -57,7 +57,7 @@ def trained(folder, strategy, *, resume=False, stop=0, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("stop", [7, 10])
+@pytest.mark.parametrize("stop", [7, pytest.param(10, marks=pytest.mark.long)])
 def test_a_loop_goes_on_to_the_bit(tmp_path, four_devices, replicas, stop):
     def strategy():
         # Not TensorFlow's own: it keeps shapes of collectives for the process's life.
