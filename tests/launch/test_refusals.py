@@ -59,4 +59,4 @@ def test_a_script_that_is_not_there_is_said(launcher, command, said):
 def test_a_host_that_is_not_this_machine_is_said(launcher):
     code, _, err, _ = launcher.run("--workers=1", "--host=192.0.2.99", body="print('ran')")
     assert code == 2
-    assert "no address of this machine" in err
+    assert "this machine doesn't have that address" in err
