@@ -13,12 +13,12 @@ class What(enum.Enum):
     """An event, in the manual's words."""
 
     DONE = "all tasks that train have ended well"
-    FAILED = "a task failed, was killed or hangs, or a host is gone"
-    REFUSED = "what was asked can't be done: exit code 2, of a task or of the launcher"
-    STOPPED = "the launcher, or another host's, was told to stop"
-    OUT = "Slurm's notice that the time is nearly up, or a node on which Slurm can't run a program any more"
-    BACK = "a host that the job went on without is there again"
-    SERVING = "a worker beside parameter servers was killed, or stopped for longer than `--heartbeat_timeout`"
+    FAILED = "a task failed, was killed or hangs, or a host is lost"
+    REFUSED = "a task or the launcher ended with exit code 2: what was asked can't be done"
+    STOPPED = "this launcher, or the launcher on another host, was told to stop"
+    OUT = "Slurm announced the end of the time limit, or can no longer run programs on a node"
+    BACK = "a lost host is back, after the job went on without it"
+    SERVING = "in a job with parameter servers, a worker was killed, or suspended for longer than `--heartbeat_timeout`"
     LAST = "the same, and no other worker is left"
 
 
@@ -30,9 +30,9 @@ class Next(enum.Enum):
     STOP = "the job is stopped"
     AGAIN = "the job starts again, from its newest checkpoint"
     RESTART = "the job starts again, from its newest checkpoint; that counts"
-    REQUEUE = "Slurm queues the job again; it goes on from its newest checkpoint"
-    REPLACE = "that worker starts again, the others go on; that counts"
-    WITHOUT = "the others go on without it"
+    REQUEUE = "Slurm queues the job again; it continues from its newest checkpoint"
+    REPLACE = "that worker starts again while the job goes on; that counts"
+    WITHOUT = "the job goes on without it"
 
 
 # What follows while restarts are left, and when none is left.
