@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROWS = (
     "alone float32",
+    "torch float32",
     "ddp float32",
     "ddp float16",
     "tp float32",
@@ -45,7 +46,11 @@ _RANK = flags.DEFINE_integer("rank", 0, "Which of the two this is.")
 _ADDRESSES = flags.DEFINE_list("addresses", [], "Of both.")
 _OUT = flags.DEFINE_string("out", None, "Where the measurements go.")
 STEPS = flags.DEFINE_integer("steps", 30, "Steps measured.", lower_bound=5)
+PACK = flags.DEFINE_integer(
+    "bytes_per_pack", None, "Of gradients that this toolkit sends; its own default unless given."
+)
 _WARM = 8
+_TORCH = ("torch", "ddp", "tp")
 # Of "hybrid": what replicas share are all layers but convolutions.
 _EVERY = 16  # Steps of "local" between two averages.
 _CHOSEN = {"data": ("replicated", "replicated"), "hybrid": ("replicated", "sharded"), "planned": ("planned", "planned")}
@@ -56,7 +61,7 @@ def main() -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[_RANK.value]})
     library, _, how = _ROW.value.partition(" ")
     clock = _Clock(_EVERY if _ROW.value.startswith("local") else 1)
-    if library in ("ddp", "tp"):
+    if library in _TORCH:
         from benchmarks import torch_worker
 
         addresses, steps = _ADDRESSES.value, clock.steps()
@@ -65,7 +70,7 @@ def main() -> None:
     else:
         figures = keras_fit(library, how, clock)
     pathlib.Path(_OUT.value).write_text(json.dumps(figures))
-    if library in ("ddp", "tp"):
+    if library in _TORCH:
         os._exit(0)  # PyTorch aborts one process in forty as it ends: "terminate called without an active exception".
 
 
@@ -84,7 +89,9 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
         how_exchanged: dict = {"local": toolkit.strategies.LocalSteps(every=_EVERY, dtype=dtype)}
     else:
         compression = "powersgd" if kind == "powersgd" else "none"
-        exchange = toolkit.strategies.GradientExchange(dtype=dtype, compression=compression, rank=4)
+        exchange = toolkit.strategies.GradientExchange(
+            dtype=dtype, compression=compression, rank=4, bytes_per_pack=PACK.value
+        )
         how_exchanged = {"gradients": exchange}
     strategy = toolkit.strategies.create("one_device" if kind == "alone" else "multi_worker", **how_exchanged)
 
@@ -170,7 +177,7 @@ class _Clock:
 
     def begin(self, step: int) -> None:
         if step == self.warm:
-            self.before = received()
+            self.before, self.used = received(), time.process_time()
             self.last = time.perf_counter()
 
     def end(self, step: int, loss: float) -> None:
@@ -179,12 +186,13 @@ class _Clock:
             now = time.perf_counter()
             self.times.append(now - self.last)
             self.last = now
-            self.after = received()
+            self.after, self.used_after = received(), time.process_time()
 
     def figures(self) -> dict[str, Any]:
         rounds = [statistics.mean(self.times[at : at + self.every]) for at in range(0, len(self.times), self.every)]
         return {
             "milliseconds": 1000 * statistics.median(rounds),
+            "processor": 1000 * (self.used_after - self.used) / len(self.times),
             "megabytes": (self.after - self.before) / len(self.times) / 1e6,
             "losses": self.losses[:3] + self.losses[-1:],
         }

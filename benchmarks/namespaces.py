@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def two_hosts(rate: str) -> Iterator[tuple[str, str]]:
     """
     names = (f"bench{os.getpid()}a", f"bench{os.getpid()}b")
     with contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)))
         for name in names:
             _run("ip", "netns", "add", name)
             stack.callback(_run, "ip", "netns", "del", name)

@@ -20,8 +20,8 @@ def train(name: str, how: str, *, rank: int, addresses: list[str], steps: int, c
 
     Args:
         name: Of a network.
-        how: "ddp float32", "ddp float16" with DDP's compression hook, or "tp float32": PyTorch's tensor parallel API,
-            where both processes have all examples.
+        how: "torch float32" without an exchange, "ddp float32", "ddp float16" with DDP's compression hook, or
+            "tp float32": PyTorch's tensor parallel API, where both processes have all examples.
         rank: Which of the two this is.
         addresses: Of both.
         steps: How many.
@@ -44,7 +44,8 @@ def train(name: str, how: str, *, rank: int, addresses: list[str], steps: int, c
         each = [networks.examples(name, of) for of in (0, 1)]
         x, y = (torch.cat([torch.from_numpy(part) for part in parts]) for parts in zip(*each, strict=True))
     else:
-        model = nn.parallel.DistributedDataParallel(model)
+        if library == "ddp":
+            model = nn.parallel.DistributedDataParallel(model)
         if dtype == "float16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         x, y = (torch.from_numpy(part) for part in networks.examples(name, rank))

@@ -3,7 +3,8 @@
     sudo python -m benchmarks.two_hosts [--network=fc] [--rate=1gbit] [--json]
 
 Two network namespaces stand for the hosts, with one core each. All rows in turn, three rounds in one go; medians over
-the rounds, and ratios to one host's arithmetic alone and to DDP in the same round. Beside this toolkit's ways stands
+the rounds, and ratios to one host's arithmetic alone and to DDP in the same round. For DDP and data parallelism, the
+exposed exchange is a step's time less that of the same library without an exchange. Beside this toolkit's ways stands
 what the plan predicts, and beside PowerSGD's bytes those of the paper's formula. Of local steps the times are those of
 whole rounds, with their average. Needs PyTorch: pip install '.[bench]'.
 """
@@ -14,8 +15,9 @@ import sys
 
 from absl import flags
 
-from benchmarks.exchange_worker import NETWORK, ROWS, STEPS
+from benchmarks.exchange_worker import NETWORK, PACK, ROWS, STEPS
 from benchmarks.namespaces import measured_on, two_hosts
+from toolkit.parallel.plan.machine import bandwidth
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.", lower_bound=1)
@@ -33,6 +35,7 @@ def main() -> None:
         for number in range(_ROUNDS.value):
             for row, measured in seen.items():
                 how = [f"--network={name}", f"--row={row}", f"--steps={STEPS.value}"]
+                how += [f"--bytes_per_pack={PACK.value}"] * (PACK.value is not None)
                 worker = "benchmarks.exchange_worker"
                 measured.append(measured_on(names, worker, how, port=2300 + number, limit=_LIMIT))
                 print(f"round {number + 1}, {row}: {shown(measured[-1:])}", file=sys.stderr, flush=True)
@@ -48,20 +51,31 @@ def main() -> None:
         if "formula_megabytes" in measured[0]:
             of = statistics.median(each["megabytes"] / each["formula_megabytes"] for each in measured)
             print(f"{row}: {of:.3f} of the bytes of the paper's formula")
-        if row.startswith("data") and "alone float32" in seen:
-            print(hidden(row, measured, seen["alone float32"]))
+        base = "torch float32" if row.startswith("ddp") else "alone float32"
+        if row.startswith(("ddp", "data", "tensorflow")) and base in seen:
+            print(exposed(row, measured, seen[base]))
 
 
-def hidden(row: str, measured: list[dict], alone: list[dict]) -> str:
-    """How much of the exchange of gradients is hidden: what is measured takes its whole length from the plan."""
-    ours, wholes = [], []
-    for mine, without in zip(measured, alone, strict=True):
-        whole = mine["exchanging"] + mine["hidden"]
-        wholes.append(whole)
-        ours.append((mine["hidden"] / whole, (without["milliseconds"] + whole - mine["milliseconds"]) / whole))
-    predicted, seen = (100 * statistics.median(each) for each in zip(*ours, strict=True))
-    size = statistics.median(wholes)
-    return f"{row}: of {size:.0f} ms of exchange {predicted:.0f} % are hidden as predicted, {seen:.0f} % as measured"
+def exposed(row: str, measured: list[dict], alone: list[dict]) -> str:
+    """The exposed exchange: a step's time less that of the same library alone, beside its bytes' time on the wire.
+
+    Of the exposed time, the processor's part is what a step's threads compute more than alone, such as copies.
+    """
+    times = [mine["milliseconds"] - base["milliseconds"] for mine, base in zip(measured, alone, strict=True)]
+    used = statistics.median(mine["processor"] - base["processor"] for mine, base in zip(measured, alone, strict=True))
+    wire = 1e9 * statistics.median(each["megabytes"] for each in measured) / bandwidth(_RATE.value)
+    middle = statistics.median(times)
+    found = (
+        f"{row}: {middle:.0f} ms exposed ({min(times):.0f} to {max(times):.0f}), {middle / wire:.2f} of the wire's "
+        f"{wire:.0f}; {used:.0f} ms more of processor time"
+    )
+    if "hidden" not in measured[0]:
+        return found
+    wholes = [each["exchanging"] + each["hidden"] for each in measured]
+    predicted = statistics.median(100 * each["hidden"] / whole for each, whole in zip(measured, wholes, strict=True))
+    seen = statistics.median(100 * (1 - time / whole) for time, whole in zip(times, wholes, strict=True))
+    whole = statistics.median(wholes)
+    return f"{found}; of {whole:.0f} ms of exchange {predicted:.0f} % are hidden as predicted, {seen:.0f} % as measured"
 
 
 def shown(measured: list[dict]) -> str:
