@@ -88,7 +88,7 @@ def test_replicas_that_share_cores_get_no_verdict_on_their_speed(tmp_path):
     ("arguments", "said"),
     [
         (["--replicas=1,2"], "the recipe is missing"),
-        (["--replicas=one", "-m", "fake"], "no list of numbers"),
+        (["--replicas=one", "-m", "fake"], "isn't a list of numbers"),
         (["--replicas=2,1", "-m", "fake"], "they don't grow"),
         (["--replicas=0,1", "-m", "fake"], "whole numbers from 1"),
         (["--replicas=1", "--kind=gpus", "-m", "fake"], "Choose one of mirrored, workers"),

@@ -253,7 +253,8 @@ def test_a_large_shuffle_buffer_is_read_again_instead_of_kept(tmp_path, caplog):
 
     def data():
         both = tf.data.Dataset.from_tensor_slices((X, Y, pictures))
-        return both.shuffle(64).map(lambda x, y, _: (x, y)).batch(16)
+        # Repeated: a buffer that tf.data has read ahead to the end of the data is small again.
+        return both.repeat(4).shuffle(64).map(lambda x, y, _: (x, y)).batch(16)
 
     with Run(tmp_path / "run", checkpoint_steps=1) as run, pytest.raises(KeyError):
         run.fit(model(), data(), epochs=2, callbacks=StopsAt(step=1))
