@@ -117,7 +117,6 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
         plan = toolkit.parallel.choose(toolkit.parallel.costs(network), machine, setting, conv=conv, fc=fc)
         step = plan.step
         predicted = {"predicted": 1000 * step.seconds, "predicted_megabytes": step.received / 1e6}
-        predicted |= {"exchanging": 1000 * step.exchanging, "hidden": 1000 * step.hidden}
     with strategy.scope():
         if kind in ("hybrid", "planned"):
             model = toolkit.parallel.parallelize(network, plan, exchange_dtype=activations)
@@ -132,12 +131,15 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
         return tf.data.Dataset.from_tensors((x, y)).cache().repeat().with_options(options)
 
     class Steps(keras.callbacks.Callback):
+        summed = 0.0
+
         def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:  # noqa: ARG002 - Keras names it.
-            self.model.reset_metrics()
             clock.begin(batch)
 
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-            clock.end(batch, float((logs or {})["loss"]))
+            # Keras shows the mean of the epoch's steps. To reset it in each step takes two exchanges.
+            before, self.summed = self.summed, (batch + 1) * float((logs or {})["loss"])
+            clock.end(batch, self.summed - before)
 
     data = strategy.distribute_datasets_from_function(batches)
     model.fit(data, steps_per_epoch=clock.steps(), callbacks=[Steps()], verbose=0, shuffle=False)

@@ -35,7 +35,7 @@ COLUMNS = {
     "seconds_to_notice": "noticed",
     "seconds_to_group_down": "all tasks down",
     "seconds_to_steps_again": "steps again",
-    "seconds_to_take_in": "host taken in again",
+    "seconds_to_take_in": "host joined again",
     "seconds_to_end_after_training": "end after training",
 }
 _VERSIONS = ("tensorflow", "keras", "numpy")

@@ -65,17 +65,10 @@ def exposed(row: str, measured: list[dict], alone: list[dict]) -> str:
     used = statistics.median(mine["processor"] - base["processor"] for mine, base in zip(measured, alone, strict=True))
     wire = 1e9 * statistics.median(each["megabytes"] for each in measured) / bandwidth(_RATE.value)
     middle = statistics.median(times)
-    found = (
+    return (
         f"{row}: {middle:.0f} ms exposed ({min(times):.0f} to {max(times):.0f}), {middle / wire:.2f} of the wire's "
         f"{wire:.0f}; {used:.0f} ms more of processor time"
     )
-    if "hidden" not in measured[0]:
-        return found
-    wholes = [each["exchanging"] + each["hidden"] for each in measured]
-    predicted = statistics.median(100 * each["hidden"] / whole for each, whole in zip(measured, wholes, strict=True))
-    seen = statistics.median(100 * (1 - time / whole) for time, whole in zip(times, wholes, strict=True))
-    whole = statistics.median(wholes)
-    return f"{found}; of {whole:.0f} ms of exchange {predicted:.0f} % are hidden as predicted, {seen:.0f} % as measured"
 
 
 def shown(measured: list[dict]) -> str:

@@ -101,7 +101,7 @@ REFUSED = {
     "more hosts than replicas": (["alexnet", "--device=5", "--hosts=4", "--bandwidth=1Gbit"], "there are 2 replicas"),
     "no length": (["alexnet", "--device=5", "--length=0"], "--length=0"),
     "no replicas": (["alexnet", "--device=5", "--replicas=0"], "--replicas=0"),
-    "overlap": (["alexnet", "--device=5", "--overlap=2"], "overlap is from 0 to 1"),
+    "latency": (["alexnet", "--device=5", "--latency=-2"], "at least 0 microseconds"),
     "a chart of another kind": (["alexnet", "--device=5", "--chart=plan.gif"], "PNG or SVG"),
     "a chart nowhere": (["alexnet", "--device=5", "--chart=/absent/plan.png"], "there is no such directory"),
     "no such option": (["alexnet", "--devices=5"], "--device"),

@@ -93,7 +93,8 @@ def test_a_worker_beside_parameter_servers_is_started_again_on_its_host(hosts, t
         job.until(r"worker:1 was ended by SIGKILL; starting it again, restart 1 of 1")
         job.until(lambda: newest(tmp_path) > before)
         measured(
-            "SIGKILL of a worker beside ps on another host, by ssh", seconds_to_steps_again=time.monotonic() - began
+            "SIGKILL of a parameter server job's worker on another host, by ssh",
+            seconds_to_steps_again=time.monotonic() - began,
         )
     assert "starting the job again" not in job.text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

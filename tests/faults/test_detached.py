@@ -115,7 +115,7 @@ def test_a_killed_supervisor_leaves_no_task_and_its_job_is_said_to_be_dead(job, 
     while b"is dead" not in seen and time.monotonic() - began < 20:
         seen += os.read(master, 1 << 16)
     measured(
-        "SIGKILL of a detached job's supervisor, watched meanwhile",
+        "SIGKILL of a detached job's launcher, while `toolkit attach` follows it",
         seconds_to_notice=time.monotonic() - began,
         seconds_to_group_down=down,
     )

@@ -121,7 +121,7 @@ def test_one_for_good_ends_the_job_on_both_sides_and_is_named(pair, measured):
         time.sleep(0.05)
     texts = hosts.end()
     measured(
-        f"silent partition for good, --heartbeat_timeout={HEARTBEAT}",
+        f"silent partition that never ends, --heartbeat_timeout={HEARTBEAT}",
         seconds_to_notice=min(ends.values()),
         seconds_to_group_down=max(ends.values()),
     )

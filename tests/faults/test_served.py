@@ -53,7 +53,7 @@ def test_a_killed_worker_is_done_without_and_the_chief_ends_by_itself(job, tmp_p
     again = time.monotonic() - killed
     seconds = ended(run, tmp_path)
     measured(
-        "SIGKILL of one of two workers beside ps, not restarted",
+        "SIGKILL of one of two workers of a job with parameter servers, not restarted",
         seconds_to_steps_again=again,
         seconds_to_end_after_training=seconds,
     )
@@ -73,7 +73,7 @@ def test_all_workers_are_lost_and_come_back(job, tmp_path, measured):
     again = time.monotonic() - killed
     seconds = ended(run, tmp_path)
     measured(
-        "SIGKILL of both workers beside ps, both restarted",
+        "SIGKILL of both workers of a job with parameter servers, both restarted",
         seconds_to_steps_again=again,
         seconds_to_end_after_training=seconds,
     )
@@ -92,7 +92,10 @@ def test_all_workers_are_lost_and_not_all_come_back(job, restarts, measured):
     killed = run.kill("worker:0")
     assert run.wait(limit=60) != 0
     seconds = time.monotonic() - killed
-    measured(f"SIGKILL of both workers beside ps, --max_restarts={restarts}", seconds_to_group_down=seconds)
+    measured(
+        f"SIGKILL of both workers of a job with parameter servers, --max_restarts={restarts}",
+        seconds_to_group_down=seconds,
+    )
     assert "No worker is left" in run.text
     assert re.search(r"worker:\d failed first: it was ended by SIGKILL", run.text)
     assert seconds < faulty.within(15)
@@ -104,7 +107,10 @@ def test_a_stopped_worker_is_done_without(job, tmp_path, measured):
     stopped = run.kill("worker:0", signal.SIGSTOP)
     run.until(r"worker:0 was stopped for longer than --heartbeat_timeout; ending it")
     seconds = time.monotonic() - stopped
-    measured("SIGSTOP of one of two workers beside ps, --heartbeat_timeout=5", seconds_to_notice=seconds)
+    measured(
+        "SIGSTOP of one of two workers of a job with parameter servers, --heartbeat_timeout=5",
+        seconds_to_notice=seconds,
+    )
     ended(run, tmp_path)
     assert seconds < 5 + faulty.within(5)
 
@@ -131,7 +137,7 @@ def test_a_killed_chief_has_the_job_started_again(tmp_path, measured):
     with faulty.faulty(tmp_path, "served", "--max_restarts=1") as job:
         (found,) = job.disturb("chief:0", ["in a step"]).values()
         measured(
-            "SIGKILL of chief:0 beside ps in a step",
+            "SIGKILL of chief:0 of a job with parameter servers, in a step",
             seconds_to_notice=found.notice,
             seconds_to_group_down=found.down,
             seconds_to_steps_again=found.again,

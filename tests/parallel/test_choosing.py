@@ -93,22 +93,13 @@ def test_bytes_of_the_docstrings(alexnet):
     assert received(Choice(split="outputs"), replicas=1) == 0
 
 
-def test_gradients_can_be_exchanged_behind_the_backward_pass(alexnet):
-    setting = Setting(replicas=2, global_batch=128)
-    shown = choose(alexnet, SLOW, setting, conv="replicated", fc="replicated").step
-    hidden = choose(alexnet, dataclasses.replace(SLOW, overlap=1.0), setting, conv="replicated", fc="replicated").step
-    assert 0 < shown.seconds - hidden.seconds <= shown.computing
-
-
-def test_compressed_gradients_wait_for_the_backward_pass_and_keep_what_is_left(alexnet):
-    fast = dataclasses.replace(SLOW, overlap=1.0)
+def test_compressed_gradients_keep_what_is_left(alexnet):
     whole, compressed = (
         choose(
-            alexnet, fast, Setting(replicas=2, global_batch=128, gradient_rank=rank), conv="replicated", fc="replicated"
+            alexnet, SLOW, Setting(replicas=2, global_batch=128, gradient_rank=rank), conv="replicated", fc="replicated"
         )
         for rank in (None, 4)
     )
-    assert compressed.step.hidden == 0 < whole.step.hidden
     assert compressed.step.received < whole.step.received / 50
     weights = 4 * sum(layer.parameters for layer in alexnet)
     assert compressed.step.memory - whole.step.memory == weights

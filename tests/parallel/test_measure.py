@@ -10,7 +10,6 @@ from toolkit import strategies
 from toolkit.parallel import measure
 from toolkit.parallel.graph import layers_of
 from toolkit.parallel.plan import measure as measuring
-from toolkit.parallel.plan.count import LayerCost
 
 L = keras.layers
 
@@ -57,13 +56,3 @@ def test_gradients_have_the_bytes_that_they_are_sent_in(four_devices, dtype, siz
     # A message of 64 KiB took 40 ms, of which 0.3125 are its bytes.
     assert link.bandwidth == pytest.approx(4 * 1024**2 / 0.02)
     assert link.latency == pytest.approx(0.04 - 0.0003125)
-
-
-@pytest.mark.parametrize(("both", "share"), [(0.5, 0.0), (0.4, 0.0), (0.3, 0.5), (0.2, 1.0), (0.1, 1.0)])
-def test_what_is_hidden_is_a_share_of_the_backward_pass(both, share):
-    layers = [
-        LayerCost(name="one", kind="Dense", forward=1, backward=2, parameters=0, state=0),
-        LayerCost(name="unknown", kind="Mine", forward=None, backward=None, parameters=0, state=0),
-    ]
-    # 0.3 s of computing, of which 0.2 are backward, and 0.1 of exchanging.
-    assert measuring._overlap(both, 0.3, 0.1, layers) == pytest.approx(share)

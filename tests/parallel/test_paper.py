@@ -64,7 +64,6 @@ def speed_up(replicas, bandwidth):
         between=Link(bandwidth=bandwidth),
         # Eight GPUs in a server with two sockets, four to a socket, which share what joins the sockets.
         hosts=2 if replicas > 4 else 1,
-        overlap=0.0,  # Nothing is hidden: what is hidden is in the effective bandwidth.
     )
     sharded = {layer.name: Choice(split="outputs") for layer in layers() if layer.name.startswith("fc")}
     took = step(layers(), sharded, machine, Setting(replicas=replicas, global_batch=examples * replicas)).seconds

@@ -55,13 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="US",
         help=f"latency of one message, in microseconds [{_LATENCY:g}]",
     )
-    where.add_argument(
-        "--overlap",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="share of the backward pass during which gradients are exchanged, 0 to 1 [0]",
-    )
     speed = parser.add_argument_group("how fast a device is")
     speed.add_argument(
         "--device",
@@ -153,7 +146,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         keep = arguments.inside is not None
         machine = _measured(model, strategy, setting, inside=inside, keep_inside=keep, length=arguments.length)
-    machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts, overlap=arguments.overlap)
+    machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts)
     plan = choose_within(layers, machine, setting, memory=limit)
     points = scaling(layers, machine, plan.setting, powers(arguments.most or arguments.replicas))
     if arguments.chart:
@@ -201,11 +194,11 @@ def _check(arguments: argparse.Namespace) -> None:
             found=f"there are {arguments.replicas} replicas",
             remedy="Give at most as many hosts as replicas",
         )
-    if not 0 <= arguments.overlap <= 1 or arguments.latency < 0:
+    if arguments.latency < 0:
         raise RequestError(
-            asked=f"--overlap={arguments.overlap:g} and --latency={arguments.latency:g}",
-            found="overlap is from 0 to 1, and latency at least 0",
-            remedy="Leave them out, or give such numbers",
+            asked=f"--latency={arguments.latency:g}",
+            found="a message takes at least 0 microseconds",
+            remedy="Give such a number, or leave --latency out",
         )
     if arguments.hosts > 1 and not arguments.bandwidth:
         raise RequestError(

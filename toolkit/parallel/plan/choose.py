@@ -212,7 +212,7 @@ def _chains(layers: Sequence[LayerCost]) -> Iterator[list[LayerCost]]:
 def _cheapest(
     chain: Sequence[LayerCost], machine: Machine, setting: Setting, *, conv: str, fc: str
 ) -> dict[str, Choice]:
-    """Returns the fastest choices for such a list, if nothing is overlapped."""
+    """Returns the fastest choices for such a list."""
     # By whether the output so far is sharded: the seconds, and the choices that led there.
     best: dict[bool, tuple[float, dict[str, Choice]]] = {False: (0.0, {})}
     for number, layer in enumerate(chain):

@@ -54,7 +54,6 @@ class Machine:
         inside: What joins replicas of a host.
         between: What joins hosts, shared by a host's replicas; None for a link like `inside`.
         hosts: How many there are, among which replicas are divided evenly.
-        overlap: The share of a backward pass during which gradients can be exchanged, 0 to 1.
         seconds: Measured seconds of a training step for one example, by layer.
         fixed: Seconds of a step beside its layers.
     """
@@ -65,7 +64,6 @@ class Machine:
     between: Link | None = None
     hosts: int = 1
     memory: float = math.inf
-    overlap: float = 0.0
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     fixed: float = 0.0
 

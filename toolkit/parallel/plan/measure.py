@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from toolkit.parallel.graph import copy_model
 from toolkit.parallel.layers.kinds import plain_layer
-from toolkit.parallel.plan.comm_model import all_reduce
-from toolkit.parallel.plan.count import LayerCost, costs_seen
+from toolkit.parallel.plan.count import costs_seen
 from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies.exchange import collectives, mesh
@@ -90,21 +89,12 @@ def measure(
         memory = _memory(clock, optimizer or keras.optimizers.SGD(0.01, momentum=0.9), slots, empty)
         sizes = [layer.parameters for layer in layers if layer.parameters]
         link = _link(clock, sizes, empty)
-        overlap = 0.0
-        if mesh.replicas(strategy) > 1 and copy.trainable_variables:
-            arguments = _like(seen.calls(copy)[0], seen.examples, batch)
-            both = clock.seconds(_training(copy, arguments, inputs_too=False, exchanged=True)) - empty
-            count = mesh.replicas(strategy)
-            sums = all_reduce("gradients", sum(sizes) * tf.as_dtype(options_of(strategy).gradients.dtype).size, count)
-            alone = Machine(speed=1.0, inside=link).all_reduce_seconds(sums.received, sums.rounds, replicas=count)
-            overlap = _overlap(both, whole, alone, layers)
     scale = whole / max(sum(each.values()), 1e-12) / batch
     return Machine(
         name="measured here",
         speed=sum(layer.operations or 0 for layer in layers) / (whole / batch),
         memory=memory,
         inside=link,
-        overlap=overlap,
         seconds={name: seconds * scale for name, seconds in each.items()},
         fixed=empty,
     )
@@ -153,11 +143,8 @@ def _like(call: Call, examples: int, batch: int) -> tuple:
     return keras.tree.map_structure(like, call.given)
 
 
-def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool = False) -> Callable:
-    """Returns a step: a layer's call, then the gradients of its weights and, with `inputs_too`, of its inputs.
-
-    With `exchanged` gradients are those of all replicas, as in training.
-    """
+def _training(layer: Any, arguments: tuple, *, inputs_too: bool) -> Callable:
+    """Returns a step: a layer's call, then the gradients of its weights and, with `inputs_too`, of its inputs."""
 
     def run() -> tf.Tensor:
         given = [tf.identity(each) if isinstance(each, tf.Tensor) else each for each in keras.tree.flatten(arguments)]
@@ -169,8 +156,6 @@ def _training(layer: Any, arguments: tuple, *, inputs_too: bool, exchanged: bool
             tape.watch(watched)
             outputs = layer(*args, **{**kwargs, "training": True})
         found = [g for g in tape.gradient(outputs, watched) if g is not None] if watched else []
-        if exchanged:
-            found = reduced(found, [None] * len(found))
         return _read([*found, *keras.tree.flatten(outputs)])
 
     return run
@@ -253,18 +238,3 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
         reducing=2 * (count - 1) / count * sent / (many - few),
         smallest=few,
     )
-
-
-def _overlap(both: float, computing: float, exchanging: float, layers: Sequence[LayerCost]) -> float:
-    """Returns the share of a backward pass during which gradients were sent, 0 to 1.
-
-    Args:
-        both: Seconds of a step with its exchange.
-        computing: Seconds of a step without.
-        exchanging: Seconds of the exchange by itself.
-        layers: The model's, which say how much of computing is the backward pass.
-    """
-    counted = [layer for layer in layers if layer.operations]
-    operations = sum(layer.operations or 0 for layer in counted)
-    backward = sum(layer.backward or 0 for layer in counted) / operations if operations else 2 / 3
-    return min(max(0.0, (computing + exchanging - both) / (backward * computing)), 1.0)

@@ -25,8 +25,7 @@ class Step:
     Attributes:
         computing: Seconds of layers, forward and backward.
         updating: Seconds of the optimizer.
-        exchanging: Seconds in which it waits for what others send.
-        hidden: Seconds of the exchange of gradients beside those, in which it computes.
+        exchanging: Seconds of the exchanges. How much of them overlaps with computing isn't predicted.
         fixed: Seconds beside all of that.
         received: Bytes that a replica receives.
         memory: Bytes that a replica holds.
@@ -36,7 +35,6 @@ class Step:
     computing: float
     updating: float
     exchanging: float
-    hidden: float
     fixed: float
     received: float
     memory: float
@@ -59,7 +57,7 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
         machine: The devices, and the network between them.
         setting: What is trained, and how.
     """
-    computing = backward = updating = waiting = received = 0.0
+    computing = updating = waiting = received = 0.0
     parameters, gradients = 0, collections.defaultdict[str, list[Exchange]](list)
     again = recomputed(layers, choices, setting)
     for layer in layers:
@@ -68,7 +66,6 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
         twice = layer.block in again
         back += forth if twice else 0.0
         computing += forth + back
-        backward += back
         parameters += parameters_of(layer, choice, setting)
         updating += _updating(layer, choice, machine, setting)
         for exchange in exchanges(layer, choice, setting):
@@ -84,15 +81,13 @@ def step(layers: Sequence[LayerCost], choices: Mapping[str, Choice], machine: Ma
         for among, each in gradients.items()
     ]
     reducing = sum(_waiting(pack, machine, setting) for pack in packs)
-    hidden = min(reducing, machine.overlap * backward)
     # PowerSGD exchanges its factors when all gradients are known, in two exchanges.
     if setting.gradient_rank is not None:
         reducing += sum(_waiting(dataclasses.replace(pack, received=0), machine, setting) for pack in packs)
-        hidden = 0.0
-    exchanging = waiting + reducing - hidden
+    exchanging = waiting + reducing
     memory = sum(memory_of(layers, choices, setting).values())
     fixed = machine.fixed * setting.micro_steps
-    return Step(computing, updating, exchanging, hidden, fixed, received, memory, parameters)
+    return Step(computing, updating, exchanging, fixed, received, memory, parameters)
 
 
 def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:
@@ -111,7 +106,7 @@ def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:
 
 
 def layer_seconds(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:
-    """Returns the cost of a choice for one layer: its computation, update and exchanges, without overlap."""
+    """Returns the cost of a choice for one layer: its computation, update and exchanges."""
     found = exchanges(layer, choice, setting)
     # Gradients share messages with those of other layers.
     alone = [dataclasses.replace(each, rounds=0) if each.kind == "gradients" else each for each in found]

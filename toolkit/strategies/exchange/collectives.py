@@ -14,11 +14,7 @@ tests/strategies/test_mesh.py.
 """
 
 import contextlib
-import itertools
-import weakref
-import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +22,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import internals
+from toolkit.strategies.exchange.collective_ops import call, ring_sum
 from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
 
 __all__ = [
@@ -44,17 +41,7 @@ __all__ = [
     "rows_of_all",
 ]
 
-# Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.
-_KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
-_TIMEOUT = 0.0  # Seconds. TensorFlow's own heartbeat ends a collective whose peer is lost.
-
-
-class _Eager:
-    """Stands for no function."""
-
-
-_EAGER = _Eager()
-_counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
+_LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.
 
 
 def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
@@ -135,6 +122,8 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
         return x
     if _within_one_process():
         return _together(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
+    if count == 2 and _adds_on_the_way(x, dtype):
+        return tf.reshape(_collective(ring_sum, tf.reshape(x, [-1]), among), tf.shape(x))
     if count == 2:  # Each needs only the other's: half the rounds of a reduce-scatter and a gather, for as many bytes.
         return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), among, dtype), 0), tf.shape(x))
     flat = tf.reshape(x, [-1])
@@ -208,6 +197,17 @@ def _swap(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
     return _as(x, _collective(tf.raw_ops.CollectiveAllToAllV2, sent, among))
 
 
+def _adds_on_the_way(x: tf.Tensor, dtype: tf.DType | None) -> bool:
+    """Returns whether TensorFlow's own all-reduce exchanges a tensor of two replicas.
+
+    It copies and adds half as much as a gather and a sum of both, but has two rounds: a short tensor is gathered. It
+    adds in the dtype that is sent, and with two summands the order doesn't change the sum.
+    """
+    long = (x.shape.num_elements() or 0) * x.dtype.size >= _LONG
+    on_ring = internals.communication_of(tf.distribute.get_strategy()) != "nccl"
+    return long and on_ring and dtype in (None, x.dtype) and x.dtype in (tf.float32, tf.float64)
+
+
 def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
     got = tf.reshape(got, tf.shape(x))
     got.set_shape(x.shape)
@@ -254,39 +254,4 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
-    """Runs one of TensorFlow's collectives on this replica. They don't accept bfloat16, so its bits are sent.
-
-    On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
-    calls are in the order of TensorFlow's own.
-    All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
-    a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
-    another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
-    end the training with an error: so the key is made of the place, of the operation and of the tensor's size, and
-    what is sent is flat, or has a row for each replica.
-    """
-    members, place = _members(among)
-    replica_id = members[place]
-    if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
-        return tf.bitcast(_collective(operation, tf.bitcast(x, tf.float16), among), tf.bfloat16)
-    strategy = tf.distribute.get_strategy()
-    nccl = internals.communication_of(strategy) == "nccl"
-    in_process = len(strategy.extended.worker_devices)
-    kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
-    call = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
-    return operation(
-        input=x,
-        group_size=len(members),
-        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
-        instance_key=tf.cast(tf.math.floormod(call, 2**31 - 1), tf.int32),
-        ordering_token=[internals.ordering_token(strategy, replica_id % in_process)] if nccl else [],
-        communication_hint="nccl" if nccl else "auto",
-        timeout_seconds=_TIMEOUT,
-    )
-
-
-def _places(replica_id: int) -> Iterator[int]:
-    """Returns the counter of a replica's calls in the function being traced, branches and loops included."""
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return _counts.setdefault(graph or _EAGER, defaultdict(itertools.count))[replica_id]
+    return call(operation, x, among, *_members(among))

@@ -241,9 +241,9 @@ def reduced(
             count = collectives.replica_id_and_count()[1]
             return gradient if number in weighted else mapped(gradient, lambda values: values / count)
         weight = tf.cast(share.weight, gradient.dtype)
-        factor = 1 if number in weighted else weight
+        factor = tf.cast(weight > 0, gradient.dtype) if number in weighted else weight
         # A replica without examples has no mean: 0 / 0.
-        return mapped(gradient, lambda values: tf.where(weight > 0, values * factor, tf.zeros_like(values)))
+        return mapped(gradient, lambda values: tf.math.multiply_no_nan(values, factor))
 
     def overflowing(number: int, total: Any) -> Any:
         return with_overflow(total) if share and number in weighted and computed_in_half(grads[number]) else total
