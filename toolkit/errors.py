@@ -1,7 +1,7 @@
 """All exceptions of this toolkit.
 
 ToolkitError
-  RequestError               what was asked can't be done           exit code 2
+  RequestError               the request itself is wrong            exit code 2
     ClusterError             TF_CONFIG or the launcher's variables describe no usable cluster
     DeviceError              GPUs, memory, threads, or set-up came too late
     StrategyError            strategy unknown, or not possible here

@@ -216,8 +216,8 @@ def faulty(*arguments, **how):
 
 
 def within(seconds):
-    """A limit, longer on a machine with more to do than two processes for each core: it is shared then."""
-    return seconds * max(1.0, os.getloadavg()[0] / (2 * len(os.sched_getaffinity(0))))
+    """Twice a target of docs/reliability.md, and longer on a machine with more than four processes for each core."""
+    return seconds * max(2.0, os.getloadavg()[0] / (2 * len(os.sched_getaffinity(0))))
 
 
 def weights(run: pathlib.Path):

@@ -113,7 +113,7 @@ def unknown(kind: str, name: str, names: Sequence[str], *, lists: str) -> Reques
     # Leading dashes are the same in all names, so they don't count for similarity.
     plain = {each.lstrip("-"): each for each in names}
     meant = name.lstrip("-")
-    near = nearest(meant, plain) or next((key for key in plain if key.startswith(f"{meant}_")), None)
+    near = nearest(meant, plain)
     return RequestError(
         asked=f"{kind} {name}",
         found=f"there is no such {kind}",

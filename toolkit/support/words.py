@@ -12,9 +12,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that is most similar, or None."""
-    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.7)
-    return near[0] if near else None
+    """Returns the known name that is most similar, or that begins with this word, or None."""
+    names = list(known)
+    near = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.7)
+    return near[0] if near else next((each for each in names if each.startswith(f"{name}_")), None)
 
 
 def did_you_mean(name: str | None) -> str:

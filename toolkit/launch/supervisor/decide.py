@@ -14,7 +14,7 @@ class What(enum.Enum):
 
     DONE = "all tasks that train have ended well"
     FAILED = "a task failed, was killed or hangs, or a host is lost"
-    REFUSED = "a task or the launcher ended with exit code 2: what was asked can't be done"
+    REFUSED = "a task or the launcher ended with exit code 2: the request itself is wrong"
     STOPPED = "this launcher, or the launcher on another host, was told to stop"
     OUT = "Slurm announced the end of the time limit, or can no longer run programs on a node"
     BACK = "a lost host is back, after the job went on without it"
