@@ -12,7 +12,7 @@ strategy = toolkit.strategies.create("auto")
 import keras
 import numpy as np
 
-from toolkit.strategies.exchange import overlap
+from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.options import GradientExchange, Options, set_options
 from toolkit.strategies.step import moments
 
@@ -21,6 +21,7 @@ WAYS = {
     "chosen": {},
     "small packs": {"bytes_per_pack": 256},
     "moments as Keras exchanges them": {"moments": False},
+    "by TensorFlow's all-reduce": {"bytes_per_pack": 256, "long": 0},
     "several steps": {"bytes_per_pack": 256, "steps_per_execution": 3},
     "eager": {"bytes_per_pack": 256, "run_eagerly": True},
     "float16": {"bytes_per_pack": 256, "dtype": "float16"},
@@ -40,10 +41,11 @@ def network():
 def main():
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
-    seen, kept, together = {}, overlap.weights_first, moments._moments
+    seen, kept, together, long = {}, overlap.weights_first, moments._moments, collectives._LONG
     for way, given in WAYS.items():
         arguments = dict(given)
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
+        collectives._LONG = arguments.pop("long", long)
         one_by_one = not arguments.pop("moments", True)
         moments._moments = (lambda original, *given: original(*given)) if one_by_one else together
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
