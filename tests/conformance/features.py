@@ -698,7 +698,8 @@ def assigning_in_a_branch():
 @feature
 def made_before_the_scope():
     def make():
-        base = layers.Dense(8, activation="tanh")
+        # Named: Keras counts layers in each thread, so both layers can become "dense".
+        base = layers.Dense(8, activation="tanh", name="base")
         base.build((None, 6))
         return base, keras.optimizers.Adam(0.01)
 
