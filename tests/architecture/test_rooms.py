@@ -115,11 +115,6 @@ def test_nothing_writes_the_environment():
         assert not write.search(path.read_text()), path
 
 
-def test_no_file_has_a_second_idea():
-    long = {str(p): n for p in LIBRARY.rglob("*.py") if (n := len(p.read_text().splitlines())) > 300}
-    assert not long
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
