@@ -6,7 +6,8 @@ gradients over replicas and updates, and `train_step` makes the logs the whole b
 inlining      a tf.function that a step calls, as a part of it
 lateness      how long a process waits for the slowest one
 batch_share   each replica's share of a batch, and losses and means weighted by it
-separable     whether a loss or a metric of a batch follows from those of its parts
+rows          how what a graph computes of a batch depends on its rows
+kinds         which losses and metrics follow from those of a batch's parts, as their graphs show
 whole_batch   losses and metrics that don't, computed of the whole batch
 layer_losses  what layers add to the loss, kept by replica
 moments       sums of a synchronised normalisation, in one exchange each way

@@ -1,6 +1,6 @@
 """Computes losses and metrics that don't follow from a batch's parts, on the whole batch on every replica.
 
-A compiled loss that isn't a mean over examples is asked once which kind it is (see `separable`). A sum is summed. Any
+A compiled loss that isn't a mean over examples is asked once which kind it is (see `kinds`). A sum is summed. Any
 other is computed of all replicas' labels and predictions, which travel in each step; a replica's gradients are those by
 its own predictions. A metric whose state isn't a sum is updated with all replicas' examples, too, so that each replica
 has the whole state.
@@ -19,7 +19,7 @@ from keras.src import backend
 
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step.batch_share import Share, counted, current, entered, update_mean
-from toolkit.strategies.step.separable import Kind, loss_kind, metric_kind
+from toolkit.strategies.step.kinds import Kind, loss_kind, metric_kind
 from toolkit.support.wrapping import attach
 
 __all__ = ["WholeShare", "is_whole", "watch"]
