@@ -42,15 +42,90 @@ class Neither(keras.Model):
     def train_step(self, batch):
         raise KeyError("no such key")
 
+    test_step = train_step
+
+
+class WithoutCall(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def train_step(self, batch):
+        x, y = batch
+        return {"loss": tf.reduce_mean(self.dense(tf.concat([x, tf.cast(y, "float64")], axis=1)))}
+
+    test_step = train_step
+
 
 @pytest.mark.slow
-def test_where_nothing_makes_the_variables_both_reasons_are_given(four_devices, caplog):
-    with strategies.create("mirrored", devices=four_devices[:2]).scope():
-        model = Neither()
-        model.compile("sgd", "mse")
-    with pytest.raises((ValueError, RuntimeError), match="no such column"):
-        model.fit(X, Y, verbose=0)
-    assert "no such key" in caplog.text
+@pytest.mark.parametrize("kind", [Neither, WithoutCall])
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_a_mistake_in_a_step_is_shown_as_on_one_device(four_devices, kind, method, caplog):
+    seen = []
+    for name, count in (("one_device", 1), ("mirrored", 2)):
+        with strategies.create(name, devices=four_devices[:count]).scope():
+            model = kind()
+            model.compile("sgd", "mse")
+        with pytest.raises((KeyError, TypeError, ValueError)) as caught:
+            getattr(model, method)(X, Y, verbose=0)
+        seen.append((caught.type, str(caught.value), caught.traceback[-1].lineno))
+        assert "train_step" in [each.name for each in caught.traceback]
+    assert seen[0] == seen[1]
+    assert ("no such column" in caplog.text) == (kind is Neither)
+
+
+class TwoStreams(keras.Model):
+    """Trains on pairs of batches with an optimizer of its own, and is tested on single batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+        self.only_to_test = keras.layers.Dense(1, kernel_initializer="ones")
+        self.mean = keras.metrics.Mean("loss")
+        self.without_values = 0
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def compile(self, own_optimizer):
+        super().compile()  # With an RMSprop that nothing uses.
+        self.own_optimizer = own_optimizer
+
+    def train_step(self, data):
+        (a, _), (b, y) = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.head(self.body(b)) - y) ** 2) + 0.1 * tf.reduce_mean(self.body(a) ** 2)
+        variables = self.body.trainable_weights + self.head.trainable_weights
+        self.own_optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+    def test_step(self, data):
+        self.without_values += tf.distribute.in_cross_replica_context()
+        x, y = data
+        errors = (self.head(self.body(x)) + self.only_to_test(x) - y) ** 2
+        self.mean.update_state(errors)
+        return {"loss": self.mean.result()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["fit", "evaluate"])
+def test_data_to_evaluate_may_have_another_structure(four_devices, first):
+    seen = []
+    single = tf.data.Dataset.from_tensor_slices((X, Y)).batch(9)
+    for name, count in (("one_device", 1), ("mirrored", 2)):
+        keras.utils.set_random_seed(1)
+        with strategies.create(name, devices=four_devices[:count]).scope():
+            model = TwoStreams()
+            model.compile(keras.optimizers.Adam(0.01))
+        losses = [model.evaluate(single, verbose=0)] if first == "evaluate" else []
+        pairs = tf.data.Dataset.zip(single, single)
+        history = model.fit(pairs, validation_data=single, epochs=3, verbose=0, shuffle=False).history
+        assert not model.optimizer.built
+        seen.append(np.concatenate([losses, *history.values(), *map(np.ravel, model.get_weights())]))
+    np.testing.assert_allclose(*seen, atol=1e-6)
+    assert model.without_values == 2  # Passes without values, both before the first epoch that needs them.
 
 
 THEIRS = """

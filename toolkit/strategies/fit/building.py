@@ -2,15 +2,17 @@
 
 On one device Keras lets the first step make what isn't there yet. Under a strategy it takes a batch from the data,
 calls the model on tensors without values, and so fails where a model has no `call`, as GANs have none, and takes the
-first shuffle from the data. Here the data's own description of its batches takes the place of a batch; and a
-the user's own `train_step` makes the variables as it does on one device: it is run once on tensors without values,
-in which gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten.
+first shuffle from the data. Here the data's own description of its batches takes the place of a batch. The user's own
+`train_step`, or `test_step` with data to evaluate, makes the variables as it does on one device: it is run once on
+tensors without values, in which gradients are zeros, optimizers only say what they are given, and whatever is assigned
+is forgotten.
 
 Keras has no public hook for it: `Model._maybe_symbolic_build`, which models of our strategies have of their own, and
 `Model._symbolic_build` are private; `tests/strategies/test_building.py` fails when they change.
 """
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +30,12 @@ __all__ = ["adapt_trials", "batch_spec", "build", "check"]
 
 _LOG = logging.getLogger(__name__)
 _NOTED = "_toolkit_noted_statistics"
+_UNUSED = "_toolkit_unused"
 _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras's placeholders for missing labels or weights.
 
 
 def adapt_trials() -> None:
-    """Makes gradients zeros and optimizers do nothing in a step that runs without values. Later calls do nothing.
-    it does nothing.
-    """
+    """Makes gradients zeros and optimizers do nothing in a step that runs without values. Later calls do nothing."""
     wrap(tf.GradientTape, "gradient", _gradient)
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         wrap(kind, "apply", _apply)
@@ -96,47 +97,62 @@ def batch_spec(spec: Any) -> Any:
     return tf.nest.map_structure(one, spec)
 
 
-def build(model: keras.Model, data: Any) -> None:
-    """Builds what isn't built yet of a model, its metrics and its optimizers, in its strategy's scope.
+def build(model: keras.Model, data: Any, *, trains: bool = True) -> None:
+    """Builds what isn't built yet of a model, its metrics and, to train, its optimizers, in its strategy's scope.
 
     Args:
         model: A compiled model.
-        data: (x,), (x, y) or (x, y, weights), or whatever else its `train_step` takes: whatever has shapes and dtypes.
+        data: (x,), (x, y) or (x, y, weights), or whatever else its step takes: whatever has shapes and dtypes.
+        trains: Whether its `train_step` is to come, and not its `test_step`.
 
     Raises:
-        Whatever calling the model raises, where neither that nor its own `train_step` can make the variables.
+        Whatever the model's own step raises, where neither that nor calling the model can make the variables.
     """
+    own = _is_own(model, "train_step") or (not trains and _is_own(model, "test_step"))
     with model.distribute_strategy.scope():
-        by_step: Exception | None = None
-        if _has_own_step(model):
-            if not _lacks_variables(model):  # Such as a model into which a checkpoint was restored.
-                return
-            try:
-                _run_step(model, data)
-                return
-            except Exception as error:  # The user's own code may raise anything.
-                by_step = error
-                _LOG.debug("train_step can't be run on tensors without values", exc_info=True)
+        if own and getattr(model, "compiled", False):
+            _build_by_step(model, data, "train_step" if trains else "test_step")
+        else:
+            model._symbolic_build(data_batch=data)
+
+
+def _is_own(model: keras.Model, step: str) -> bool:
+    return getattr(type(model), step) is not getattr(keras.Model, step)
+
+
+def _build_by_step(model: keras.Model, data: Any, step: str) -> None:
+    """Builds what a step needs. What it has left unbuilt before, such as an unused optimizer, it doesn't need."""
+    unused = vars(model).setdefault(_UNUSED, {}).setdefault(step, weakref.WeakSet())
+    if all(each in unused for each in _unbuilt(model, step)):  # Such as a model into which a checkpoint was restored.
+        return
+    try:
+        _run_step(model, data, step)
+    except Exception as by_step:  # The user's own code may raise anything.
+        _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
         try:
             model._symbolic_build(data_batch=data)
-        except Exception:
-            if by_step is not None:  # Keras removes the causes of errors that `fit` raises.
-                _LOG.error("train_step, run on tensors without values, fails too: %r", by_step)
-            raise
+        except Exception as by_call:
+            if type(model).call is not keras.Model.call:
+                _LOG.error("Calling the model fails, too: %r", by_call)
+            if model.run_eagerly:
+                _LOG.error(
+                    "%s was run on tensors without values, because replicas can't create variables. If it needs "
+                    "values, create them before: call the layers on a batch in strategy.scope()",
+                    step,
+                )
+            raise by_step from None  # As one device shows it: with the line of the user's that raised it.
+    unused.update(_unbuilt(model, step))
 
 
-def _has_own_step(model: keras.Model) -> bool:
-    return type(model).train_step is not keras.Model.train_step and getattr(model, "compiled", False)
+def _unbuilt(model: keras.Model, step: str) -> list[Any]:
+    parts = [*model._flatten_layers(include_self=False), *model.metrics, getattr(model, "_compile_loss", None)]
+    if step == "train_step":
+        parts += optimizers_of(model)
+    return [each for each in parts if not getattr(each, "built", True)]
 
 
-def _lacks_variables(model: keras.Model) -> bool:
-    layers_and_metrics = [*model._flatten_layers(include_self=False), *model.metrics]
-    others = [*optimizers_of(model), getattr(model, "_compile_loss", None)]
-    return not all(getattr(each, "built", True) for each in [*layers_and_metrics, *others])
-
-
-def _run_step(model: keras.Model, data: Any) -> None:
-    """Runs the model's own `train_step` once without replicas and values, which creates all variables."""
+def _run_step(model: keras.Model, data: Any, step: str) -> None:
+    """Runs one of the model's own steps once without replicas and values, which creates all variables."""
     given = keras.tree.map_structure(
         lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
         data,
@@ -149,7 +165,7 @@ def _run_step(model: keras.Model, data: Any) -> None:
         before = len(model.variables)
         recorded.clear()
         with known(recorded=recorded):
-            backend.compute_output_spec(model.train_step, given)
+            backend.compute_output_spec(getattr(model, step), given)
     for optimizer, variables in recorded:
         if not optimizer.built:
             optimizer.build(variables)

@@ -15,6 +15,7 @@ from toolkit.strategies.exchange import mesh
 from toolkit.strategies.fit import building
 from toolkit.strategies.fit.export import export
 from toolkit.strategies.fit.out_of_scope import predict_once, quantize
+from toolkit.strategies.input.epoch_iterator import trains
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
 from toolkit.strategies.step.train_step import make_function
@@ -85,6 +86,6 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     prepare(model)
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
-    building.build(
-        model, data_batch if iterator is None else building.batch_spec(iterator._distributed_dataset.element_spec)
-    )
+    if iterator is not None:
+        data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
+    building.build(model, data_batch, trains=trains(iterator))

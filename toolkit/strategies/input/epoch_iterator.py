@@ -14,7 +14,9 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "whole_for_keras"]
+__all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "trains", "whole_for_keras"]
+
+_TRAINS = "_toolkit_trains"
 
 
 def adapt_epoch_iterator() -> None:
@@ -47,13 +49,19 @@ def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> No
                 found="each replica's data come from a function, which class_weight can't be put into",
                 remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
             )
-    with known(iterator=iterator, predicts="y" not in kwargs):  # Keras passes everything but the strategy by name.
+    vars(iterator)[_TRAINS] = "class_weight" in kwargs  # Keras passes everything by name, and this to train only.
+    with known(iterator=iterator, predicts="y" not in kwargs):
         original(iterator, *args, **kwargs)
 
 
 def predicts() -> bool:
     """Returns whether the data is for `predict`, whose examples have no labels and whose results have no mean."""
     return here.predicts
+
+
+def trains(iterator: Any) -> bool:
+    """Returns whether Keras's loop reads by this object to train."""
+    return getattr(iterator, _TRAINS, True)
 
 
 def epoch_iterator() -> Any:
