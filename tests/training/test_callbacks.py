@@ -56,6 +56,7 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     display = Recorder(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
     display.set_model(keras.Sequential())
     display.on_epoch_begin(0)
+    tracker.on_train_batch_end(0)
     display.on_train_batch_end(0, {"loss": 1.25, "accuracy": 0.5})
     display.on_test_begin()
     display.on_epoch_end(0, {"loss": 1.0, "accuracy": 0.75, "val_loss": 2.0})

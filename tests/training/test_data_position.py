@@ -25,13 +25,17 @@ Y = X.sum(axis=1, keepdims=True) + 0.1
 class StopAfter(keras.callbacks.Callback):
     """Sends this process a signal after so many training steps of its own, or at the end of an epoch."""
 
-    def __init__(self, steps=None, epoch=None):
+    def __init__(self, steps=None, epoch=None, validation=False):
         super().__init__()
-        self.steps, self.epoch, self.done = steps, epoch, 0
+        self.steps, self.epoch, self.validation, self.done = steps, epoch, validation, 0
 
     def on_train_batch_end(self, batch, logs=None):
         self.done += 1
         if self.done == self.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if self.validation:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -148,7 +152,9 @@ MARKED = [pytest.param(*case, marks=[] if case in SHORT else pytest.mark.long) f
 STOPS = {"late": {"steps": 12}, "between": {"epoch": 1}}
 
 
-def train(directory, four_devices, make, *, steps=None, replicas=1, resume=False, extra=(), seed=5, **options):
+def train(
+    directory, four_devices, make, *, steps=None, replicas=1, resume=False, extra=(), seed=5, at_once=1, **options
+):
     if seed is not None:
         keras.utils.set_random_seed(seed)
     strategy = strategies.create("mirrored" if replicas > 1 else "one_device", devices=four_devices[:replicas])
@@ -156,13 +162,14 @@ def train(directory, four_devices, make, *, steps=None, replicas=1, resume=False
     x, y = data if isinstance(data, tuple) else (data, None)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=at_once)
     with Run(directory, recipe="test", resume=resume) as run:
         if y is not None:
             options["batch_size"] = BATCH
         run.fit(model, x, y, epochs=EPOCHS, steps_per_epoch=steps, callbacks=list(extra), **options)
         rows = (directory / "history.csv").read_text().splitlines()
         figures = [row.split(",")[:3] for row in rows]
+        assert run.summary["steps"] == int(model.optimizer.iterations)
         return [weight.numpy() for weight in model.weights], {**run.summary, "figures": figures}
 
 
@@ -193,6 +200,28 @@ def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(tmp_pat
         for mine, theirs in zip(more["figures"][1:], summary["figures"][1:], strict=True):
             exact = [float(value) for value in theirs]
             assert [float(v) for v in mine] == (exact if replicas == 1 else pytest.approx(exact, rel=1e-6))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    ("kind", "steps", "made"),
+    [("unknown length", None, [5, 10, 15]), ("endless", 5, [6, 12, 18]), ("tensors", 8, [5, 10, 15])],
+)
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_steps_that_are_made_at_once_are_counted_as_they_were_made(tmp_path, four_devices, kind, steps, made, replicas):
+    """Keras's last call in an epoch makes two steps of three where the data ends, and three where two are left."""
+    how = {"steps": steps, "replicas": replicas, "at_once": 3, "validation_data": (X, Y)}
+    (tmp_path / "a").mkdir()
+    undisturbed, summary = train(tmp_path / "a/run", four_devices, KINDS[kind][0], **how)
+    assert [int(row[1]) for row in summary["figures"][1:]] == made
+    for name, stop in {"first": {"validation": True}, "late": {"steps": 3}, "between": {"epoch": 1}}.items():
+        (tmp_path / name).mkdir()
+        with pytest.raises(StoppedBySignal):
+            train(tmp_path / name / "run", four_devices, KINDS[kind][0], extra=[StopAfter(**stop)], **how)
+        resumed, more = train(tmp_path / name / "run", four_devices, KINDS[kind][0], resume=True, **how)
+        assert [int(row[1]) for row in more["figures"][1:]] == made
+        assert same(resumed, undisturbed), name
 
 
 @pytest.mark.slow

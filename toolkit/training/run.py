@@ -240,7 +240,10 @@ class Run:
             x = x.train(start_step=resumed.step)
         else:
             as_it_is = options.get("class_weight") is None
-            data = place_in(x, strategy, steps_per_epoch=steps_per_epoch, as_it_is=as_it_is)
+            # Keras makes whole calls of `steps_per_execution` steps, as long as there is data.
+            at_once = model.steps_per_execution
+            read = steps_per_epoch and -(-steps_per_epoch // at_once) * at_once
+            data = place_in(x, strategy, steps_per_epoch=read, as_it_is=as_it_is)
             if checkpoint is not None and not complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
         self._monitor = Monitor(

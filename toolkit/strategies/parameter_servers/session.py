@@ -20,6 +20,7 @@ from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_
 from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
 from toolkit.strategies.parameter_servers.whole_metrics import NotSums, check_in_turn
+from toolkit.strategies.step.step_count import count_dispatched
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
 __all__ = ["Session"]
@@ -86,6 +87,7 @@ class Session:
         """Sends the next steps of `fit`; returns the logs of the steps whose results have arrived."""
         reader = reader_of(given)
         for item in self._next(reader):
+            count_dispatched(self.model, 1)
             if self._stream is not reader.stream:
                 self._flush()
                 self._stream = reader.stream

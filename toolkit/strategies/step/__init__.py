@@ -14,6 +14,7 @@ moments       sums of a synchronised normalisation, in one exchange each way
 compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own
 exchange_schedule  what steps do from some step on
+step_count    how many steps a model has made
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once

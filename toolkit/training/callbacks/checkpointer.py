@@ -144,7 +144,7 @@ class Checkpointer(keras.callbacks.Callback):
                 self._restore_scalars()
             return
         # This call's steps include a multiple of every_steps (with steps_per_execution there are several).
-        before = position.step - (batch - self.tracker.batch + 1)
+        before = position.step - self.tracker.made
         due = self._due or (bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps)
         received = self.stopping.after(position.step) or self._received
         if not agrees(self.model):  # Replicas that train locally will average in some steps.

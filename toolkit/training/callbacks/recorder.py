@@ -90,7 +90,7 @@ class Recorder(keras.callbacks.Callback):
             status.report(state="training", step=step, images_per_second=rate, **status.waited())
         if self.shows and now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
             self._shown = now
-            self._show(batch + 1, logs)
+            self._show(self.tracker.position.batch, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         status.report(state="evaluating")

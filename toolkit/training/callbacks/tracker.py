@@ -1,11 +1,13 @@
 """Progress and speed of training: the callback that counts for all others."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from toolkit import strategies
+from toolkit.strategies.step.step_count import count_steps
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["Tracker"]
@@ -29,9 +31,10 @@ class Tracker(keras.callbacks.Callback):
             Keras's mean of the loss counts in the second step, where the model has one.
 
     Attributes:
-        position: Where training stands.
+        position: Where training stands, by the steps that were really made: with `steps_per_execution`, Keras's last
+            call in an epoch makes fewer than it tells callbacks, or more.
+        made: How many steps Keras's last call has made.
         epoch: The number of the present epoch, from 0.
-        batch: The number of the first step in Keras's present call, from 0 in each epoch.
         steps_per_epoch: None until it is known: with data of unknown length, after the first epoch.
         passing_over: Whether Keras's present step is one that an earlier process has done.
     """
@@ -44,14 +47,16 @@ class Tracker(keras.callbacks.Callback):
         self.resumed = resumed
         self.global_batch_size = global_batch_size
         self.position = resumed
+        self.made = 0
         self.epoch = resumed.epoch
-        self.batch = -1
         self.steps_per_epoch: int | None = None
         self.passing_over = False
         self._steps_before = resumed.step - resumed.batch  # Of whole epochs.
         self._seen = 0
         self._last: tuple[int, float] | None = None
         self._counted: tuple[int, int] | None = None
+        self._count_of: Callable[[], int] | None = None  # The steps made so far; None where each call makes one.
+        self._count_before = 0  # Steps that the present epoch begins with, in this process.
         self._total, self._of_epoch = [0, 0.0], [0, 0.0]  # Steps, seconds.
 
     @property
@@ -69,36 +74,56 @@ class Tracker(keras.callbacks.Callback):
         """The same for this epoch so far."""
         return self._rate(*self._of_epoch)
 
+    def set_model(self, model: keras.Model) -> None:
+        """Makes the model count its steps, before Keras makes its step function."""
+        super().set_model(model)
+        self._count_of = count_steps(model) if model.steps_per_execution > 1 else None
+
     def on_train_begin(self, logs: Any = None) -> None:
         self.steps_per_epoch = self.params.get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch, self.batch = epoch, -1
+        self.epoch = epoch
+        if self._count_of is not None:
+            self._count_before = self._count_of()
         self._last = self._counted = None
         self._of_epoch = [0, 0.0]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.batch = batch
         self.passing_over = self.resumed.already_did(self.epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.passing_over:
             return
-        self._measure(batch)
-        # With steps_per_execution, `batch` is the last of several steps; at an epoch's end some of them don't exist.
-        if self.steps_per_epoch is not None:
-            batch = min(batch, self.steps_per_epoch - 1)
-        self.position = Position(step=self._steps_before + batch + 1, epoch=self.epoch, batch=batch + 1)
+        self._advance(batch + 1)
+        self._measure()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._advance()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._advance()
         self.steps_per_epoch = self.steps_per_epoch or self.position.batch
         self._steps_before += self.position.batch
         self.position = Position(step=self._steps_before, epoch=epoch + 1)
 
+    def _advance(self, batch: int | None = None) -> None:
+        """Brings the position to what was made of the epoch: `batch` steps, unless they are counted.
+
+        A call in whose midst the data ends may be one that callbacks don't learn of.
+        """
+        if self._count_of is not None:
+            resumed = self.resumed.batch if self.epoch == self.resumed.epoch else 0
+            batch = resumed + self._count_of() - self._count_before
+        if batch is not None:
+            self.made = self._steps_before + batch - self.position.step
+            self.position = Position(step=self._steps_before + batch, epoch=self.epoch, batch=batch)
+
     def _rate(self, steps: float, seconds: float) -> float | None:
         return steps * self.global_batch_size / seconds if seconds and self.global_batch_size else None
 
-    def _measure(self, batch: int) -> None:
+    def _measure(self) -> None:
+        batch = self.position.batch
         if self.global_batch_size is None:
             self._count(batch)
         now = time.perf_counter()

@@ -44,8 +44,8 @@ class DataPosition:
 
     Args:
         data: What is given to `fit` as `x`.
-        steps_per_epoch: What is given to `fit` for it. Where that is None, Keras reads the data from its beginning in
-            each epoch; otherwise it reads on where the last epoch has stopped.
+        steps_per_epoch: The batches that `fit` reads in an epoch, where it is given their number. Where that is None,
+            Keras reads the data from its beginning in each epoch; otherwise it reads on where the last has stopped.
         one_device: Whether `fit` reads it on one device without a strategy. Otherwise its iterators can't be saved.
         looked_at: Whether Keras makes one more iterator before the first epoch, to build the model with: under a
             strategy that isn't one of ours.
