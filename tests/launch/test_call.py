@@ -49,6 +49,19 @@ def test_the_first_failure_is_raised_with_its_task_and_its_cause():
 
 
 @pytest.mark.slow
+def test_the_cause_is_raised_though_a_thread_of_the_function_goes_on():
+    def kept(rank):
+        if int(os.environ["RANK"]) == rank:
+            threading.Thread(target=time.sleep, args=(1000,)).start()
+            raise ValueError("no such column")
+        time.sleep(1000)
+
+    with pytest.raises(TaskFailed, match="worker:1 failed first") as failed:
+        launch.run(kept, 1, workers=2, stall_timeout=0.0, grace=1.0)
+    assert (failed.value.exit_code, str(failed.value.__cause__)) == (1, "no such column")
+
+
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_said():
     lock = threading.Lock()
     with pytest.raises(LaunchError, match="it or its arguments can't be pickled"):

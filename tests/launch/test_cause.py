@@ -78,6 +78,21 @@ def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(tas
     assert str(failure.error(first, [first, other])).endswith("To continue from it, start the job again.")
 
 
+@pytest.mark.parametrize("signalled", [-signal.SIGTERM, -signal.SIGKILL, 143])
+def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(task, signalled):
+    said = {"state": "failed", "exit_code": 7, "threads": ["uploads"]}
+    first, other = task(0, {"event": "report", "facts": said, "ago": 20.0}), task(1)
+    assert state.lingers(first, 19.0)
+    assert not state.lingers(first, 21.0)
+    assert not state.lingers(other, 0.0)
+    for each in (first, other):
+        each.asked_to_end = True
+        each.take(ended(signalled))
+    found = failure.error(first, [first, other])
+    assert "worker:0 failed first: it had failed with exit code 7, went on in its thread uploads, and was" in str(found)
+    assert found.exit_code == 7
+
+
 def test_native_notes_are_no_last_lines(task):
     only = task(0, ended(1))
     only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")

@@ -92,6 +92,39 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
+def test_a_task_that_failed_is_ended_though_a_thread_of_its_own_goes_on(launcher):
+    body = """
+import threading
+if me:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=time.sleep, args=(1000,), name="uploads").start()
+    raise ValueError("the reason")
+time.sleep(1000)
+"""
+    flags = ("--stall_timeout=0", "--grace=1")
+    code, _, err, _ = launcher.run("--workers=2", *flags, body=body)
+    assert code == 1
+    assert "worker:1 failed first: it had failed with exit code 1, went on in its thread uploads, and was ended" in err
+    assert "ValueError: the reason" in err
+    assert launcher.nothing_left(within=1) is True
+
+
+@pytest.mark.slow
+def test_a_task_that_is_done_goes_on_in_its_threads_and_that_is_said_once(launcher):
+    body = """
+import threading
+def upload():
+    time.sleep(13)
+    print("uploaded", me, flush=True)
+threading.Thread(target=upload, name="uploads").start()
+"""
+    code, out, err, _ = launcher.run("--workers=2", "--as_is", "--grace=1", body=body)
+    assert code == 0, err
+    assert out.count("uploaded") == 2
+    assert out.count("has finished its script, but its thread uploads still runs, and the job waits for it") == 1
+
+
+@pytest.mark.slow
 def test_a_hang_is_named_with_its_place(launcher):
     body = """
 print("working", flush=True)

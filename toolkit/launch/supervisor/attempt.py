@@ -21,7 +21,8 @@ __all__ = ["Attempt", "HostLost"]
 
 # Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
 _STRANDED = 5.0
-_HELD = 10.0  # Seconds for which output is held back while a failing task ends.
+# Seconds that a task gets to end when its script has failed, if the grace is shorter. Output of others is held back.
+_ENDING = 10.0
 _KEPT = 20  # How many last lines failure.json has.
 _STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line that introduces them.
 
@@ -59,7 +60,8 @@ class Attempt:
         self.back = back
         self._received = received
         self._asked_for_stacks = asked_for_stacks
-        self._said_who_is_slow = self._said_who_trains_alone = False
+        self._ending = max(_ENDING, spec.grace)
+        self._said_who_is_slow = self._said_who_trains_alone = self._said_who_lingers = False
         self._warned = 0.0  # The time of progress for which a warning was printed last.
 
     def run(self) -> bool:
@@ -110,9 +112,11 @@ class Attempt:
                 self._take_stopped(task)
         failed = [task for task in self.tasks if not task.alive and task.code != 0 and not task.given_up]
         fatal = [task for task in failed if not self._do_without(task)]
-        if fatal or any(task.found_stopped for task in self.tasks):
+        lingering = [task for task in self.tasks if state.lingers(task, self._ending)]
+        if fatal or any(task.found_stopped for task in self.tasks) or any(task.script_code for task in lingering):
             self._fail()
-        if not any(task.alive and time.monotonic() - (task.failed_at or 0.0) < _HELD for task in self.tasks):
+        self._say_who_lingers(lingering)
+        if not any(task.alive and time.monotonic() - (task.failed_at or 0.0) < self._ending for task in self.tasks):
             self.crew.display.release()
         self._look_for_stall()
         self._look_for_the_slowest()
@@ -137,6 +141,16 @@ class Attempt:
             raise TaskFailed(self.crew.lost_result, code=1)
         if refused:  # No task served the chief, and it ended alone.
             raise self._failure(refused[0])
+
+    def _say_who_lingers(self, lingering: Sequence[TaskState]) -> None:
+        """Says once which task goes on in its own threads after the end of its script: that may be meant."""
+        found = next((task for task in lingering if task.threads), None)
+        if found is not None and not self._said_who_lingers:
+            self._said_who_lingers = True
+            self.crew.say(
+                f"note: {found.task} has finished its script, but its thread {found.threads} still runs, and the job "
+                "waits for it"
+            )
 
     def _say_who_trains_alone(self) -> bool:
         """Warns once if no task has a strategy of several processes; returns whether that is so."""
@@ -215,7 +229,8 @@ class Attempt:
         self.crew.read_for(10.0, until=lambda: not any(task.alive for task in dying))
         first = state.cause(self.tasks)
         if first.alive and not first.found_stopped:
-            self.crew.read_for(self.spec.grace, until=lambda: not state.cause(self.tasks).alive)
+            left = (first.failed_at or 0.0) + self._ending - time.monotonic()
+            self.crew.read_for(left, until=lambda: not state.cause(self.tasks).alive)
             first = state.cause(self.tasks)
         self.crew.end(signal.SIGTERM, within=_STRANDED)
         self._drop_held([first.task])

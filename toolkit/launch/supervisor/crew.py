@@ -176,7 +176,8 @@ class Crew:
             self.record.forget_result(task.task)
             self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
         elif kind == "ended":
-            facts = {"pid": event["pid"], "code": event["code"], "dismissed": task.asked_to_end}
+            code, dismissed = (task.code, False) if task.ended_late else (event["code"], task.asked_to_end)
+            facts = {"pid": event["pid"], "code": code, "dismissed": dismissed}
             self.record.add("ended", task=task.task, host=task.host, **facts)
 
     def _show(self, task: TaskState, lines: Sequence[bytes]) -> None:

@@ -12,7 +12,7 @@ from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event
 from toolkit.support import signals
 
-__all__ = ["TaskState", "cause", "has_servers", "is_done", "serves", "slowest", "stopped_for", "train_alone"]
+__all__ = ["TaskState", "cause", "has_servers", "is_done", "lingers", "serves", "slowest", "stopped_for", "train_alone"]
 
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
 _LATELY = 20.0  # The seconds of reports that are needed for a judgement.
@@ -33,6 +33,8 @@ class TaskState:
         done_at: When its script had come to its end.
         failed_at: When it reported that it fails, or was seen to have.
         said_so: Whether it reported that it fails.
+        script_ended_at: When its script had ended, well or not; its process may go on for a thread of the script's.
+        ended_late: Whether the launcher has ended the process because its script had failed and it went on.
         facts: What it reported last: state, step, images_per_second.
         progressed: When it last did anything that can be seen.
         stepped: When it last reported another step.
@@ -59,9 +61,10 @@ class TaskState:
         self.code: int | None = None
         self.done_at: float | None = None
         self.failed_at: float | None = None
+        self.script_ended_at: float | None = None
         self.stopped_since: float | None = None
         self.facts: dict[str, Any] = {"state": "starting"}
-        self.said_so = False
+        self.said_so = self.ended_late = False
         self.served = self.given_up = self.asked_to_end = self.found_stopped = self.dying = False
         self.looks = 0
         self.stacks = ""
@@ -73,6 +76,16 @@ class TaskState:
     def alive(self) -> bool:
         """Whether it still runs, as far as its events say."""
         return self.code is None
+
+    @property
+    def script_code(self) -> int | None:
+        """The exit code that its script has ended with; None if the script runs or hasn't said."""
+        return self.facts.get("exit_code")
+
+    @property
+    def threads(self) -> str:
+        """The threads that keep its process running though its script has ended; "" if there are none."""
+        return ", ".join(self.facts.get("threads", []))
 
     def take(self, event: Event) -> None:
         """Takes an event."""
@@ -91,6 +104,8 @@ class TaskState:
             self.stacks += event["text"]
         elif kind == "ended" and event["pid"] == self.pid:
             self.code, self.ended = event["code"], now
+            if self.asked_to_end and self.script_code:  # The signal that ended it says nothing of why it failed.
+                self.code, self.ended_late = self.script_code, True
             if self.code:
                 self.failed_at = min(self.failed_at or now, now)
 
@@ -100,6 +115,8 @@ class TaskState:
         if facts.get("state") == "failed":
             self.failed_at = self.failed_at or at
             self.said_so = True
+        if "exit_code" in facts:
+            self.script_ended_at = self.script_ended_at or at
         if "waited" in facts:
             self._waits.append((time.monotonic(), facts["waited"]))
         if facts.get("state") != self.facts["state"] or facts.get("step") != self.facts.get("step"):
@@ -129,6 +146,9 @@ class TaskState:
             return "was stopped by a signal (SIGSTOP or the like)"
         if self.code is None:
             return "still runs"
+        if self.ended_late:
+            where = f" in its thread {self.threads}" if self.threads else ""
+            return f"had failed with exit code {self.code}, went on{where}, and was ended"
         if self.code < 0:
             return f"was ended by {signals.name(-self.code)}"
         return f"ended with exit code {self.code}"
@@ -175,6 +195,11 @@ def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
 def stopped_for(task: TaskState, seconds: float) -> bool:
     """Returns whether it has been suspended for longer than this."""
     return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+
+
+def lingers(task: TaskState, seconds: float) -> bool:
+    """Returns whether its script ended more than this long ago, and its process still runs."""
+    return task.alive and task.script_ended_at is not None and time.monotonic() - task.script_ended_at > seconds
 
 
 def train_alone(tasks: Sequence[TaskState]) -> bool:

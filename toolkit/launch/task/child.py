@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = sys.path[0] if getattr(sys.flags, "safe_path", False) else __file__.rpartition("/toolkit/")[0]
 
 # ruff: noqa: E402
+import atexit
 import builtins
 import faulthandler
 import importlib.machinery
@@ -28,6 +29,7 @@ import pkgutil
 import re
 import runpy
 import signal
+import threading
 import time
 import types
 from typing import Any
@@ -53,10 +55,10 @@ def _main() -> None:
         _run(command, folder, own)
     except SystemExit as end:
         if end.code not in (None, 0):
-            _fails()
+            _ends("failed", end.code if isinstance(end.code, int) else 1)
             raise
     except BaseException as error:
-        _fails()
+        _ends("failed", _code(error))
         if isinstance(error, KeyboardInterrupt):
             sys.exit(_code(error))
         if "toolkit" in own and _meant_for_ours(error):
@@ -67,7 +69,7 @@ def _main() -> None:
             error = error.with_traceback(_users_own(error.__traceback__))
             sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(_code(error))
-    status.report(state="ending")
+    _ends("ending", 0)
 
 
 def _code(error: BaseException) -> int:
@@ -76,8 +78,13 @@ def _code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, RequestError) else 1
 
 
-def _fails() -> None:
-    status.report(state="failed", at=time.monotonic())
+def _ends(state: str, code: int) -> None:
+    """Reports how the script has ended, and the threads that Python still waits for."""
+    waited_for = {each for each in threading.enumerate() if not each.daemon} - {threading.main_thread()}
+    names = sorted(each.name[:60] for each in waited_for)[:4]
+    status.report(state=state, at=time.monotonic(), exit_code=code, threads=names)
+    if names:
+        atexit.register(status.report, threads=[])  # Python has joined them by then.
 
 
 def _folder(command: list[str]) -> str:
