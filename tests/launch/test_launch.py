@@ -64,6 +64,20 @@ def test_threads_are_divided_unless_the_user_has_said(launcher):
 
 
 @pytest.mark.slow
+def test_labels_in_the_order_of_a_set_have_one_number_in_all_tasks_and_jobs(launcher, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    body = "print('ORDER', *set('cat dog emu fox gnu hen ibis jay'.split()))"
+    both = "".join(launcher.run("--workers=2", body=body)[1] for _ in range(2))
+    orders = re.findall("ORDER (.*)", both)
+    assert len(orders) == 4
+    assert len(set(orders)) == 1, orders
+    assert (
+        "ORDER random"
+        in launcher.run("--env=PYTHONHASHSEED=random", body="print('ORDER', os.environ['PYTHONHASHSEED'])")[1]
+    )
+
+
+@pytest.mark.slow
 def test_a_directory_of_logs_that_is_removed_between_two_attempts_is_made_again(launcher):
     body = "import shutil\nif os.environ['TOOLKIT_ATTEMPT'] == '1':\n    shutil.rmtree('runs')\n    sys.exit(3)"
     code, out, err, _ = launcher.run("--workers=1", "--max_restarts=1", body=body)

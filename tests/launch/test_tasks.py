@@ -95,6 +95,12 @@ def test_threads_are_divided(monkeypatch):
     assert not any("TF_NUM_INTRAOP_THREADS" in task for task in kept.values())
 
 
+def test_sets_have_one_order_in_all_tasks_unless_the_user_has_said(monkeypatch):
+    dealt = environments(monkeypatch, gpus=0)
+    assert {task["PYTHONHASHSEED"] for task in dealt.values()} == {"0"}
+    assert not any("PYTHONHASHSEED" in task for task in environments(monkeypatch, gpus=0, PYTHONHASHSEED="7").values())
+
+
 def test_web_proxies_are_kept_out_of_the_way(monkeypatch):
     dealt = environments(monkeypatch, gpus=0, http_proxy="http://proxy:1", no_proxy="intranet")
     assert {task["no_grpc_proxy"] for task in dealt.values()} == {"intranet,h"}

@@ -120,6 +120,15 @@ def test_data_of_one_length_that_differ_are_said(tmp_path):
     done = launch(tmp_path, "model.fit(x + me, y, batch_size=20, verbose=0)")
     assert done.returncode == 0
     assert "worker:1 read a different first batch than worker:0" in done.stdout
+    assert "PYTHONHASHSEED" not in done.stdout
+    numbered = """
+classes = list(set("cat dog emu fox gnu hen ibis jay".split()))
+labels = np.array([classes.index(name) for name in sorted(classes)] * 5)
+model.fit(x[:40], labels[:, None], batch_size=20, shuffle=False, verbose=0)
+"""
+    unlike = launch(tmp_path, numbered, "--env=PYTHONHASHSEED=random")
+    assert "labels that are numbered by it: use sorted(), or set PYTHONHASHSEED=0" in unlike.stdout
+    assert "first batch" not in launch(tmp_path, numbered).stdout
     same = launch(tmp_path, "model.fit(x, y, batch_size=20, verbose=0)")
     assert "first batch" not in same.stdout
 

@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "ATTEMPT",
     "CALL",
+    "HASH_SEED",
     "HEARTBEAT_TIMEOUT",
     "JOB_ID",
     "LOGS",
@@ -48,6 +49,8 @@ HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" after the first restart.
 CALL = "TOOLKIT_CALL"  # The file of a function that is called instead of a script.
 RESUME = "TOOLKIT_RESUME"  # "1" if the program that starts tasks doesn't know whether it is a restart.
+# Labels that a script numbers in the order of a set are the same in all tasks, and in a new job that resumes a run.
+HASH_SEED = {"PYTHONHASHSEED": "0"}
 
 SECONDS_OF_SILENCE = 15.0  # The default after which a worker or a suspended task counts as lost.
 

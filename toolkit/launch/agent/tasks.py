@@ -99,6 +99,7 @@ def task_specs(
             "PYTHONUNBUFFERED": "1",
             **(_ranks(task, every, training) if task in training else {}),
             **(_slurm(task, cluster, here) if "SLURM_PROCID" in environ else {}),
+            **{name: value for name, value in status.HASH_SEED.items() if name not in environ},
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
             **gpus.get(task, {}),
             **_cluster.without_proxies(cluster, environ),

@@ -222,6 +222,7 @@ def _environment(spec: JobSpec) -> dict[str, str]:
         status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
+        **status.HASH_SEED,
         status.RESUME: "1",
         CLUSTER: _described(spec),
         **spec.environment,

@@ -15,6 +15,10 @@ from toolkit.strategies.processes.consistency import difference
 __all__ = ["FirstBatch", "show_first"]
 
 _LOG = logging.getLogger(__name__)
+_SETS = (
+    ". Sets of texts have another order in each worker, and so do labels that are numbered by it: use sorted(), or set "
+    "PYTHONHASHSEED=0 before Python starts, as `toolkit launch` does"
+)
 
 
 class FirstBatch:
@@ -42,12 +46,14 @@ class FirstBatch:
         if found is not None and (words := other_in_each_process(self._draws)):
             _LOG.warning(words)
         elif found is not None:
+            sets = difference(self._strategy, {"order of sets": hash("a text")})
             _LOG.warning(
                 "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
                 "rest to the others, so if their data differ, most examples are never used. Give all workers the same "
-                "data, or set AutoShardPolicy.OFF if each has its own",
+                "data, or set AutoShardPolicy.OFF if each has its own%s",
                 found.process,
                 found.chief,
+                "" if sets is None else _SETS,
             )
 
 

@@ -98,6 +98,7 @@ def test_the_command_prints_yaml_that_kubectl_takes(capsys):
     (container,) = made[2]["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "recipes.cifar_multi_worker", "--run_dir=/runs/a b"]
     assert {"name": "A", "value": "it's: {x}\n- y"} in container["env"]
+    assert {"name": "PYTHONHASHSEED", "value": "0"} in container["env"]
     for each in made:
         check(each)
 
