@@ -1,5 +1,6 @@
 """Finds out from TensorFlow's graphs what a result is computed from, and how."""
 
+import collections
 import enum
 import re
 import sys
@@ -135,10 +136,10 @@ def differs(
 def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:
     """Returns whether a tensor was computed from one of some others, in this graph or in an outer one."""
     wanted = {id(each) for each in given}
-    waiting: list[tuple[Any, Any]] = [(tensor, None)]
+    waiting: collections.deque[tuple[Any, Any]] = collections.deque([(tensor, None)])  # The nearest first.
     seen = set()
     while waiting:
-        each, reader = waiting.pop()
+        each, reader = waiting.popleft()
         if id(each) in wanted:
             return True
         key = (id(each), reader) if each.dtype == "resource" else id(each)

@@ -145,14 +145,35 @@ def test_rows_of_an_assigned_table_have_a_gradient():
     np.testing.assert_array_equal(change, np.ones((4, 2)))
 
 
+def test_what_a_variable_is_computed_from_says_whether_it_is_moved_or_replaced():
+    @tf.function
+    def moved(value, other):
+        one, two = (LocalValue(each, trainable=trainable) for each, trainable in ((value, False), (other, True)))
+        chosen = tf.cond(other > 0, one.read_value, lambda: other)
+        after = {
+            "added": one.read_value() + 2.0,
+            "chosen": chosen,
+            "copied": two.read_value(),
+            "computed": 2.0 * other + 1.0,
+        }
+        found = {name: one.assigned(each) for name, each in after.items()}
+        found["again"] = found["added"].assigned(found["added"].read_value() * 2.0)
+        found["replaced and added"] = found["copied"].assigned(found["copied"].read_value() + 1.0)
+        return {name: tf.constant(each.moved) for name, each in found.items()}
+
+    found = moved(tf.constant(1.0), tf.constant(2.0))
+    assert {name for name, each in found.items() if each} == {"added", "chosen", "again"}
+
+
 def test_a_cell_hands_on_what_it_is_assigned():
     @tf.function
     def step(value):
         cell, sent = Cell(value, trainable=False), []
-        cell.send = lambda before, after: sent.append(after - before)
+        cell.send = lambda before, after, moved: sent.append(after - before if moved else after)
         cell.assign(cell.read_value() + 2.5)
+        cell.assign(value * 4.0)
         cell.set(tf.constant(7.0))
-        return sent[0], cell.read_value()
+        return *sent, cell.read_value()
 
-    assert [float(each) for each in step(tf.constant(1.0))] == [2.5, 7.0]
-    assert [float(each) for each in step(tf.constant(3.0))] == [2.5, 7.0]
+    assert [float(each) for each in step(tf.constant(1.0))] == [2.5, 4.0, 7.0]
+    assert [float(each) for each in step(tf.constant(3.0))] == [2.5, 12.0, 7.0]

@@ -16,7 +16,7 @@ def counters():
     optimizer.build([keras.Variable([1.0])])
     kept = [optimizer.iterations, optimizer.dynamic_scale, optimizer.step_counter]
     model = types.SimpleNamespace(optimizer=optimizer)
-    made = Counters(types.SimpleNamespace(not_sums=frozenset(), counters=kept, model=model))
+    made = Counters(types.SimpleNamespace(told=frozenset(), counters=kept, model=model))
     made.note([1, 1, 1], [0, 1, 2])
     made.after(0)
     return made

@@ -94,7 +94,7 @@ def training(
 
 def conditional_in(scope: LocalScope, variables: Variables) -> list[int]:
     """Returns the indices of `Variables.counters` that a step leaves at values which the chief can't compute."""
-    told = scope.conditional | variables.not_sums
+    told = scope.conditional | variables.told
     return [index for index, v in enumerate(variables.counters) if id(v) in told]
 
 
@@ -142,10 +142,10 @@ class _BuildingStep:
 def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:
     """Creates the function that evaluates batches, with one pull: of (the first's number, how many, counters, data).
 
-    It returns what that of `training` does; of counters, those of metrics alone.
+    It returns what that of `training` does; of counters, those that are `Variables.told` alone.
     """
     model = variables.model
-    told = [index for index, v in enumerate(variables.counters) if id(v) in variables.not_sums]
+    told = [index for index, v in enumerate(variables.counters) if id(v) in variables.told]
 
     def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
         values, _ = variables.pull()

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.variables.stand_in import StandIn
+from toolkit.support.graphs import derives_from
 
 __all__ = ["Cell", "LocalValue", "UpdatedValue", "in_graph_of"]
 
@@ -67,6 +68,16 @@ class LocalValue(StandIn):
         return UpdatedValue(self, served)
 
     @property
+    def sources(self) -> list[tf.Tensor]:
+        """The tensors of which one is among those that anything read from the variable is computed from."""
+        return [self.handle]
+
+    @property
+    def moved(self) -> bool:
+        """Whether the step has computed the value from the ps's, as by an addition, rather than replaced that."""
+        return self._value is not None and derives_from(self._value, (self.base or self).sources)
+
+    @property
     def change(self) -> tf.Tensor:
         """What the step's assignments have added to the ps's value."""
         return self.current() - (self.base or self).current()
@@ -86,6 +97,10 @@ class UpdatedValue(LocalValue):
         self._served = served
         self._read: tf.Tensor | None = None
 
+    @property
+    def sources(self) -> list[tf.Tensor]:
+        return [self.handle, *([] if self._read is None else [self._read])]
+
     def current(self) -> tf.Tensor:
         if self._read is None or not in_graph_of(self._read):
             self._read = self._served.read_value()
@@ -101,15 +116,15 @@ class Cell(StandIn):
 
     Attributes:
         handle: What gradient tapes take for the variable.
-        send: What an assignment is handed to beside: a function of the value before it and the value after it, as
-            those of a variable on the ps are. None for no such function.
+        send: What an assignment is handed to beside: a function of the value before it, the value after it, and whether
+            that was computed from the variable's own. None for no such function.
     """
 
     def __init__(self, value: tf.Tensor, *, trainable: bool) -> None:
         self.trainable = trainable
         self.shape = value.shape
         self.dtype = value.dtype
-        self.send: Callable[[tf.Tensor, tf.Tensor], Any] | None = None
+        self.send: Callable[[tf.Tensor, tf.Tensor, bool], Any] | None = None
         # Each traced step has a separate name. A worker runs one step after another, so they don't share it.
         self.handle = tf.raw_ops.VarHandleOp(
             dtype=value.dtype, shape=value.shape, shared_name=f"toolkit_cell_{next(_numbers)}"
@@ -132,7 +147,7 @@ class Cell(StandIn):
         """Sets the value, as the step assigns it."""
         value = tf.cast(value, self.dtype)
         if self.send is not None:
-            self.send(self.read_value(), value)
+            self.send(self.read_value(), value, derives_from(value, [self.handle]))
         self.set(value)
 
 

@@ -1,8 +1,7 @@
 """Which task holds which variable, and a table of it.
 
-What only counts (steps, seeds, running metrics, a learning rate) stays with the chief: workers get
-its value with each step. Keras's `KerasVariable.assign_add` reads, then assigns: what several workers
-counted at once would lose counts.
+What optimizers and seed generators count, running metrics and a learning rate stay with the chief: workers get their
+values with each step. What a model counts by itself is on a ps, as all else that its steps assign.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +13,11 @@ from toolkit.strategies.input.batch_split import row_range
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 
-__all__ = ["Placement", "bytes_by_task", "table"]
+__all__ = ["SEED", "Placement", "bytes_by_task", "table"]
+
+SEED = "seed_generator_state"  # Keras's name of what a seed generator counts.
+# Its names of what optimizers count and of what callbacks set.
+_OF_OPTIMIZERS = ("iteration", "step_counter", "learning_rate", "dynamic_scale")
 
 
 class Placement:
@@ -50,7 +53,7 @@ class Placement:
         kwargs.pop("shape", None)
         if isinstance(beside, ServerShardedVariable):
             return _sharded(make, value, beside.shards, like=beside, **kwargs)
-        if beside is None and _only_counts(value, kwargs):
+        if beside is None and _stays_with_chief(value, kwargs):
             beside = self._chief
         elif beside is None:
             first = self._lightest()
@@ -116,14 +119,14 @@ def _sharded(
     return ServerShardedVariable(shards, like=like, trainable=kwargs.get("trainable") is not False, name=name)
 
 
-def _only_counts(value: tf.Tensor, kwargs: dict) -> bool:
+def _stays_with_chief(value: tf.Tensor, kwargs: dict) -> bool:
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:  # Metrics.
         return True
-    if kwargs.get("trainable") is not False or value.shape.num_elements() > 2:
+    # A variable that is made again has the name of its owner before its own.
+    name = (kwargs.get("name") or "").rpartition("/")[2]
+    if kwargs.get("trainable") is not False:
         return False
-    # Counts of steps, and the state of a seed generator, which has two elements; rates and scales, which callbacks set.
-    # Other floats, such as a moving average of one element, belong to a layer and change in steps.
-    return value.dtype.is_integer or kwargs.get("name") in ("learning_rate", "dynamic_scale")
+    return name == SEED or (not value.shape.rank and name in _OF_OPTIMIZERS)
 
 
 def _anchor(device: str) -> tf.Variable:

@@ -8,13 +8,13 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
 
-__all__ = ["adds", "by_device", "changes", "push"]
+__all__ = ["by_device", "changes", "push", "sends_difference"]
 
 
 def changes(
     variables: Variables, scope: LocalScope, only: frozenset | None = None, *, among: Sequence | None = None
 ) -> dict[str, list]:
-    """Returns, by device, (what a step added to a served variable that it assigned, how to add it).
+    """Returns, by device, (what a step sends to a served variable that it assigned, what takes it there).
 
     Args:
         variables: The model's.
@@ -28,27 +28,29 @@ def changes(
             continue
         scope.unsent.remove(id(v))
         local = scope.values[id(v)]
-        change = local.change if adds(variables, v) else local.current()
-        for device, pairs in by_device(variables, v, change, only).items():
+        add = sends_difference(variables, v) and local.moved
+        change = local.change if add else local.current()
+        for device, pairs in by_device(variables, v, change, only, add=add).items():
             found.setdefault(device, []).extend(pairs)
     return found
 
 
-def adds(variables: Variables, variable: Any) -> bool:
-    """Returns whether a step's change of a variable is sent as a difference, to keep other workers' changes."""
+def sends_difference(variables: Variables, variable: Any) -> bool:
+    """Returns whether a step that computes a variable from itself sends the difference, to keep others' changes."""
     dtype = tf.as_dtype(variable.dtype)
     return not variables.in_turn and (dtype.is_floating or dtype.is_integer)
 
 
-def by_device(variables: Variables, variable: Any, value: tf.Tensor, only: frozenset | None) -> dict[str, list]:
-    """Returns a value for a served variable, or the difference to it, as `changes` does."""
+def by_device(
+    variables: Variables, variable: Any, value: tf.Tensor, only: frozenset | None, *, add: bool
+) -> dict[str, list]:
+    """Returns a value for a served variable, or a difference to add to it, as `changes` does."""
     held = variables.values[id(variable)]
     found: dict[str, list[tuple]] = {}
     for index, shard in enumerate(shards_of(held)):
         if only is None or shard.device in only:
             mine = held.rows(value, index) if isinstance(held, ServerShardedVariable) else value
-            assign = shard.assign_add if adds(variables, variable) else shard.assign
-            found.setdefault(shard.device, []).append((mine, assign))
+            found.setdefault(shard.device, []).append((mine, shard.assign_add if add else shard.assign))
     return found
 
 

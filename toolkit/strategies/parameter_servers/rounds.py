@@ -31,11 +31,13 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import Variables, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.batch_share import entered
-from toolkit.support.graphs import assigns_others
+from toolkit.support.graphs import assigns_others, derives_from
 
 __all__ = ["Rounds", "run_shares"]
 
 _EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
+# What shares store: gradients and what a normalisation averages, whose weighted mean counts, and what is the same.
+_GRADIENTS, _AVERAGES, _SAME = "gradients", "averages", "same"
 
 
 class Rounds:
@@ -59,7 +61,7 @@ class Rounds:
         self._rows: dict[Any, list[tf.Variable]] = {}  # By content and ps device.
         self._applied: list[Any] = []  # Variables, as they were given to the optimizer.
         self._order: list[tuple] = []  # For each: (the variable's value, whether it has a gradient).
-        self._others: dict[str, list] = {}
+        self._assigned: dict[str, dict[str, list]] = {}  # By _SAME or _AVERAGES, and ps device: as `changes` has it.
 
     def share(self, stream: Stream) -> tuple[Any, list[int]]:
         """Creates the function of one share, as `training` does, with the share's index as the step in the ledgers.
@@ -69,9 +71,11 @@ class Rounds:
         """
         variables = self.variables
         model = variables.model
-        for layer in model._flatten_layers():
-            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+        normalised = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        for layer in normalised:
+            if layer.synchronized and layer.trainable:
                 self.note(f"{layer.name} normalises over the whole batch")
+        averages = {id(v) for layer in normalised for v in layer.non_trainable_variables}
         assigned: list[int] = []
 
         def replica(first: tf.Tensor, index: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tuple:
@@ -90,10 +94,17 @@ class Rounds:
                 self.note("it assigns a trainable variable")
             if scope.without_cell:
                 self.note("it assigns variables in a branch, a loop or a function")
+            if any(key in scope.assigned for key in variables.told):
+                self.note("it assigns a variable of a layer that is named as an optimizer's")
+            same = [v for v in variables.served if id(v) in scope.unsent and id(v) not in averages]
+            for v in same:
+                if derives_from(tf.convert_to_tensor(scope.values[id(v)]), tf.nest.flatten(batch)):
+                    self.note(f"it computes {v.path} from the batch's examples")
             if self.undivided is None:
-                self._others = changes(variables, scope)
-                for device, pairs in self._others.items():
-                    self._store("others", device, [change for change, _ in pairs], index)
+                self._assigned = {_SAME: changes(variables, scope, among=same), _AVERAGES: changes(variables, scope)}
+                for kind, by_device in self._assigned.items():
+                    for device, pairs in by_device.items():
+                        self._store(kind, device, [change for change, _ in pairs], index)
             # The optimizer's step count changes when the round is applied; Keras computes `iterations` from it.
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
@@ -128,11 +139,12 @@ class Rounds:
                 versions[device] = ledger.version()
                 with tf.device(device):
                     slots[device] = ledger_step % CAPACITY
-            for device, pairs in self._others.items():
-                means = self._means("others", device, [change for change, _ in pairs], weights)
-                for (_, assign), change in zip(pairs, means, strict=True):
-                    with tf.device(device):
-                        assign(change)
+            for kind, by_device in self._assigned.items():
+                for device, pairs in by_device.items():
+                    whole = self._of_all(kind, device, [value for value, _ in pairs], weights)
+                    for (_, assign), value in zip(pairs, whole, strict=True):
+                        with tf.device(device):
+                            assign(value)
             scope = variables.scope_of(variables.counters, counters)
             step = _RoundStep(variables, scope, versions, slots)
             step.gradients = self._gradients(weights)
@@ -164,7 +176,7 @@ class Rounds:
             for value, index in held:
                 gradient = tf.convert_to_tensor(by_value[id(value)])
                 mine.append(value.rows(gradient, index) if isinstance(value, ServerShardedVariable) else gradient)
-            self._store("gradients", device, mine, share)
+            self._store(_GRADIENTS, device, mine, share)
 
     def _by_device(self) -> dict[str, list[tuple]]:
         """Returns, by device, (the variable's value, the index of its shard) of those that have gradients."""
@@ -191,23 +203,23 @@ class Rounds:
                 mine = tf.reshape(tf.identity(each), [1, -1])
                 rows.scatter_update(tf.IndexedSlices(values=mine, indices=tf.reshape(tf.identity(share), [1])))
 
-    def _means(self, kind: str, device: str, like: Sequence[Any], weights: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the weighted means of the shares' gradients, on the ps, in the shapes of `like`."""
+    def _of_all(self, kind: str, device: str, like: Sequence[Any], weights: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what all shares have stored together, on the ps, in the shapes of `like`."""
         with tf.device(device):
-            means = []
-            for rows in self._rows[kind, device]:
-                value = rows.read_value()
-                wanted = tf.cast(tf.identity(weights), value.dtype if value.dtype.is_floating else tf.float64)
-                mean = tf.tensordot(wanted, tf.cast(value, wanted.dtype), 1)
-                means.append(tf.cast(mean, value.dtype))
-            return unpacked(means, [tf.TensorSpec(each.shape, each.dtype) for each in like])
+            weights = tf.identity(weights)
+            values = [rows.read_value() for rows in self._rows[kind, device]]
+            if kind == _SAME:
+                values = [value[tf.argmax(weights)] for value in values]  # A share without examples has stored none.
+            else:
+                values = [tf.tensordot(tf.cast(weights, value.dtype), value, 1) for value in values]
+            return unpacked(values, [tf.TensorSpec(each.shape, each.dtype) for each in like])
 
     def _gradients(self, weights: tf.Tensor) -> dict[int, dict[int, tf.Tensor]]:
         """Returns each variable's gradient: by its value's id and the shard's index, a tensor on the ps."""
         found: dict[int, dict[int, tf.Tensor]] = {}
         for device, held in self._by_device().items():
             like = [shards_of(value)[index] for value, index in held]
-            for (value, index), mean in zip(held, self._means("gradients", device, like, weights), strict=True):
+            for (value, index), mean in zip(held, self._of_all(_GRADIENTS, device, like, weights), strict=True):
                 found.setdefault(id(value), {})[index] = mean
         return found
 

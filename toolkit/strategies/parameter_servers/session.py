@@ -69,7 +69,8 @@ class Session:
         self._left: int | None = None  # In all epochs.
 
     def _take_variables(self) -> None:
-        in_turn, lazy = self._staleness == 0 or self.dispatcher.workers == 1, self.options.min_lazy_bytes
+        in_turn = self._in_rounds or self._staleness == 0 or self.dispatcher.workers == 1
+        lazy = self.options.min_lazy_bytes
         of = self.model, self._all_ledgers
         self._variables = Variables(*of, min_lazy_bytes=lazy, in_turn=in_turn, not_sums=self._not_sums)
         self._counters = Counters(self._variables)
@@ -210,8 +211,7 @@ class Session:
 
             def done(result: list) -> None:
                 self._totals.add(result, kind="test", order=order)
-                if self._not_sums:
-                    self._counters.take(result[0][0][self._totals.size :], 0)
+                self._counters.take(result[0][0][self._totals.size :], 0)
 
             work = Work(len(pending), lambda attempt: fetched([call(attempt > 1)]), done)
             self.dispatcher.send(work, staleness=0 if self._not_sums else None)

@@ -48,6 +48,10 @@ class LocalTable(LocalValue):
         table.handle = self.handle
         return table
 
+    @property
+    def sources(self) -> list[tf.Tensor]:
+        return [shard.handle for shard in shards_of(self._rows.value)]
+
     def current(self) -> tf.Tensor:
         return _connected(self.handle, self._rows.whole())
 

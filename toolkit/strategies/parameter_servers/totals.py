@@ -29,7 +29,7 @@ class Counters:
         self._conditional: list[int] = []  # Which ones a step assigns in a branch; the worker reports those.
         self._corrections: dict[int, np.ndarray] = {}  # How much those differ from their values without the branch.
         self._scales = _scales(variables)
-        self._kept = [index for index, v in enumerate(self._variables) if id(v) in variables.not_sums]
+        self._told = [index for index, v in enumerate(self._variables) if id(v) in variables.told]
         self._lock = threading.Lock()
 
     def note(self, assigned: Sequence[int], conditional: Sequence[int]) -> None:
@@ -41,16 +41,16 @@ class Counters:
         """
         pairs = zip(self._variables, assigned, strict=True)
         self._increments = [np.array([0, times] if tuple(v.shape) == (2,) else times) for v, times in pairs]
-        for index in [scale.finite for scale in self._scales] + self._kept:
+        for index in [scale.finite for scale in self._scales] + self._told:
             self._increments[index] = np.array(0)
         self._conditional = list(conditional)
 
     def take(self, branched: np.ndarray, steps: int) -> None:
         """Records what this many steps did to counters in branches: their values before and after, in one array.
 
-        It is called in a worker's thread. Batches that were evaluated are no steps, and tell of metrics alone.
+        It is called in a worker's thread. Batches that were evaluated are no steps, and tell of `Variables.told` alone.
         """
-        told = self._conditional if steps else self._kept
+        told = self._conditional if steps else self._told
         like = [self._variables[index] for index in told] * 2
         ends = np.cumsum([math.prod(v.shape) for v in like], dtype=int)
         values = [part.reshape(v.shape) for v, part in zip(like, np.split(branched, ends)[:-1], strict=True)]
@@ -100,7 +100,7 @@ class Counters:
 
     def branched_after(self, steps: int) -> dict[int, np.ndarray]:
         """Returns those that are assigned in branches, by index, as far as results have arrived; others as `after`."""
-        told = {*self._conditional, *self._kept}
+        told = {*self._conditional, *self._told}
         if not told:
             return {}
         values = self.after(steps)

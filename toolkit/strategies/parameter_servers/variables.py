@@ -16,6 +16,7 @@ from toolkit.strategies.context import here
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
+from toolkit.strategies.parameter_servers.placement import SEED
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import LocalTable, Rows, updates_by_rows
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -141,6 +142,8 @@ class Variables:
     Attributes:
         served: The model's variables on the ps, which a step pulls.
         counters: What the chief holds for model and optimizer, and sends with each step.
+        told: The ids of counters of which only a worker knows what a step makes of them: metrics that are no sums, and
+            variables of layers that are named as an optimizer's.
         metrics: The metrics' running sums, which start again from zero in each dispatch.
         values: By a variable's id, its `value` outside of any step.
         celled: The ids of those that a step assigns in branches, loops or functions within it.
@@ -158,7 +161,7 @@ class Variables:
         in_turn: bool = False,
         not_sums: Iterable[int] = (),
     ) -> None:
-        self.not_sums = frozenset(not_sums)
+        not_sums = frozenset(not_sums)
         self.in_turn = in_turn
         self.min_lazy_bytes = min_lazy_bytes
         self.model = model
@@ -169,10 +172,11 @@ class Variables:
         self.values = {id(v): v.value for v in every}
         served = {id(v) for v in every if any("/job:ps" in shard.device for shard in shards_of(v.value))}
         self.served = [v for v in model.variables if id(v) in served]
-        kept = [v for v in model.metrics_variables if id(v) in self.not_sums]
+        kept = [v for v in model.metrics_variables if id(v) in not_sums]
         counters = {id(v): v for v in [*every, *kept] if id(v) not in served}
         self.counters = list(counters.values())
-        self.metrics = [v for v in model.metrics_variables if id(v) not in self.not_sums]
+        self.told = not_sums | {id(v) for v in model.variables if id(v) in counters and v.name != SEED}
+        self.metrics = [v for v in model.metrics_variables if id(v) not in not_sums]
         self.celled: set[int] = set()
         self.reported: dict[str, dict[str, tuple[int, int]]] = {}
 

@@ -38,7 +38,7 @@ def whole_batch(variables: Variables) -> Iterator[None]:
     found: list[Any] = []
     with entered(WholeShare(found.append)):
         yield
-    new = {id(v): metric.name for metric in found for v in metric.variables if id(v) not in variables.not_sums}
+    new = {id(v): metric.name for metric in found for v in metric.variables if id(v) not in variables.told}
     if new:
         raise NotSums(new)
 

@@ -16,7 +16,7 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import Cell
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.pushes import adds, by_device, changes, push
+from toolkit.strategies.parameter_servers.pushes import by_device, changes, push, sends_difference
 from toolkit.strategies.parameter_servers.tables import RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
 from toolkit.strategies.step.inlining import adapt_functions, inlining
@@ -221,9 +221,9 @@ class Step:
             else:
                 self.scope.values[id(v)] = before.updated(served)
 
-    def _send_change(self, variable: Any, before: tf.Tensor, after: tf.Tensor) -> None:
-        change = after - before if adds(self.variables, variable) else after
-        push(by_device(self.variables, variable, change, self.only))
+    def _send_change(self, variable: Any, before: tf.Tensor, after: tf.Tensor, moved: bool) -> None:
+        add = moved and sends_difference(self.variables, variable)
+        push(by_device(self.variables, variable, after - before if add else after, self.only, add=add))
 
     def begin(self, device: str) -> None:
         if device in self.entries or not self.wanted(device) or device not in self.variables.ledgers:
