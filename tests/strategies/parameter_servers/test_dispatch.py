@@ -18,7 +18,7 @@ CLUSTER = Cluster(
 
 
 class Coordinator:
-    """Gives work to three threads, and raises what it raised when asked whether it is done."""
+    """Gives work to three threads, and raises what it raised when asked whether it is done, or given more."""
 
     def __init__(self):
         self.error = None
@@ -27,19 +27,20 @@ class Coordinator:
 
     def done(self):
         if self.error:
-            error, self.error = self.error, None  # As TensorFlow's.
+            error, self.error = self.error, None
             raise error
 
     def take(self, work):
-        def run():
-            with self.free:
-                try:
-                    work()
-                except Exception as error:
-                    self.error = error
-
-        self.threads.append(threading.Thread(target=run))
+        self.done()
+        self.threads.append(threading.Thread(target=self.run, args=[work]))
         self.threads[-1].start()
+
+    def run(self, work):
+        with self.free:
+            try:
+                work()
+            except Exception as error:
+                self.error = self.error or error  # The first one, as TensorFlow's.
 
 
 @pytest.fixture
@@ -95,6 +96,69 @@ def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
     dispatcher.send(Work(1, lambda _: 1, order.append), staleness=0)
     dispatcher.wait_for_all()
     assert order == [1]
+
+
+def raising(error):
+    def raises(*_):
+        raise error
+
+    return raises
+
+
+ERRORS = {
+    "of the user's": ValueError("mine"),
+    "as of a lost task": tf.errors.UnavailableError(None, None, "mine"),
+    "as of a step that was given up": tf.errors.CancelledError(None, None, "mine"),
+    "that ends a program": SystemExit("mine"),
+}
+
+
+@pytest.mark.parametrize("of", ["run", "done"])
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_a_workers_thread_raises_ends_the_wait(dispatcher, monkeypatch, error, of):
+    monkeypatch.setattr(dispatch, "_QUIET", 0.3)
+    given = {"run": lambda _: 1, "done": print, of: raising(error)}
+    dispatcher.send(Work(1, **given), staleness=None)
+    assert raised_in_time(dispatcher.wait_for_all) is error
+    assert raised_in_time(dispatcher.wait_for_all) is None
+
+
+def test_an_error_that_comes_between_two_sends_ends_with_the_second(dispatcher):
+    error = ValueError("mine")
+    dispatcher.send(Work(1, raising(error), print), staleness=None)
+    dispatcher._coordinator.threads[0].join(10)
+    assert raised_in_time(lambda: dispatcher.send(Work(1, lambda _: 1, print), staleness=None)) is error
+    assert raised_in_time(dispatcher.wait_for_all) is None
+
+
+def test_a_worker_that_is_lost_afterwards_hides_no_error(dispatcher, monkeypatch):
+    """TensorFlow gives its work to no other worker, because of the error."""
+    monkeypatch.setattr(dispatch, "_QUIET", 0.3)
+    error = ValueError("mine")
+    for each in (error, tf.errors.UnavailableError(None, None, "lost")):
+        work = Work(1, raising(each), print)
+        dispatcher._under_way.append(work)
+        dispatcher._coordinator.run(lambda work=work: dispatcher._execute(work))
+    assert raised_in_time(dispatcher.wait_for_all) is error
+
+
+def raised_in_time(function):
+    """What a function raises within seconds, None for nothing; fails if it goes on waiting."""
+    found = []
+
+    def run():
+        try:
+            function()
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert found, "it still waits"
+    return found[0]
 
 
 def test_a_lost_ps_is_named(dispatcher, monkeypatch):

@@ -1,12 +1,13 @@
 """Steps that were sent to workers, and how many a worker gets at once."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ from toolkit.strategies.parameter_servers import internals
 __all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
 
 _LOG = logging.getLogger(__name__)
-_QUIET = 2.0  # Seconds without a result after which the tasks are checked.
+_QUIET = 2.0  # Seconds without a result after which the tasks are checked, and a lost one is given to stop answering.
 _NO_WORKER = 60.0  # Seconds that training waits for all workers to come back if none is left.
 _DISPATCH_SECONDS = 0.2  # A dispatch of this length costs little in relation to its work.
 _MOST_STEPS = 16  # The most steps of a dispatch, because its function contains each of them.
@@ -67,6 +68,7 @@ class Dispatcher:
         self._under_way: list[Work] = []
         self._progress = time.monotonic()
         self._trouble: BaseException | None = None
+        self._troubled = 0.0  # When that was.
         self._gone: set[Task] = set()
         # The time of the last progress, and the tasks seen to be lost since.
         self._lost: tuple[float, set[Task]] = (0.0, set())
@@ -106,7 +108,8 @@ class Dispatcher:
                 other.overlap += work.steps
             self._under_way.append(work)
             self._progress = max(self._progress, time.monotonic() if len(self._under_way) == 1 else 0.0)
-        internals.schedule(self._coordinator, lambda: self._execute(work))
+        with self._ended_by_errors():
+            internals.schedule(self._coordinator, lambda: self._execute(work))
 
     def wait_for_all(self) -> None:
         """Waits until everything that was sent is done.
@@ -131,18 +134,26 @@ class Dispatcher:
                     return
             if self._trouble is not None or time.monotonic() - self._progress > _QUIET:
                 self.look()
-            if self._trouble is None or not _from_a_task(self._trouble):
-                self._raise_what_a_step_raised()
+            if self._trouble is None or not _from_a_task(self._trouble) or time.monotonic() - self._troubled > _QUIET:
+                with self._ended_by_errors():
+                    self._coordinator.done()  # Raises what work has raised, unless that is run again.
 
-    def _raise_what_a_step_raised(self) -> None:
-        """TensorFlow has then taken back what hadn't begun and waited for the rest: nothing is under way any more."""
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """A context in which TensorFlow may raise what work has raised in a worker's thread.
+
+        It has then taken back what hadn't begun and waited for the rest: nothing is under way any more.
+        """
+        raised: BaseException | None = None
         try:
-            self._coordinator.done()
-        except Exception:
+            yield
+        except Exception as error:
+            raised = error.error if isinstance(error, _Final) else error
+        if raised is not None:
             with self._changed:
                 self._under_way.clear()
                 self._trouble = None
-            raise
+            raise raised
 
     def _execute(self, work: Work) -> None:
         """Runs in a worker's thread. If that worker dies, TensorFlow calls it again in another worker's thread."""
@@ -150,16 +161,20 @@ class Dispatcher:
         worker = internals.worker_index()
         if work.attempts > 1:
             self.retried += 1
-        began = time.monotonic()
+        began, has_run = time.monotonic(), False
         try:
             result = work.run(work.attempts)
-        except Exception as error:
+            work.seconds, has_run = time.monotonic() - began, True
+            work.done(result)
+        except BaseException as error:
+            again = isinstance(error, Exception) and not has_run  # TensorFlow decides.
+            raised = error if again else _Final(error)
             with self._changed:
-                self._trouble = error
+                self._trouble, self._troubled = raised, time.monotonic()
                 self._changed.notify_all()
-            raise
-        work.seconds = time.monotonic() - began
-        work.done(result)
+            if again:
+                raise
+            raise raised from error
         with self._changed:
             self._under_way.remove(work)
             self.by_worker[worker] += work.steps * work.trains
@@ -196,6 +211,14 @@ class Dispatcher:
                 f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
                 "Start the job again, and resume."
             )
+
+
+class _Final(Exception):
+    """Holds an exception that TensorFlow would take for a lost worker's, or that would end a worker's thread unseen."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class DispatchSize:
