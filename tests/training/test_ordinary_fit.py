@@ -1,7 +1,9 @@
 """`Run.fit` takes what `fit` takes, keeps what a script has, and says what it does."""
 
 import json
+import os
 import pathlib
+import time
 
 import keras
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from toolkit import errors
 from toolkit.errors import RunDirectoryError, StoppedBySignal
-from toolkit.training import Run
+from toolkit.training import RayReport, Run, follow
 
 pytestmark = pytest.mark.slow
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -50,12 +52,21 @@ def test_callbacks_are_given_in_any_way(tmp_path, callbacks):
 
 
 def test_a_metric_may_be_a_vector(tmp_path):
+    """The evaluator of the run and a report to Ray have the same names."""
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
     made.compile("adam", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
-    with Run(tmp_path / "run") as run:
+    with Run(tmp_path / "run", recipe="vectors") as run:
         run.fit(made, X, LABELS, validation_data=(X, LABELS), **QUIET)
     assert (tmp_path / "run/history.csv").read_text().startswith("epoch,step,f1_score_0,f1_score_1,f1_score_2,loss")
     assert {"f1_score_2", "val_f1_score_0"} <= set(run.summary)
+    os.utime(tmp_path / "run/summary.json", (time.time() + 60,) * 2)  # As if the run ended while the evaluator works.
+    follow(tmp_path / "run", made, tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(4), recipe="vectors")
+    headings, *rows = (tmp_path / "run/evaluation.csv").read_text().splitlines()
+    assert headings == "step,f1_score_0,f1_score_1,f1_score_2,loss"
+    assert len(rows) == 1
+    report = RayReport()
+    report.on_epoch_end(0, {"f1_score": np.array([0.25, 0.5]), "loss": 1.0})
+    assert report._waiting == (1, {"f1_score_0": 0.25, "f1_score_1": 0.5, "loss": 1.0})
 
 
 def test_what_a_callback_stops_goes_on_when_resumed(tmp_path, capsys):

@@ -5,6 +5,7 @@ A user needs one name, `Run`, and its `fit`.
 checkpoints     what a run goes on from: variables, counters, random generators, the place in the data
 loop            a model that stands for the user's own training loop
 summary         what a run leaves when it ends: summary.json, its last line, the model's file
+logs            metrics as single numbers, under the names of their columns
 identity        run.json: whose run a directory holds
 directory       the run directory: whose it is, who is in it
 restore         bringing a model to where its run was stopped

@@ -13,6 +13,7 @@ from toolkit.support import files, status
 from toolkit.training.checkpoints import state
 from toolkit.training.checkpoints.store import CheckpointStore
 from toolkit.training.directory import choose
+from toolkit.training.logs import in_words, scalars
 
 if TYPE_CHECKING:
     import keras
@@ -60,8 +61,8 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
             state.restore(model, checkpoint.arrays)
             values = model.evaluate(data, verbose=0, return_dict=True)
             step = checkpoint.step
-            rows.add({"step": step, **{name: float(value) for name, value in values.items()}})
-            _LOG.info("step %d: %s", step, ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
+            rows.add({"step": step, **scalars(values)})
+            _LOG.info("step %d: %s", step, in_words(values))
             status.report(state="following")
         elif ended:
             _LOG.info("The run has ended, and its last checkpoint is evaluated: %s", rows.path)

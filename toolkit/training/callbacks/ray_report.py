@@ -8,6 +8,7 @@ import keras
 
 from toolkit.errors import RequestError
 from toolkit.strategies.multi_worker import MultiWorkerStrategy
+from toolkit.training.logs import scalars
 from toolkit.training.summary import write_model
 
 __all__ = ["RayReport"]
@@ -75,7 +76,7 @@ class RayReport(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keeps an epoch's metrics until they are reported."""
-        self._waiting = (epoch + 1, {name: float(value) for name, value in (logs or {}).items()})
+        self._waiting = (epoch + 1, scalars(logs))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Reports the last epoch."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import rich
 import tensorflow as tf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from toolkit.support import files, status
 from toolkit.training.callbacks.tracker import Tracker
+from toolkit.training.logs import in_words, scalars
 
 __all__ = ["Board", "Recorder"]
 
@@ -104,7 +104,7 @@ class Recorder(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         rate, seconds = self.tracker.epoch_examples_per_second, time.monotonic() - self._epoch_start
-        row = {"epoch": self._epochs + epoch + 1, "step": self._steps + self.tracker.position.step, **_scalars(logs)}
+        row = {"epoch": self._epochs + epoch + 1, "step": self._steps + self.tracker.position.step, **scalars(logs)}
         optimizer = getattr(self.model, "optimizer", None)  # A model with two optimizers logs rates under other names.
         if optimizer is not None:
             row["learning_rate"] = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
@@ -114,7 +114,7 @@ class Recorder(keras.callbacks.Callback):
         self.close()
         if self.shows:
             speed = f", {rate:,.0f} examples/s" if rate else ""
-            self.say(f"epoch {epoch + 1}/{self.tracker.epochs}: {_words(logs)}{speed}, {seconds:.0f} s")
+            self.say(f"epoch {epoch + 1}/{self.tracker.epochs}: {in_words(logs)}{speed}, {seconds:.0f} s")
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()
@@ -132,10 +132,10 @@ class Recorder(keras.callbacks.Callback):
 
     def _show(self, done: int, logs: Any) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=done, description=_words(logs), refresh=True)
+            self._bar.update(self._task, completed=done, description=in_words(logs), refresh=True)
             return
         steps = f"/{self.tracker.steps_per_epoch}" if self.tracker.steps_per_epoch else ""
-        self.say(f"epoch {self.tracker.epoch + 1}/{self.tracker.epochs}, step {done}{steps}: {_words(logs)}")
+        self.say(f"epoch {self.tracker.epoch + 1}/{self.tracker.epochs}, step {done}{steps}: {in_words(logs)}")
 
     def _write(self) -> None:
         if self.path is None:
@@ -160,8 +160,8 @@ class Board(keras.callbacks.TensorBoard):
 
     def _spared(self, write: Callable) -> Callable:
         def tried(*args: Any, **kwargs: Any) -> None:
-            plain = [_scalars(each) if isinstance(each, dict) else each for each in args]
-            named = {name: _scalars(each) if isinstance(each, dict) else each for name, each in kwargs.items()}
+            plain = [scalars(each) if isinstance(each, dict) else each for each in args]
+            named = {name: scalars(each) if isinstance(each, dict) else each for name, each in kwargs.items()}
             try:
                 write(*plain, **named)
             except (OSError, tf.errors.OpError) as error:  # TensorFlow's writer raises OutOfRangeError on a full disk.
@@ -171,19 +171,3 @@ class Board(keras.callbacks.TensorBoard):
                 self._said = True
 
         return tried
-
-
-def _scalars(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns logs as single numbers: a vector metric such as F1Score becomes name_0, name_1 ..."""
-    found = {}
-    for name, value in (logs or {}).items():
-        array = np.asarray(value)
-        if array.ndim == 0:
-            found[name] = float(array)
-        else:
-            found.update({f"{name}_{place}": float(each) for place, each in enumerate(array.ravel())})
-    return found
-
-
-def _words(logs: Any) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in _scalars(logs).items())
