@@ -1,158 +1,1172 @@
-"""Trains one small model with several options at once, under one strategy, and writes what it saw.
+"""Crossings of what users do, drawn by Hypothesis: what a script does under a strategy, and with plain Keras.
 
-    python crossings.py STRATEGY REPLICAS OUT.json CROSSING ...
+A crossing has a value of each of DIMENSIONS, of which the first is the plainest. Run one by itself, or shrink one that
+goes wrong, by what a failed test printed:
 
-A CROSSING names options, such as frozen+sharded: see OPTIONS. What ends in an exception is written down.
+    python crossings.py '{"data": "generator", "stop": "batch"}'
+    python crossings.py --shrink '{"data": "generator", "stop": "batch"}'
+
+The tests start it as a program, which trains one crossing after the other and writes down what it saw of each:
+
+    python crossings.py KIND CROSSINGS.json OUT.jsonl
+
+KIND is "plain", which uses nothing of the toolkit, "mirrored", or "multi_worker", of which there are two.
 """
 
+import collections
+import itertools
 import json
+import os
 import pathlib
+import signal
 import sys
 import tempfile
+import threading
+import typing
 
+import hypothesis
 import keras
 import numpy as np
 import tensorflow as tf
+from hypothesis import strategies as st
+from keras import layers, ops
 
 import toolkit
-from toolkit.strategies import GradientExchange, LocalSteps
 
-OPTIONS = (
-    "frozen",
-    "sharded",
-    "zero1",
-    "accumulation",
-    "powersgd",
-    "local",
-    "float16",
-    "ema",
-    "several_steps",
-    "eager",
-    "own_step",
-    "two_optimizers",
-    "recompute",
-    "fit_twice",
-    "resumed",
-)
-EPOCHS, BATCH = 4, 10
-WIDTH = 64  # So wide that PowerSGD at rank 10, which is exact for ten examples, sends less.
-RANDOM = np.random.default_rng(4)
-X = RANDOM.normal(size=(40, 6)).astype("float32")
-Y = np.tanh(X @ RANDOM.normal(size=(6, 1))).astype("float32")
+DIMENSIONS = {
+    "replicas": (2, 3),
+    # Examples, and how many of them are in a batch: the last batch may have fewer than there are replicas.
+    "sizes": ((12, 4), (11, 4), (14, 5), (3, 8), (9, 6), (10, 4), (13, 4), (9, 2)),
+    "data": (
+        "arrays", "dataset", "unknown_length", "shuffled", "shuffled_by_keras", "dropped", "cached", "repeated",
+        "batches_repeated", "zipped", "generator", "dataset_of_generator", "uneven_batches", "pydataset",
+        "pydataset_reordered",
+    ),
+    "steps": (None, 2, 4),
+    "call": ("fit", "fit_twice", "recompiled", "evaluate", "predict", "on_batch"),
+    "validation": (None, "arrays", "alike", "split", "second_epochs", "one_step"),
+    "several": (1, 2, 3),
+    "eager": (False, True),
+    "model": (
+        "dense", "subclassed", "unbuilt", "normalised", "pooled_words", "words", "two_outputs", "dict", "frozen",
+        "recompute", "sharded", "counting", "adds_loss", "regularised",
+    ),
+    "loss": ("mse", "crossentropy", "sum", "mean_of_weights", "function", "scalar", "coupled", "masked", "dice"),
+    "weights": (None, "sample", "class"),
+    "metrics": (None, "mae", "weighted", "function", "counting", "largest", "vector", "dict", "f1", "auc"),
+    "step": ("keras", "own", "own_tracked", "clipped", "two_optimizers", "without_call", "compute_loss"),
+    "optimizer": ("sgd", "adam"),
+    "rate": ("constant", "schedule"),
+    "tweak": (None, "accumulation", "ema", "clipnorm", "global_clipnorm", "loss_scale"),
+    "state": (None, "zero1", "powersgd", "local"),
+    "stop": (None, "run", "batch", "batch_begins", "epoch_end", "validation", "error", "twice"),
+    "reader": (
+        None, "logs", "iterations", "weights", "evaluate", "predict", "data", "early_stopping", "plateau", "scheduler",
+        "checkpoint", "stop_training", "backup",
+    ),
+}  # fmt: skip
+ENDLESS = ("generator", "repeated", "batches_repeated")
+PLAINEST = {name: values[0] for name, values in DIMENSIONS.items()}
+EPOCHS, FEATURES, VALIDATED = 3, 6, 7
+SPLIT = 0.4  # Of the examples are for validation.
+FIRST_VALIDATED = 50  # The number of the first validation example.
 
 
-class Own(keras.Model):
-    """A train_step of the user's own, with one optimizer or, of its last layer, another one."""
+class Known(typing.NamedTuple):
+    """A fault that is known: crossings that have it are left out, or only some of what they show is compared."""
 
-    other = None
+    has: typing.Callable[[dict], bool]
+    why: str
+    compared: tuple[str, ...] = ()  # Nothing: such crossings aren't drawn.
+    kinds: tuple[str, ...] = ("mirrored", "multi_worker")
 
-    def compile(self, *args, other=None, **kwargs):
-        super().compile(*args, **kwargs)
-        self.other = other
+
+def smallest_batch(crossing, count):
+    """The size of the smallest batch of so many examples."""
+    sizes = [len(rows) for rows in chunks(crossing, np.arange(count))]
+    if crossing["data"] == "dropped":
+        sizes = [size for size in sizes if size == crossing["sizes"][1]]
+    return min(sizes, default=0)
+
+
+def chunks(crossing, order):
+    """Yields the numbers of each batch's examples."""
+    batch = crossing["sizes"][1]
+    start = 0
+    for size in itertools.cycle((batch, 3, batch + 2) if crossing["data"] == "uneven_batches" else (batch,)):
+        if start >= len(order):
+            return
+        yield order[start : start + size]
+        start += size
+
+
+def examples(crossing):
+    """How many there are to train, and to validate."""
+    count = crossing["sizes"][0]
+    if crossing["validation"] == "split":
+        return int(count * (1 - SPLIT)), count - int(count * (1 - SPLIT))
+    validates = crossing["validation"] or crossing["reader"] == "evaluate"
+    return count, VALIDATED if validates or crossing["call"] == "on_batch" else 0
+
+
+def steps_of(crossing):
+    """The steps of an epoch."""
+    return crossing["steps"] or len(list(chunks(crossing, np.arange(examples(crossing)[0]))))
+
+
+def trains_on_less(crossing):
+    return crossing["call"] != "predict" and smallest_batch(crossing, examples(crossing)[0]) < crossing["replicas"]
+
+
+def validates_on_less(crossing):
+    count = examples(crossing)[1]
+    return bool(count and smallest_batch(crossing, count) < crossing["replicas"])
+
+
+KNOWN = {
+    "the chief reads": Known(
+        lambda c: c["reader"] == "data" and c["data"] in ("shuffled", "batches_repeated", "cached"),
+        "The chief alone draws an order of a shuffle: from then on workers keep their shares of different orders.",
+        kinds=("multi_worker",),
+    ),
+    "small batches": Known(
+        lambda c: c["sizes"][1] < c["replicas"] and c["call"] != "predict",
+        "Batches smaller than the replicas are refused.",
+    ),
+    "several steps, stop": Known(
+        lambda c: c["stop"] is not None and c["several"] > 1 and steps_of(c) % c["several"] != 0,
+        "A run counts the steps that Keras asks for, not those that the data has.",
+    ),
+    "on batch, sums": Known(
+        lambda c: (
+            c["call"] == "on_batch"
+            and (c["loss"] in ("sum", "coupled", "dice", "masked") or c["metrics"] in ("counting", "vector", "dict"))
+        ),
+        "train_on_batch gives each replica the whole batch.",
+    ),
+    "on batch": Known(
+        lambda c: c["call"] == "on_batch",
+        "train_on_batch gives each replica the whole batch.",
+        compared=("history", "weights", "iterations"),
+    ),
+    "short batches, steps": Known(
+        lambda c: trains_on_less(c) and c["steps"] is not None,
+        "A batch smaller than the replicas joins the one before, so so many steps reach further into the data.",
+    ),
+    "short validation, one step": Known(
+        lambda c: validates_on_less(c) and c["validation"] == "one_step",
+        "A validation batch smaller than the replicas borrows from the one before, or joins it.",
+        compared=("weights", "iterations"),
+    ),
+    "steps of finite data, stop": Known(
+        lambda c: c["steps"] is not None and c["stop"] not in (None, "run") and c["data"] not in ENDLESS,
+        "A run that goes on takes the data to have the steps that were asked for, and not to begin again at its end.",
+    ),
+    "Keras counts the end": Known(
+        lambda c: (
+            c["step"] in ("own_tracked", "without_call")
+            and (c["data"] in ("unknown_length", "dataset_of_generator", "uneven_batches") or c["steps"] is not None)
+        ),
+        "Plain Keras's own fault: its step at the end of the data adds 1 to the count of a mean of scalars.",
+        compared=("weights", "iterations", "used", "summary steps"),
+    ),
+    "endless shuffle, second fit": Known(
+        lambda c: c["call"] in ("fit_twice", "recompiled") and c["data"] == "batches_repeated",
+        "What is read ahead at the end of a call draws the order of passes that another call begins with.",
+    ),
+    "short batches, stop": Known(
+        lambda c: trains_on_less(c) and c["stop"] is not None,
+        "A batch smaller than the replicas joins the one before, and a resumed run counts other batches.",
+    ),
+    "short batches": Known(
+        trains_on_less,
+        "A batch smaller than the replicas borrows from the one before, or joins it.",
+        compared=("used",),
+    ),
+    "short validation": Known(
+        lambda c: validates_on_less(c) and (c["loss"] in ("sum", "coupled", "masked", "dice") or c["metrics"]),
+        "As for training: what isn't a mean over examples differs.",
+        compared=("used", "weights", "iterations"),
+    ),
+}
+
+
+def sensible(c):
+    """Whether a crossing is something that plain Keras does, and that its options mean the same for."""
+    fits = c["call"] in ("fit", "fit_twice", "recompiled")
+    arrays = c["data"] in ("arrays", "shuffled_by_keras")
+    plain_model = c["model"] not in ("words", "two_outputs", "dict", "pooled_words")
+    return all(
+        (
+            fits or not (c["validation"] or c["stop"] or c["reader"] or c["steps"]),
+            c["call"] != "on_batch" or (arrays and c["several"] == 1),
+            c["call"] not in ("evaluate", "predict")
+            or (c["tweak"] is None and c["state"] is None and c["rate"] == "constant" and c["optimizer"] == "sgd"),
+            c["call"] != "predict" or (c["loss"], c["metrics"], c["weights"]) == ("mse", None, None),
+            c["validation"] != "split" or arrays,
+            c["stop"] != "validation" or c["validation"],
+            c["reader"] != "backup" or c["stop"] is None,
+            c["reader"] not in ("scheduler", "plateau") or c["rate"] == "constant",
+            c["step"] not in ("own_tracked", "two_optimizers", "without_call") or c["metrics"] is None,
+            c["weights"] != "class" or (c["data"] != "generator" and not c["data"].startswith("pydataset")),
+            c["reader"] not in ("early_stopping", "plateau") or c["step"] != "own_tracked",
+            c["weights"] is None or c["model"] != "words",
+            c["weights"] != "class" or (c["model"] != "two_outputs" and c["loss"] != "masked"),
+            c["weights"] != "class" or c["call"] in ("fit", "fit_twice", "recompiled", "on_batch"),
+            c["metrics"] not in ("f1",) or c["model"] != "words",
+            c["step"] != "without_call" or plain_model,
+            c["step"] != "two_optimizers" or c["model"] in ("dense", "frozen", "sharded", "recompute"),
+            c["eager"] is False or c["several"] == 1,
+            # Their numbers are one device's for plain steps of SGD only.
+            c["state"] not in ("powersgd", "local")
+            or (c["optimizer"], c["tweak"], c["step"]) == ("sgd", None, "keras"),
+            c["state"] != "local"
+            or (c["several"] == 1 and c["model"] in ("dense", "subclassed", "frozen") and c["loss"] in ("mse",)),
+            c["state"] != "powersgd" or c["model"] in ("dense", "frozen"),
+        )
+    )
+
+
+def crossings(kind="mirrored"):
+    """Returns a Hypothesis strategy of crossings, without those whose fault is known."""
+
+    def wanted(crossing):
+        return sensible(crossing) and not any(
+            kind in each.kinds and not each.compared and each.has(crossing) for each in KNOWN.values()
+        )
+
+    every = {name: st.sampled_from(values) for name, values in DIMENSIONS.items()}
+    if kind == "multi_worker":
+        every |= {"replicas": st.just(2), "eager": st.just(False)}
+    # Half of the dimensions at a time: with all, something is refused nearly always.
+    chosen = st.sets(st.sampled_from(sorted(every)), min_size=4, max_size=11)
+    mixed = st.builds(
+        lambda values, names: {k: v if k in names else PLAINEST[k] for k, v in values.items()},
+        st.fixed_dictionaries(every),
+        chosen,
+    )
+    return mixed.filter(wanted)
+
+
+def seconds(c):
+    """About how long a crossing takes."""
+    if c["call"] in ("evaluate", "predict"):
+        return 0.7
+    fits = 1.0 if c["stop"] in (None, "run") else 2.2 if c["stop"] == "twice" else 1.6
+    more = bool(c["validation"]) + (c["reader"] in ("evaluate", "predict")) + (c["call"] == "recompiled")
+    return fits * (1.5 + 0.5 * bool(c["stop"]) + 1.0 * more + 0.7 * c["eager"] + 0.5 * (c["replicas"] == 3))
+
+
+def drawn(count, seed, kind="mirrored", *, pool=None, cheap=False):
+    """Returns so many crossings that have as many pairs of values as possible in little time.
+
+    Args:
+        count: How many.
+        seed: Of Hypothesis's draws.
+        kind: Of the strategy.
+        pool: From how many draws they are chosen; ten times as many unless given.
+        cheap: Whether to take the cheaper half of the draws only.
+    """
+    found = {}
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=pool or 10 * count,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(crossings(kind))
+    def draw(crossing):
+        found[json.dumps(crossing)] = crossing
+
+    draw()
+    most = sorted(map(seconds, found.values()))[len(found) // (2 if cheap else 1) - 1]
+    pairs = {key: pairs_of([c]) for key, c in found.items() if seconds(c) <= most}
+    missing, chosen = set().union(*pairs.values()), []
+    while pairs and len(chosen) < count:
+        key = max(pairs, key=lambda each: len(pairs[each] & missing) / seconds(found[each]))
+        missing -= pairs.pop(key)
+        chosen.append(found[key])
+    return chosen
+
+
+def pairs_of(some):
+    """Returns the pairs of values, of two dimensions, that are in any of some crossings."""
+    return {pair for c in some for pair in itertools.combinations(c.items(), 2)}
+
+
+# What a crossing does.
+
+
+class Noted:
+    """Which examples were used in which phase, as the model itself was given them: not what data or metrics say."""
+
+    def __init__(self):
+        self.phase = None
+        self.used = collections.defaultdict(collections.Counter)
+        self.calls = collections.Counter()
+        self.lock = threading.Lock()
+
+    def take(self, ids):
+        with self.lock:
+            if self.phase is not None:
+                self.used[self.phase].update(int(n) for n in ids)
+                self.calls[self.phase] += 1
+        return np.int64(0)
+
+
+NOTED = Noted()
+
+
+class Note(layers.Layer):
+    """Notes the numbers of examples, which are in the first column, and passes the other columns on."""
+
+    def call(self, x):
+        if not getattr(x, "dtype", None) or not isinstance(x, tf.Tensor):
+            return x[:, 1:]
+        tf.numpy_function(NOTED.take, [x[:, 0]], tf.int64)
+        return x[:, 1:]
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], FEATURES)
+
+
+class Phases(keras.callbacks.Callback):
+    """Says in which phase examples are used."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call, self.outer = call, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        NOTED.phase = f"{self.call} train {epoch}"
+
+    def on_test_begin(self, logs=None):
+        self.outer, NOTED.phase = NOTED.phase, f"{NOTED.phase or self.call} test"
+
+    def on_test_end(self, logs=None):
+        NOTED.phase = self.outer
+
+    def on_predict_begin(self, logs=None):
+        self.outer, NOTED.phase = NOTED.phase, f"{NOTED.phase or self.call} predict"
+
+    def on_predict_end(self, logs=None):
+        NOTED.phase = self.outer
+
+    def on_train_end(self, logs=None):
+        NOTED.phase = None
+
+
+class Examples:
+    """The examples of a crossing, and the forms in which `fit` is given them."""
+
+    def __init__(self, crossing, count, first, seed):
+        random = np.random.default_rng(seed)
+        self.crossing, self.count, self.batch = crossing, count, crossing["sizes"][1]
+        ids = np.arange(first, first + count, dtype="float32")[:, None]
+        values = random.normal(size=(count, FEATURES)).astype("float32")
+        if "words" in crossing["model"]:
+            values = random.integers(1, 20, size=(count, FEATURES)) * (
+                np.arange(FEATURES) < 1 + np.arange(count)[:, None] % FEATURES
+            )
+        x = np.concatenate([ids, values], 1).astype("int32" if "words" in crossing["model"] else "float32")
+        labels = (random.uniform(size=(count, 1)) > 0.5).astype("float32")
+        if crossing["model"] == "words":
+            labels = (random.uniform(size=(count, FEATURES, 1)) > 0.5).astype("float32")
+        if crossing["loss"] == "masked":
+            labels[::3] = -1
+        two = crossing["model"] == "two_outputs"
+        y = {"a": labels, "b": 1 - labels} if two else labels
+        weight = np.linspace(0.5, 1.5, count).astype("float32")
+        self.x = {"values": x} if crossing["model"] == "dict" else x
+        self.parts = (self.x, y)
+        if crossing["weights"] == "sample":
+            self.parts += ({"a": weight, "b": weight[::-1].copy()} if two else weight,)
+
+    def rows(self, some):
+        return keras.tree.map_structure(lambda part: part[some], self.parts)
+
+    def batches(self, order=None):
+        yield from map(self.rows, chunks(self.crossing, np.arange(self.count) if order is None else order))
+
+    @property
+    def steps(self):
+        return len(list(self.batches()))
+
+    def given(self, kind, *, labels=True):
+        """Returns the arguments of `fit`, `evaluate` or `predict` for the data."""
+        if kind in ("arrays", "shuffled_by_keras"):
+            if not labels:
+                return {"x": self.x, "batch_size": self.batch}
+            weight = {"sample_weight": self.parts[2]} if len(self.parts) > 2 else {}
+            return {"x": self.x, "y": self.parts[1], "batch_size": self.batch, **weight}
+        return {"x": self.form(kind)}
+
+    def form(self, kind):
+        sliced = tf.data.Dataset.from_tensor_slices(self.parts)
+        if kind == "generator":
+            return (batch for _ in itertools.count() for batch in self.batches())
+        if kind in ("dataset_of_generator", "uneven_batches"):
+            signature = keras.tree.map_structure(
+                lambda part: tf.TensorSpec((None, *part.shape[1:]), part.dtype), self.parts
+            )
+            return tf.data.Dataset.from_generator(self.batches, output_signature=signature)
+        if kind.startswith("pydataset"):
+            return Sequence(self, reordered=kind.endswith("reordered"))
+        return {
+            "dataset": lambda: sliced.batch(self.batch),
+            "unknown_length": lambda: sliced.filter(lambda *_: True).batch(self.batch),
+            "shuffled": lambda: sliced.shuffle(self.count).batch(self.batch).prefetch(2),
+            "dropped": lambda: sliced.batch(self.batch, drop_remainder=True),
+            "repeated": lambda: sliced.repeat().batch(self.batch),
+            "batches_repeated": lambda: sliced.shuffle(self.count, seed=2).batch(self.batch).repeat(),
+            "zipped": lambda: tf.data.Dataset.zip(
+                *(
+                    tf.data.Dataset.from_tensor_slices(part).repeat(1 + bool(number))
+                    for number, part in enumerate(self.parts)
+                )
+            ).batch(self.batch),
+            "cached": lambda: sliced.cache().shuffle(4, seed=1).map(lambda *each: each).batch(self.batch),
+        }[kind]()
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, examples, *, reordered):
+        super().__init__()
+        self.examples, self.reordered, self.order = examples, reordered, np.arange(examples.count)
+
+    def __len__(self):
+        return self.examples.steps
+
+    def __getitem__(self, number):
+        batch = self.examples.batch
+        return self.examples.rows(self.order[batch * number : batch * (number + 1)])
+
+    def on_epoch_end(self):
+        if self.reordered:
+            self.order = self.order[::-1].copy()
+
+
+class Step:
+    """What the models' classes have in common: a `train_step` of one's own, or not."""
+
+
+class Own(Step):
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            out = self(x, training=True)
+            loss = self.compute_loss(x, y, out, weight, training=True)
+            scaled = self.optimizer.scale_loss(loss)
+        grads = self.changed(tape.gradient(scaled, self.trainable_variables))
+        self.optimizer.apply(grads, self.trainable_variables)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
+        return self.compute_metrics(x, y, out, weight)
+
+    def changed(self, grads):
+        return grads
+
+
+class Clipped(Own):
+    def changed(self, grads):
+        return tf.clip_by_global_norm(grads, 0.05)[0]
+
+
+class OwnTracked(Step):
+    tracker = None
 
     def train_step(self, data):
-        x, y = data
-        with tf.GradientTape(persistent=True) as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
-            scaled_otherwise = self.other.scale_loss(loss) if self.other else None
-        last = self.layers[-1].trainable_variables if self.other else []
+        grads = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"error": self.tracker.result(), "now": loss}
+
+    @property
+    def metrics(self):
+        return [*super().metrics, *([self.tracker] if self.tracker is not None else [])]
+
+
+class TwoOptimizers(Step):
+    other = None
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), weight, training=True)
+            scaled, otherwise = self.optimizer.scale_loss(loss), self.other.scale_loss(loss)
+        last = self.layers[-1].trainable_variables
         first = [v for v in self.trainable_variables if not any(v is each for each in last)]
         self.optimizer.apply_gradients(zip(tape.gradient(scaled, first), first, strict=True))
-        if self.other:
-            self.other.apply_gradients(zip(tape.gradient(scaled_otherwise, last), last, strict=True))
-        return {"error": loss}
+        self.other.apply_gradients(zip(tape.gradient(otherwise, last), last, strict=True))
+        return {"loss": loss}
 
 
-def optimizer(options, rate):
-    """SGD where it must be: with others local steps have other numbers, and what PowerSGD rounds grows."""
-    more = {"gradient_accumulation_steps": 2} if "accumulation" in options else {}
-    more |= {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3} if "ema" in options else {}
+class ComputesLoss(Step):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * ops.mean(ops.square(keras.tree.flatten(y_pred)[0]))
+
+
+class WithoutCall(keras.Model):
+    """A model that can't be called: its steps call a network of its own."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.total = keras.metrics.Mean("loss")
+
+    @property
+    def metrics(self):
+        return [self.total]
+
+    def loss_of(self, data, *, training):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        error = ops.mean(ops.square(self.network(x, training=training) - y), axis=-1)
+        return ops.mean(error if weight is None else error * ops.reshape(weight, (-1,)))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data, training=True)
+            scaled = self.optimizer.scale_loss(loss)
+        variables = self.network.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, variables), variables)
+        self.total.update_state(loss)
+        return {"loss": self.total.result()}
+
+    def test_step(self, data):
+        self.total.update_state(self.loss_of(data, training=False))
+        return {"loss": self.total.result()}
+
+    def predict_step(self, data):
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.network(x, training=False)
+
+
+STEPS = {
+    "keras": Step,
+    "own": Own,
+    "own_tracked": OwnTracked,
+    "clipped": Clipped,
+    "two_optimizers": TwoOptimizers,
+    "without_call": Step,
+    "compute_loss": ComputesLoss,
+}
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.note, self.first, self.last = Note(), layers.Dense(5, "tanh"), layers.Dense(1, "sigmoid")
+
+    def call(self, x):
+        return self.last(self.first(self.note(x)))
+
+
+class Counting(layers.Layer):
+    """Counts the steps that it trained in."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int32")
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1)
+        return x
+
+
+class AddsLoss(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+def network(crossing, *, plain):
+    kind, step = crossing["model"], STEPS[crossing["step"]]
+    if kind == "subclassed":
+        return type("OfAStep", (step, Subclassed), {})()
+    if kind == "unbuilt":
+        return type("OfAStep", (step, keras.Sequential), {})(
+            [Note(), layers.Dense(5, "tanh"), layers.Dense(1, "sigmoid")]
+        )
+    model = type("OfAStep", (step, keras.Model), {})
+    given = keras.Input((1 + FEATURES,), name="values", dtype="int32" if "words" in kind else "float32")
+    x = Note()(given)
+    if kind == "words":
+        x = layers.Embedding(20, 4, mask_zero=True)(x)
+        return model(given, layers.Dense(1, "sigmoid")(x))
+    if kind == "pooled_words":
+        x = layers.GlobalAveragePooling1D()(layers.Embedding(20, 4, mask_zero=True)(x))
+        return model(given, layers.Dense(1, "sigmoid")(x))
+    regularizer = keras.regularizers.L2(0.01) if kind == "regularised" else None
+    wide = crossing["state"] == "powersgd"  # So that it sends less at a rank at which it is exact.
+    first = layers.Dense(64 if wide else 8, activation="tanh", kernel_regularizer=regularizer)
+    x = first(x)
+    with keras.RematScope("full" if kind == "recompute" else None):
+        x = (layers.Dense if plain or kind != "sharded" else toolkit.parallel.ShardedDense)(
+            64 if wide else 6, name="middle"
+        )(x)
+    first.trainable = kind != "frozen"
+    if kind == "normalised":
+        x = layers.BatchNormalization(synchronized=True, momentum=0.7)(x)
+    if kind in ("counting", "adds_loss"):
+        x = {"counting": Counting, "adds_loss": AddsLoss}[kind]()(x)
+    if kind == "two_outputs":
+        return model(given, {name: layers.Dense(1, "sigmoid", name=name)(x) for name in ("a", "b")})
+    out = layers.Dense(1, "sigmoid")(x)
+    return model({"values": given} if kind == "dict" else given, out)
+
+
+def squared(y, p):
+    return ops.mean(ops.square(y - p), axis=-1)
+
+
+def whole_mean(y, p):
+    return ops.mean(ops.square(y - p))
+
+
+def coupled(y, p):
+    return ops.mean(ops.square(y - p)) + ops.sqrt(ops.mean(ops.square(p - ops.mean(p, axis=0))) + 0.1)
+
+
+def masked(y, p):
+    there = ops.cast(y >= 0, p.dtype)
+    return ops.sum(there * ops.square(y - p)) / (ops.sum(there) + 1e-3)
+
+
+def loss_of(crossing):
+    return {
+        "mse": lambda: "mse",
+        "crossentropy": keras.losses.BinaryCrossentropy,
+        "sum": lambda: keras.losses.MeanSquaredError(reduction="sum"),
+        "mean_of_weights": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        "function": lambda: squared,
+        "scalar": lambda: whole_mean,
+        "coupled": lambda: coupled,
+        "masked": lambda: masked,
+        "dice": lambda: keras.losses.Dice(axis=None),
+    }[crossing["loss"]]()
+
+
+class Positives(keras.metrics.Metric):
+    """Counts labels."""
+
+    def __init__(self):
+        super().__init__(name="positives")
+        self.n = self.add_weight(shape=(), initializer="zeros", name="n")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.n.assign_add(ops.sum(ops.cast(y_true > 0, "float32")))
+
+    def result(self):
+        return self.n
+
+
+class Largest(keras.metrics.Metric):
+    """The largest prediction, whose state is no sum."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.most = self.add_weight(shape=(), initializer="zeros", name="most")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(ops.maximum(self.most, ops.max(y_pred)))
+
+    def result(self):
+        return self.most
+
+
+class Vector(keras.metrics.Metric):
+    """Sums of two kinds, as one vector or by name."""
+
+    def __init__(self, *, named):
+        super().__init__(name="two")
+        self.named, self.sums = named, self.add_weight(shape=(2,), initializer="zeros", name="sums")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sums.assign_add(ops.stack([ops.sum(y_pred), ops.sum(y_pred * ops.cast(y_true > 0, y_pred.dtype))]))
+
+    def result(self):
+        return {"all": self.sums[0], "positive": self.sums[1]} if self.named else self.sums * 1.0
+
+
+def metrics_of(crossing):
+    made = {
+        None: list,
+        "mae": lambda: ["mae"],
+        "weighted": lambda: [keras.metrics.MeanAbsoluteError(name="weighted")],
+        "function": lambda: [whole_mean],
+        "counting": lambda: [Positives()],
+        "largest": lambda: [Largest()],
+        "vector": lambda: [Vector(named=False)],
+        "dict": lambda: [Vector(named=True)],
+        "f1": lambda: [keras.metrics.F1Score(average="macro", threshold=0.5)],
+        "auc": lambda: [keras.metrics.AUC(num_thresholds=11)],
+    }[crossing["metrics"]]()
+    made = {"a": made} if crossing["model"] == "two_outputs" else made
+    return {"weighted_metrics" if crossing["metrics"] == "weighted" else "metrics": made} if crossing["metrics"] else {}
+
+
+def optimizer_of(crossing, rate=0.1):
+    rate = keras.optimizers.schedules.ExponentialDecay(rate, 2, 0.7) if crossing["rate"] == "schedule" else rate
+    tweak = {
+        "accumulation": {"gradient_accumulation_steps": 2},
+        "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+        "clipnorm": {"clipnorm": 0.02},
+        "global_clipnorm": {"global_clipnorm": 0.05},
+    }.get(crossing["tweak"], {})
+    # Where a gradient is nearly nothing, Adam magnifies its last digits, unless epsilon is large.
     made = (
-        keras.optimizers.SGD(rate, **more)
-        if {"local", "powersgd"} & set(options)
-        else keras.optimizers.AdamW(rate / 10, **more)
+        keras.optimizers.Adam(rate, epsilon=0.1, **tweak)
+        if crossing["optimizer"] == "adam"
+        else keras.optimizers.SGD(rate, momentum=0.0 if crossing["state"] == "local" else 0.9, **tweak)
     )
-    return keras.optimizers.LossScaleOptimizer(made, initial_scale=64.0) if "float16" in options else made
+    if crossing["tweak"] == "loss_scale":
+        return keras.optimizers.LossScaleOptimizer(made, initial_scale=64.0)
+    return made
 
 
-def network(options):
-    with keras.RematScope("full" if "recompute" in options else None):
-        given = keras.Input((6,))
-        x = keras.layers.Dense(WIDTH, activation="tanh")(given)
-        middle = (toolkit.parallel.ShardedDense if "sharded" in options else keras.layers.Dense)(WIDTH, name="middle")
-        x = keras.layers.Dense(WIDTH, activation="tanh")(middle(x))
-        out = keras.layers.Dense(1, dtype="float32")(x)
-    middle.trainable = "frozen" not in options
-    own = {"own_step", "two_optimizers"} & set(options)
-    model = (Own if own else keras.Model)(given, out)
-    more = {"other": optimizer(options, 0.05)} if "two_optimizers" in options else {}
-    model.compile(
-        optimizer(options, 0.1),
-        "mse",
-        run_eagerly="eager" in options,
-        steps_per_execution=2 if "several_steps" in options else 1,
-        **more,
-    )
+def model_of(crossing, strategy):
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = network(crossing, plain=not made_by_toolkit(strategy))
+        if crossing["step"] == "without_call":
+            model = WithoutCall(model)
+        if crossing["step"] == "own_tracked":
+            model.tracker = keras.metrics.Mean("error")
+        compiled(model, crossing)
     return model
 
 
-def strategy_for(kind, devices, options):
-    if kind == "one_device":
-        return toolkit.strategies.create(kind, devices=devices)
-    return toolkit.strategies.create(
-        kind,
-        devices=devices,
-        gradients=GradientExchange(compression="powersgd", rank=BATCH) if "powersgd" in options else None,
-        local=LocalSteps(every=1) if "local" in options else None,
-        optimizer_state="sharded" if "zero1" in options else "replicated",
+def compiled(model, crossing):
+    given = {} if crossing["step"] == "without_call" else {"loss": loss_of(crossing), **metrics_of(crossing)}
+    if crossing["model"] == "two_outputs":
+        given["loss"] = {"a": given["loss"], "b": "mse"}
+        given["loss_weights"] = {"a": 1.0, "b": 0.3}
+    if crossing["step"] == "two_optimizers":
+        model.other = optimizer_of(crossing, 0.05)
+    model.compile(
+        optimizer_of(crossing), steps_per_execution=crossing["several"], run_eagerly=crossing["eager"], **given
     )
 
 
-def trained(strategy, options):
-    given = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-    parts = (2, 2) if "fit_twice" in options else (EPOCHS,)
-    losses = []
+def made_by_toolkit(strategy):
+    return getattr(strategy, "made_by_toolkit", False)
 
-    def model():
-        keras.utils.set_random_seed(5)
-        with strategy.scope():
-            return network(options)
 
-    def fit(call, made, epochs, **more):
-        history = call(made, X, Y, epochs=epochs, **given, **more)
-        losses.extend(next(iter(history.history.values()), []) if history else [])
+def flat(logs):
+    return {
+        name: np.ravel(np.asarray(keras.ops.convert_to_numpy(value), np.float64)).tolist()
+        for name, value in (logs or {}).items()
+    }
 
-    made = model()
-    if "resumed" not in options:
-        for epochs in parts:
-            fit(lambda made, *a, **k: made.fit(*a, **k), made, epochs)
+
+class Reader(keras.callbacks.Callback):
+    """Reads something while the model trains, and does what scripts do with it."""
+
+    def __init__(self, crossing, examples, data, readings, *, chief):
+        super().__init__()
+        self.kind, self.examples, self.data, self.readings = crossing["reader"], examples, data, readings
+        self.chief = chief
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.kind == "logs":
+            self.readings.append({"batch": [batch], **flat(logs)})
+        elif self.kind == "iterations":
+            rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+            self.readings.append({"iterations": [int(self.model.optimizer.iterations)], "rate": [rate]})
+        elif self.kind == "weights":
+            self.readings.append({"weights": [float(sum(np.sum(each) for each in self.model.get_weights()))]})
+        elif self.kind == "stop_training" and batch == 1 and self.epoch == 1:
+            self.model.stop_training = True
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        phase, NOTED.phase = NOTED.phase, None
+        if self.kind == "evaluate":
+            self.readings.append(
+                flat(self.model.evaluate(**self.examples.given("arrays"), verbose=0, return_dict=True))
+            )
+        elif self.kind == "predict":
+            out = self.model.predict(**self.examples.given("arrays", labels=False), verbose=0)
+            self.readings.append({"predicted": np.ravel(keras.tree.flatten(out)[0]).tolist()})
+        elif self.kind == "data" and self.chief and isinstance(self.data, tf.data.Dataset):
+            next(iter(self.data))  # For a picture.
+        NOTED.phase = phase
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops a run at a moment, by SIGTERM or by an error; the last of several processes does."""
+
+    def __init__(self, kind, times, here):
+        super().__init__()
+        self.kind, self.at, self.here, self.step = kind, (4 if kind == "error" else 2) + 2 * times, here, 0
+
+    def _at(self, kind):
+        if self.kind != kind or not self.here:
+            return
+        if kind == "error":
+            raise InterruptedError("a mistake in a callback")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step += 1
+        if self.step == self.at:
+            self._at("batch_begins")
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.step == self.at:
+            for kind in ("batch", "error", "twice"):
+                self._at(kind)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self._at("epoch_end")
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._at("validation")
+
+
+def callbacks_of(crossing, call, examples, data, readings, folder, *, chief):
+    cb = keras.callbacks
+    made = {
+        "early_stopping": lambda: [cb.EarlyStopping("loss", min_delta=10, patience=1, restore_best_weights=True)],
+        "plateau": lambda: [cb.ReduceLROnPlateau("loss", min_delta=10, patience=1, cooldown=0)],
+        "scheduler": lambda: [cb.LearningRateScheduler(lambda _, rate: float(rate) * 0.5)],
+        "checkpoint": lambda: [cb.ModelCheckpoint(f"{folder}/{call}.weights.h5", save_weights_only=True, save_freq=2)],
+        "backup": lambda: [cb.BackupAndRestore(f"{folder}/{call}-backup")],
+    }.get(crossing["reader"], list)()
+    return [Phases(call), *made, Reader(crossing, examples, data, readings, chief=chief)]
+
+
+def validation_of(crossing, examples):
+    kind = crossing["validation"]
+    if kind is None or kind == "split":
+        return {"validation_split": SPLIT} if kind else {}
+    form = crossing["data"] if kind in ("alike", "one_step") else "arrays"
+    more = {"validation_freq": 2} if kind == "second_epochs" else {}
+    if kind == "one_step":
+        more["validation_steps"] = 1
+    elif form in ENDLESS:
+        more["validation_steps"] = examples.steps
+    if form in ("arrays", "shuffled_by_keras"):
+        return {"validation_data": examples.parts, "validation_batch_size": examples.batch, **more}
+    return {"validation_data": examples.form(form), **more}
+
+
+def fitted(crossing, strategy, folder, record):
+    """Calls `fit` once or twice, in a Run or not, stopped and gone on with."""
+    calls = (EPOCHS - 1, EPOCHS - 1) if crossing["call"] in ("fit_twice", "recompiled") else (EPOCHS,)
+    stop = crossing["stop"] if made_by_toolkit(strategy) else None
+    stops = {None: 0, "run": 0, "twice": 2}.get(stop, 1)
+    task = getattr(strategy.cluster_resolver, "task_id", 0) if strategy.cluster_resolver else 0
+    tasks = len(strategy.cluster_resolver.cluster_spec().as_dict()["worker"]) if strategy.cluster_resolver else 1
+    for tried in range(stops + 1):
+        stopping = Stop(stop, tried, here=task == tasks - 1) if tried < stops else None
+        train, test = examples_of(crossing)
+        model = model_of(crossing, strategy)
+        record["history"], record["readings"] = [], []
+
+        def fit_all(fit, model=model, train=train, test=test, stopping=stopping):
+            data = None
+            for number, epochs in enumerate(calls):
+                if number and crossing["call"] == "recompiled":
+                    with strategy.scope():
+                        compiled(model, crossing)
+                if data is None or crossing["data"] == "generator":
+                    data = train.given(crossing["data"])
+                steps = crossing["steps"] or (train.steps if crossing["data"] in ENDLESS else None)
+                more = {"class_weight": {0: 1.0, 1: 2.0}} if crossing["weights"] == "class" else {}
+                callbacks = callbacks_of(
+                    crossing, f"fit {number}", test, data["x"], record["readings"], folder, chief=task == 0
+                ) + ([stopping] if stopping else [])
+                history = fit(
+                    model,
+                    **data,
+                    epochs=epochs,
+                    steps_per_epoch=steps,
+                    shuffle=crossing["data"] == "shuffled_by_keras",
+                    verbose=0,
+                    callbacks=callbacks,
+                    **validation_of(crossing, test),
+                    **more,
+                )
+                record["history"].append({k: np.asarray(v, np.float64).tolist() for k, v in history.history.items()})
+
+        if stop is None:
+            fit_all(keras.Model.fit)
+            return model
+        try:
+            with toolkit.training.Run(
+                f"{folder}/run",
+                resume="auto" if stop == "error" else bool(tried),
+                recipe="crossing",
+                checkpoint_steps=2 * (stop == "error"),
+            ) as run:
+                fit_all(lambda model, run=run, **given: run.fit(model, **given))
+            if task == 0:
+                record["summary steps"] = run.summary["steps"]
+            return model
+        except (toolkit.errors.StoppedBySignal, InterruptedError) as error:
+            if tried >= stops:
+                raise
+            record.setdefault("stopped", []).append(f"{type(error).__name__}: {error}")
+            NOTED.phase = None
+    raise AssertionError("never gone on with")
+
+
+def examples_of(crossing):
+    return (
+        Examples(crossing, crossing["sizes"][0], 0, seed=4),
+        Examples(crossing, VALIDATED, FIRST_VALIDATED, seed=6),
+    )
+
+
+def called(crossing, strategy, record):
+    """Does what isn't `fit`."""
+    train, test = examples_of(crossing)
+    model = model_of(crossing, strategy)
+    call = crossing["call"]
+    more = {"steps": train.steps} if crossing["data"] in ENDLESS else {}
+    if call == "evaluate":
+        given = train.given(crossing["data"])
+        found = [model.evaluate(**given, **more, verbose=0, return_dict=True, callbacks=[Phases(call)])]
+    elif call == "predict":
+        given = train.given(crossing["data"], labels=False)
+        found = [{"out": np.concatenate([np.ravel(each) for each in keras.tree.flatten(
+            model.predict(**given, **more, verbose=0, callbacks=[Phases(call)]))])}]  # fmt: skip
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            for resumes in (False, True):
-                losses.clear()
-                made = model()
-                with toolkit.training.Run(folder, resume=resumes, recipe="crossing") as run:
-                    # What the first process did: the first of two calls, or half of the only one.
-                    for epochs in parts if resumes else (EPOCHS // 2,):
-                        fit(run.fit, made, epochs)
-    weights = np.concatenate([np.ravel(keras.ops.convert_to_numpy(v)) for v in made.variables])
-    return {"weights": weights.tolist(), "loss": [float(each) for each in losses[-2:]]}
+        found = []
+        for epoch in range(2):
+            NOTED.phase = f"on_batch {epoch}"
+            for batch in train.batches():
+                given = dict(zip(("x", "y", "sample_weight"), batch, strict=False))
+                if crossing["weights"] == "class":
+                    given["class_weight"] = {0: 1.0, 1: 2.0}
+                found.append(model.train_on_batch(**given, return_dict=True))
+            NOTED.phase = None
+            given = dict(zip(("x", "y", "sample_weight"), test.parts, strict=False))
+            found.append(model.test_on_batch(**given, return_dict=True))
+            out = model.predict_on_batch(test.x)
+            found.append({"out": np.concatenate([np.ravel(each) for each in keras.tree.flatten(out)])})
+    record["history"] = [flat(each) for each in found]
+    return model
+
+
+def seen(crossing, strategy, folder):
+    """Does what a crossing says; returns what came of it, as JSON may hold it."""
+    keras.utils.clear_session(free_memory=False)
+    NOTED.__init__()
+    record = {"stopped": []}
+    try:
+        if crossing["call"] in ("fit", "fit_twice", "recompiled"):
+            model = fitted(crossing, strategy, folder, record)
+        else:
+            model = called(crossing, strategy, record)
+    except Exception as error:
+        place = error.__traceback__
+        while place.tb_next is not None:
+            place = place.tb_next
+        where = f"{pathlib.Path(place.tb_frame.f_code.co_filename).name}:{place.tb_lineno}"
+        return record | {"error": f"{type(error).__name__} at {where}: {error}"}
+    finally:
+        NOTED.phase = None
+    record["weights"] = [np.ravel(keras.ops.convert_to_numpy(v)).astype(float).tolist() for v in model.variables]
+    optimizer = model.optimizer
+    record["iterations"] = int(optimizer.iterations) if optimizer is not None and optimizer.built else None
+    record["steps"] = sum(n for phase, n in NOTED.calls.items() if phase.split()[-2] == "train")
+    record["used"] = {phase: dict(sorted(counts.items())) for phase, counts in NOTED.used.items() if counts}
+    return record
+
+
+def strategy_for(kind, crossing, devices):
+    if kind == "plain":
+        return tf.distribute.get_strategy()
+    state = crossing["state"]
+    return toolkit.strategies.create(
+        kind,
+        devices=devices[: crossing["replicas"]] if kind == "mirrored" else devices,
+        gradients=toolkit.strategies.GradientExchange(compression="powersgd", rank=6) if state == "powersgd" else None,
+        local=toolkit.strategies.LocalSteps(every=1) if state == "local" else None,
+        optimizer_state="sharded" if state == "zero1" else "replicated",
+    )
+
+
+# What is compared.
+
+
+def compared(crossing, kind):
+    """Returns what of a crossing must be plain Keras's."""
+    every = {"history", "weights", "iterations", "used", "readings", "summary steps"}
+    for each in KNOWN.values():
+        if kind in each.kinds and each.compared and each.has(crossing):
+            every &= set(each.compared)
+    if crossing["stop"] not in (None, "run"):
+        every -= {"readings"}  # Callbacks are called for steps that are passed over, too.
+    if crossing["stop"] == "error":
+        every -= {"used"}  # Steps after the last checkpoint are done again.
+    return every
+
+
+def differences(many, plain, crossing, kind="mirrored"):
+    """Returns what isn't plain Keras's, a line for each; none where plain Keras itself ends in an error."""
+    if "error" in plain:
+        return []
+    if "error" in many:
+        return [f"error: {many['error'][:600]}"]
+    tolerance = 1e-3 if crossing["state"] == "powersgd" else 2e-5
+    found = []
+    for key in sorted(compared(crossing, kind)):
+        if key == "summary steps":
+            if key in many and plain["steps"] != many[key]:
+                found.append(f"{key}: {many[key]}, but plain Keras makes {plain['steps']}")
+        elif key == "history":
+            found += history_differences(many, plain, crossing, tolerance)
+        elif key == "used":
+            found += used_otherwise(many[key], plain[key], crossing)
+        elif key == "iterations":
+            if many[key] != plain[key]:
+                found.append(f"{key}: {many[key]}, plain {plain[key]}")
+        else:
+            found += unlike(key, many.get(key), plain.get(key), tolerance)
+    return found
+
+
+def used_otherwise(many, plain, crossing):
+    for phase in sorted(set(many) | set(plain)):
+        if crossing["stop"] == "validation" and "test" in phase:
+            continue  # The validation is made again.
+        one, other = ({str(n): times for n, times in each.get(phase, {}).items()} for each in (plain, many))
+        if one != other:
+            wrong = {n: (other.get(n, 0), one.get(n, 0)) for n in one | other if other.get(n) != one.get(n)}
+            yield f"used in {phase}, by example (here, plain): {wrong}"
+
+
+def differences_of_all(records, plain, crossing, kind):
+    """Returns how what processes saw differs from plain Keras: together they are to use each example once."""
+    used = collections.defaultdict(collections.Counter)
+    for each in records:
+        for phase, counts in each.get("used", {}).items():
+            used[phase].update(counts)
+    found = []
+    for task, each in enumerate(records):
+        found += [
+            f"task {task}: {line}" if len(records) > 1 else line
+            for line in differences(each | {"used": used if task == 0 else plain.get("used")}, plain, crossing, kind)
+        ]
+    return found
+
+
+def history_differences(many, plain, crossing, tolerance):
+    found = []
+    for number, (one, other) in enumerate(
+        itertools.zip_longest(reversed(plain["history"]), reversed(many["history"]), fillvalue={})
+    ):
+        if crossing["stop"] in (None, "run"):
+            found += unlike(f"history, call {-1 - number}", other, one, tolerance)
+            continue
+        # A resumed run reports the epochs that it ended.
+        for name in one | other if other else ():
+            values = other.get(name, [])
+            found += unlike(f"history {name}", values, one.get(name, [])[-len(values) :] if values else [], tolerance)
+    return found
+
+
+def unlike(what, many, plain, tolerance):
+    """Returns a line if two structures of numbers differ."""
+    ones, others = keras.tree.flatten(plain), keras.tree.flatten(many)
+    if sorted(str(p) for p in paths(many)) != sorted(str(p) for p in paths(plain)):
+        return [f"{what}: {str(many)[:300]}, plain {str(plain)[:300]}"]
+    far = [
+        (b, a)
+        for a, b in zip(ones, others, strict=True)
+        if not np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    ]
+    if not far:
+        return []
+    worst = max(far, key=lambda pair: abs(pair[0] - pair[1]))
+    return [f"{what}: {len(far)} of {len(ones)} differ, such as {worst[0]:.7g}, plain {worst[1]:.7g}"]
+
+
+def paths(structure):
+    return [path for path, _ in keras.tree.flatten_with_path(structure)] if structure is not None else []
+
+
+# As a program.
+
+
+def complete(crossing):
+    return {
+        name: tuple(value) if isinstance(value := crossing.get(name, PLAINEST[name]), list) else value
+        for name in DIMENSIONS
+    }
+
+
+def shrunk(crossing, wrong):
+    """Returns the plainest crossing that still goes wrong."""
+    for name in [*DIMENSIONS, *DIMENSIONS]:
+        for value in DIMENSIONS[name]:
+            if value == crossing[name]:
+                break
+            plainer = crossing | {name: value}
+            if sensible(plainer) and wrong(plainer):
+                crossing = plainer
+                break
+    return crossing
+
+
+def changed(crossing):
+    """Returns what of a crossing isn't plainest."""
+    return {name: value for name, value in crossing.items() if value != PLAINEST[name]}
+
+
+def here(crossing, devices):
+    """Returns how a crossing differs from plain Keras under mirrored, both in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = seen(crossing, strategy_for("plain", crossing, devices), f"{folder}/plain")
+    if "error" in plain:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        return differences(seen(crossing, strategy_for("mirrored", crossing, devices), folder), plain, crossing)
+
+
+def untuned():
+    """Turns tf.data's tuning off, whose thread can make the end of an iterator wait for it."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    tf.data.Dataset._apply_debug_options = lambda dataset: dataset.with_options(options)
 
 
 def main():
-    kind, replicas, out, *crossings = sys.argv[1:]
-    devices = toolkit.devices.configure(gpus=1 if kind == "multi_worker" else int(replicas), emulate="always")
-    found = {}
-    for crossing in crossings:
-        options = crossing.split("+")
-        keras.utils.clear_session()
-        keras.config.set_dtype_policy("mixed_float16" if "float16" in options else "float32")
-        try:
-            found[crossing] = trained(strategy_for(kind, devices.logical_devices, options), options)
-        except Exception as error:
-            found[crossing] = f"{type(error).__name__}: {error}"
-        pathlib.Path(out).write_text(json.dumps(found))
+    untuned()
+    if len(sys.argv) <= 3:
+        devices = toolkit.devices.configure(gpus=3, emulate="always").logical_devices
+        crossing = complete(json.loads(sys.argv[-1]))
+        found = here(crossing, devices)
+        if sys.argv[1] == "--shrink" and found:
+            crossing = shrunk(crossing, lambda each: here(each, devices))
+            found = here(crossing, devices)
+        print(json.dumps(changed(crossing)), *found, sep="\n  ")  # noqa: T201
+        sys.exit(bool(found))
+    kind, source, out = sys.argv[1:]
+    devices = ()
+    if kind == "mirrored":
+        devices = toolkit.devices.configure(gpus=3, emulate="always").logical_devices
+    elif kind == "multi_worker":
+        devices = toolkit.devices.configure(gpus=1, emulate="always").logical_devices
+    folder = pathlib.Path(out).parent
+    with open(out, "a") as file:
+        for number, crossing in enumerate(map(complete, json.loads(pathlib.Path(source).read_text()))):
+            found = seen(crossing, strategy_for(kind, crossing, devices), f"{folder}/{kind}-{number}")
+            file.write(json.dumps(found) + "\n")
+            file.flush()
 
 
 if __name__ == "__main__":

@@ -1,99 +1,144 @@
-"""Two options at once: the numbers of one device, or a sentence that refuses them.
+"""What users do, crossed as Hypothesis draws it: weights, history, counts and the examples used are plain Keras's.
 
-All pairs are in the long tests. In scripts/test are rows of many options at once that have every pair between them.
+Another seed draws other crossings. A failure names the seed, and each crossing as crossings.py takes it:
+
+    TOOLKIT_CROSSINGS_SEED=7 python -m pytest tests/conformance/test_crossings.py -m long
 """
 
-import functools
-import itertools
+import contextlib
 import json
+import os
 import pathlib
-import re
-import tempfile
+import time
 
-import numpy as np
+import crossings
 import processes
 import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("crossings.py")
-NAMES = re.findall(r'"(\w+)"', re.search(r"OPTIONS = \((.*?)\n\)", SCRIPT.read_text(), re.DOTALL)[1])
-# Of two options that exclude each other: what is said of them.
-REFUSED = {
-    ("sharded", "local"): "a sharded layer exchanges activations in each step",
-    ("zero1", "local"): "replicas that train by themselves exchange nothing in a step",
-    ("powersgd", "local"): "replicas that train by themselves exchange nothing in a step",
-}
-# By their meaning other numbers than one device's: an average after each call, not after each step.
-OTHER_NUMBERS = {("local", "several_steps")}
-_MOST = 9  # Options in a row.
-PAIRS = list(itertools.combinations(NAMES, 2))
+SEED = int(os.environ.get("TOOLKIT_CROSSINGS_SEED", "65"))
+STALLED = 200  # Seconds without a result, on a busy machine.
+FEW, MANY, OF_WORKERS = 20, 300, 100
 
 
-def covering():
-    """Returns rows of options that may meet, such that each pair of those is in one."""
-    apart = set(REFUSED) | OTHER_NUMBERS
-    missing, rows = {pair for pair in PAIRS if pair not in apart}, []
-    while missing:
-        row = list(min(missing))
-        for name in sorted(
-            NAMES, key=lambda name: -sum(name in pair and not set(row).isdisjoint(pair) for pair in missing)
-        ):
-            if (
-                len(row) < _MOST
-                and name not in row
-                and not any(tuple(sorted((name, each), key=NAMES.index)) in apart for each in row)
-            ):
-                row.append(name)
-        row.sort(key=NAMES.index)
-        missing -= set(itertools.combinations(row, 2))
-        rows.append("+".join(row))
-    return rows
+@contextlib.contextmanager
+def doing(kind, some, folder):
+    """Starts the programs that do some crossings of a kind; gives a function that waits for what they see.
+
+    It returns for each crossing what each process saw, and ends with the last that all came to the end of.
+    """
+    folder.mkdir()
+    source = folder / "crossings.json"
+    source.write_text(json.dumps(some))
+    outs = [folder / f"{task}.jsonl" for task in range(2 if kind == "multi_worker" else 1)]
+    arguments = [[kind, str(source), str(out)] for out in outs]
+
+    def records():
+        lines, since = [], time.monotonic()
+        while time.monotonic() < since + STALLED and any(each.poll() is None for each in running.processes):
+            before, lines = lines, [out.read_text().count("\n") if out.exists() else 0 for out in outs]
+            since = since if lines == before else time.monotonic()
+            time.sleep(0.1)
+        texts = [out.read_text().splitlines() if out.exists() else [] for out in outs]
+        return [[json.loads(line) for line in each] for each in zip(*texts, strict=False)]
+
+    with processes.group([SCRIPT], arguments, folder, cluster=len(outs) > 1) as running:
+        yield records
 
 
-@functools.cache
-def seen(strategy, crossings):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder, "out.json")
-        replicas = "1" if strategy == "one_device" else "2"
-        ended = processes.python(folder, str(SCRIPT), strategy, replicas, str(out), *crossings, limit=800)
-        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-        return json.loads(out.read_text())
+def everything(kind, some, folder):
+    """What processes saw of each crossing. After one that never ends they are started again; it has None."""
+    found = []
+    while len(found) < len(some):
+        with doing(kind, some[len(found) :], folder / f"{kind}-{len(found)}") as records:
+            found += records()
+        if len(found) < len(some):
+            found.append(None)
+    return found
 
 
-def hold(crossing, many, one):
-    names = set(crossing.split("+"))
-    said = next((sentence for pair, sentence in REFUSED.items() if names.issuperset(pair)), None)
-    if said:
-        assert said in many, many
-        return
-    assert not isinstance(one, str), one
-    assert not isinstance(many, str), many
-    tolerance = 1e-2 if "float16" in names else 1e-4 if "powersgd" in names else 1e-5
-    for key, values in one.items():
-        if any(names.issuperset(pair) for pair in OTHER_NUMBERS):
-            assert np.isfinite(many[key]).all()
-        else:
-            np.testing.assert_allclose(many[key], values, atol=tolerance, err_msg=key)
+def wrong(kind, some, plain, many):
+    """Returns a text of the crossings whose numbers aren't plain Keras's; "" for none."""
+    texts = []
+    for crossing, one, others in zip(some, plain, many, strict=True):
+        found = (
+            ["it never ends, or ends the program"]
+            if others is None
+            else crossings.differences_of_all(others, one[0], crossing, kind)
+        )
+        if found:
+            texts.append("\n    ".join([json.dumps(crossings.changed(crossing)), *found]))
+    return "\n".join(texts)
 
 
-def test_rows_have_every_pair():
-    rows = [set(row.split("+")) for row in covering()]
-    assert len(rows) < 12
-    for pair in PAIRS:
-        assert any(row.issuperset(pair) for row in rows) != (pair in REFUSED or pair in OTHER_NUMBERS)
+def hold(kind, some, plain, many):
+    compared = sum("error" not in one[0] for one in plain)
+    assert compared > 0.8 * len(some), "plain Keras refuses most of them"
+    found = wrong(kind, some, plain, many)
+    assert not found, f"seed {SEED}, {compared} crossings of {kind}:\n{found}"
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", covering())
-def test_many_options_at_once(row):
-    rows = tuple(covering())
-    hold(row, seen("mirrored", rows)[row], seen("one_device", rows)[row])
+def test_a_few_crossings_are_plain_keras(tmp_path):
+    some = crossings.drawn(FEW, SEED, pool=200, cheap=True)
+    with (
+        doing("plain", some, tmp_path / "plain") as plain_records,
+        doing("mirrored", some, tmp_path / "mirrored") as mirrored_records,
+    ):
+        plain, many = plain_records(), mirrored_records()
+    assert len(plain) == len(many) == len(some)
+    hold("mirrored", some, plain, many)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS])
-def test_a_pair_of_options(pair):
-    pairs = tuple("+".join(pair) for pair in PAIRS)
-    hold(pair, seen("mirrored", pairs)[pair], seen("one_device", pairs)[pair])
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("kind", "count"), [("mirrored", MANY), ("multi_worker", OF_WORKERS)])
+def test_many_crossings_are_plain_keras(tmp_path, kind, count):
+    print(f"{count} crossings of {kind}, of seed {SEED}")  # noqa: T201
+    some = crossings.drawn(count, SEED, kind)
+    plain = everything("plain", some, tmp_path)
+    hold(kind, some, plain, everything(kind, some, tmp_path))
+
+
+def test_crossings_have_most_pairs_of_values():
+    """The draws reach what they are for: nearly every pair of values that may meet at all."""
+    met, possible = (crossings.pairs_of(crossings.drawn(count, SEED)) for count in (MANY // 6, MANY // 3))
+    assert len(met & possible) > 0.8 * len(possible)
+
+
+ONE = {
+    "history": [{"loss": [0.5, 0.25]}],
+    "weights": [[1.0, 2.0]],
+    "iterations": 6,
+    "steps": 6,
+    "used": {"fit 0 train 0": {"0": 1, "1": 1}},
+    "readings": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"history": [{"loss": [0.5, 0.2501]}]}, "history"),
+        ({"history": [{"loss": [0.5]}]}, "history"),
+        ({"history": [{"loss": [0.5, 0.25], "mae": [0.1, 0.1]}]}, "history"),
+        ({"weights": [[1.0, float("nan")]]}, "weights"),
+        ({"iterations": 7}, "iterations: 7"),
+        ({"used": {"fit 0 train 0": {"0": 2}}}, "'1': (0, 1)"),
+        ({"summary steps": 7}, "summary steps: 7"),
+        ({"error": "ValueError: no"}, "error: ValueError: no"),
+    ],
+)
+def test_a_difference_is_said(change, said):
+    found = crossings.differences(ONE | change, ONE, crossings.PLAINEST, "mirrored")
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_what_two_workers_used_is_added():
+    halves = [ONE | {"used": {"fit 0 train 0": {str(number): 1}}} for number in range(2)]
+    assert crossings.differences_of_all(halves, ONE, crossings.PLAINEST, "multi_worker") == []
+    assert len(crossings.differences_of_all([halves[0], ONE], ONE, crossings.PLAINEST, "multi_worker")) == 1
