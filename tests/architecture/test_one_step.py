@@ -11,7 +11,10 @@ import toolkit
 ROOT = pathlib.Path(toolkit.__file__).parent.parent
 # They hand calls on: to what wraps a function, to a function within a step, to losses and metrics that are of examples.
 PASSES_ON = {"toolkit/support/wrapping.py", "toolkit/strategies/step/inlining.py"}
-PASSES_ON |= {f"toolkit/strategies/step/{name}.py" for name in ("layer_losses", "kinds", "tape", "whole_batch")}
+PASSES_ON |= {
+    f"toolkit/strategies/step/{name}.py"
+    for name in ("layer_losses", "kinds", "results", "shown", "trial", "tape", "whole_batch")
+}
 PASSES_ON |= {"toolkit/strategies/variables/outside.py"}
 # In a process of its own: what other tests have wrapped would be entered, too.
 PROGRAM = f"""

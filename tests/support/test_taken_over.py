@@ -8,8 +8,9 @@ import pytest
 from toolkit import strategies
 from toolkit.errors import RequestError
 from toolkit.strategies import multi_worker
-from toolkit.strategies.fit import adapt, building
+from toolkit.strategies.fit import adapt
 from toolkit.strategies.parameter_servers import variables, worker_step
+from toolkit.strategies.step import trial, view
 from toolkit.support import taken_over, wrapping
 from toolkit.support.taken_over import ADDED, ATTACHED, CALLED, MEANWHILE, WRAPPED, Taken
 
@@ -30,7 +31,8 @@ def test_what_is_installed_is_as_the_table_says():
 def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     strategies.create("mirrored")
     adapt.adapt_workers()
-    building.adapt_trials()
+    trial.adapt_trials()
+    view.adapt_draws()
     worker_step.adapt_optimizers()
     variables.adapt_lookups()
     mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}

@@ -34,6 +34,7 @@ __all__ = [
     "ParameterServerOptions",
     "batch_gradients",
     "batch_mean",
+    "batch_rows",
     "computes_here",
     "create",
     "describe",
@@ -90,6 +91,25 @@ def batch_mean(values, weights=None):
     from toolkit.strategies.step import batch_share
 
     return batch_share.batch_mean(values, weights)
+
+
+def batch_rows(values):
+    """Returns the rows of the whole batch, in the batch's order, in your own loop around `strategy.run`.
+
+        scores = tf.matmul(left, toolkit.strategies.batch_rows(right), transpose_b=True)
+
+    In `fit` there is no need for it: a `train_step` that compares examples sees the whole batch.
+
+    Args:
+        values: A tensor with this replica's examples along its first axis; of any dtype but strings.
+
+    Returns:
+        A tensor of the same dtype, the same on every replica. Its gradient is that by this replica's examples. On one
+        device, what was given. Call it outside of a `tf.function`, a branch or a loop within the step.
+    """
+    from toolkit.strategies.step import batch_share
+
+    return batch_share.batch_rows(values)
 
 
 def enable_fit(strategy):

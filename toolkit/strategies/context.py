@@ -17,6 +17,7 @@ class _Here(threading.local):
 
     Attributes:
         alone: Whether the replica exchanges with none.
+        view: The `View` of the whole batch, between the layers of a step that has one.
         share: The replica's `Share` of the batch, in a step of `fit` or `evaluate`.
         summed: Whether the gradients that an optimizer has in hand are those of all replicas.
         inlines: Whether a `tf.function` that is called is a part of the step.
@@ -25,7 +26,7 @@ class _Here(threading.local):
         later: Keys of the variables whose gradients are those of this replica still.
         parts: The parts of variables that an optimizer updates.
         squares: The sums of squares of whole gradients, by which an optimizer clips.
-        recorded: Optimizers and their variables, in a step on tensors without values.
+        recorded: The `Trial`, in a step on tensors without values.
         recomputes: Whether what is called is a part of what runs again in the backward pass.
         iterator: The object by which Keras's loop is to read, while it asks for its data.
         predicts: Whether that is for `predict`.
@@ -34,6 +35,7 @@ class _Here(threading.local):
     """
 
     alone = summed = inlines = recomputes = predicts = False
+    view: Any = None
     share: Any = None
     noted: Any = None
     accumulates: Any = None

@@ -39,6 +39,7 @@ __all__ = [
     "reduce_scatter",
     "replica_id_and_count",
     "rows_of_all",
+    "sum_before",
 ]
 
 _LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.
@@ -138,14 +139,27 @@ def concatenated(x: tf.Tensor) -> tf.Tensor:
     return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
 
 
+def sum_before(x: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the scalars of the replicas whose rows stand before this one's in a batch."""
+    all_of_them = _gather(tf.reshape(x, [1]), Among.ALL, None)[:, 0]
+    return tf.add_n([tf.zeros_like(x), *(all_of_them[each] for each in _before())])
+
+
+def _before() -> list[int]:
+    order = _order_of_rows()
+    return order[: order.index(replica_id_and_count()[0])]
+
+
+def _order_of_rows() -> list[int]:
+    """Returns the replicas' ids in the order of a batch's rows, as `input.batch_split.shares_of_worker` has it."""
+    in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), replica_id_and_count()[1]
+    return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
+
+
 def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns all replicas' rows in the batch's order, and the index of this replica's first. It has no gradient."""
-    replica_id, count = replica_id_and_count()
-    sizes = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0]
-    in_process = len(tf.distribute.get_strategy().extended.worker_devices)
-    # As `input.batch_split.shares_of_worker` computes it.
-    order = sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
-    first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in order[: order.index(replica_id)])])
+    sizes, order = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0], _order_of_rows()
+    first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in _before())])
     if _within_one_process():
         return _together(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
     padding = [[0, tf.reduce_max(sizes) - tf.shape(x)[0]], *[[0, 0]] * (x.shape.rank - 1)]

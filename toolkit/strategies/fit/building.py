@@ -13,32 +13,22 @@ Keras has no public hook for it: `Model._maybe_symbolic_build`, which models of 
 
 import logging
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import mesh
+from toolkit.strategies.step import trial
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_trials", "batch_spec", "build", "check"]
+__all__ = ["batch_spec", "build", "check"]
 
 _LOG = logging.getLogger(__name__)
 _NOTED = "_toolkit_noted_statistics"
 _UNUSED = "_toolkit_unused"
 _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras's placeholders for missing labels or weights.
-
-
-def adapt_trials() -> None:
-    """Makes gradients zeros and optimizers do nothing in a step that runs without values. Later calls do nothing."""
-    wrap(tf.GradientTape, "gradient", _gradient)
-    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        wrap(kind, "apply", _apply)
 
 
 def check(model: Any, batch: int | None) -> None:
@@ -153,38 +143,11 @@ def _unbuilt(model: keras.Model, step: str) -> list[Any]:
 
 def _run_step(model: keras.Model, data: Any, step: str) -> None:
     """Runs one of the model's own steps once without replicas and values, which creates all variables."""
-    given = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
-        data,
-        none_is_leaf=True,
-    )
-    adapt_trials()
-    recorded: list[tuple[Any, list]] = []
     before = -1
     while before != len(model.variables):  # Again, because a step may ask for variables before it creates them.
         before = len(model.variables)
-        recorded.clear()
-        with known(recorded=recorded):
-            backend.compute_output_spec(getattr(model, step), given)
-    for optimizer, variables in recorded:
+        done = trial.run(getattr(model, step), data)
+    for optimizer, variables in done.optimizers:
         if not optimizer.built:
             optimizer.build(variables)
     model._post_build()
-
-
-def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    if here.recorded is None:
-        original(optimizer, grads, trainable_variables)
-    else:
-        here.recorded.append((optimizer, list(trainable_variables or [])))
-
-
-def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    if here.recorded is None:
-        return original(tape, target, sources, *args, **kwargs)
-    # A variable of several replicas has no handle here, and one that isn't created yet has none at all.
-    return tf.nest.map_structure(_zeros, sources)
-
-
-def _zeros(source: Any) -> tf.Tensor:
-    return tf.zeros_like(source) if tf.is_symbolic_tensor(source) else tf.zeros(source.shape, source.dtype)

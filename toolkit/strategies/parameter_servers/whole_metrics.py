@@ -10,8 +10,7 @@ from typing import Any
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.step.batch_share import entered
-from toolkit.strategies.step.whole_batch import WholeShare
+from toolkit.strategies.step.batch_share import WholeShare, entered
 
 __all__ = ["NotSums", "check_in_turn", "whole_batch"]
 

@@ -5,8 +5,12 @@ gradients over replicas and updates, and `train_step` makes the logs the whole b
 
 inlining      a tf.function that a step calls, as a part of it
 lateness      how long a process waits for the slowest one
-batch_share   each replica's share of a batch, and losses and means weighted by it
 rows          how what a graph computes of a batch depends on its rows
+trial         a step on tensors without values, and whether a replica's rows are enough for it
+batch_share   each replica's share of a batch, and losses and means weighted by it
+view          a step that sees the whole batch, and layers that compute this replica's rows of it
+results       which tensors of a step are results of metrics
+shown         whether rows are enough for a model's step, found out once for each kind of data
 kinds         which losses and metrics follow from those of a batch's parts, as their graphs show
 whole_batch   losses and metrics that don't, computed of the whole batch
 layer_losses  what layers add to the loss, kept by replica

@@ -28,13 +28,17 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives, internals
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.step import lateness
+from toolkit.strategies.step.rows import ALIKE, mean_of_rows
+from toolkit.strategies.step.trial import calling
 from toolkit.support.wrapping import wrap
 
 __all__ = [
     "Known",
     "Share",
+    "WholeShare",
     "adapt_means",
     "batch_mean",
+    "batch_rows",
     "counted",
     "current",
     "entered",
@@ -90,16 +94,20 @@ class Share:
         at_tape: Whether gradients are exchanged where a tape returns them.
         differentiates: Whether a tape is at work now.
         known: What tapes have exchanged.
+        sums: Whether losses that are differentiated are sums over examples, and not means.
     """
 
     def __init__(self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False) -> None:
         self.in_loss = self.differentiates = False
         self.at_tape = at_tape
+        self.sums = False
         self.known = known_here()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()
-        self._rows = tf.cast(rows, tf.float64)
+        self.count = tf.cast(rows, tf.float64)
+        self._total: Any = None
+        self._first: Any = None
         self._weight = weight
 
     @property
@@ -111,8 +119,27 @@ class Share:
     def weight(self) -> tf.Tensor:
         """Its part of all replicas' examples, a float64 scalar. The first read is a collective."""
         if self._weight is None:
-            self._weight = tf.math.divide_no_nan(self._rows, lateness.timed(self.total, self._rows))
+            self._total = lateness.timed(self.total, self.count)
+            self._weight = tf.math.divide_no_nan(self.count, self._total)
         return self._weight
+
+    @property
+    def exchanged_weight(self) -> tf.Tensor:
+        """By what this replica's gradients are multiplied when they are exchanged."""
+        return self.weight
+
+    @property
+    def total_count(self) -> tf.Tensor:
+        """How many examples all replicas have, a float64 scalar."""
+        self.weight  # noqa: B018 - Asks for it.
+        return self._total
+
+    @property
+    def first(self) -> tf.Tensor:
+        """How many examples stand before this replica's, a float64 scalar. The first read is a collective."""
+        if self._first is None:
+            self._first = collectives.sum_before(self.count)
+        return self._first
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' tensors, which has no gradient. It is a collective."""
@@ -132,12 +159,36 @@ class Share:
             rows, first = collectives.rows_of_all(x)
 
             def gradient(upstream: Any) -> tf.Tensor:
-                own = tf.convert_to_tensor(upstream)[first : first + tf.shape(x)[0]]
+                own = self._own_rows(tf.convert_to_tensor(upstream), first, tf.shape(x)[0])
                 return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
 
             return rows, gradient
 
         return gather(x)
+
+    def rows_of_this(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's rows of a tensor that all have alike; its gradient is the rows of all replicas'.
+
+        Args:
+            whole: As many rows as the batch has, or a multiple.
+        """
+        size = tf.cast(tf.shape(whole)[0], tf.float64)
+        begin, end = (tf.cast(size * at / self.total_count, tf.int32) for at in (self.first, self.first + self.count))
+        return self._own_rows(whole, begin, end - begin)
+
+    def _own_rows(self, whole: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        if not whole.dtype.is_floating:
+            return whole[first : first + size]
+
+        @tf.custom_gradient
+        def cut(x: tf.Tensor) -> tuple:
+            def gradient(upstream: Any) -> tf.Tensor:
+                upstream = tf.convert_to_tensor(upstream)
+                return self.rows_of_all(upstream * tf.cast(self.weight, upstream.dtype))
+
+            return x[first : first + size], gradient
+
+        return cut(whole)
 
     def has_gradients(self, gradients: list[tf.Tensor]) -> None:
         """Records a variable's gradients that a tape has returned and that are this replica's."""
@@ -146,6 +197,29 @@ class Share:
         """Gives each replica the whole state of a metric that isn't a sum over examples."""
         for variable in metric.variables:
             internals.keep_first_replicas(variable)
+
+
+class WholeShare(Share):
+    """The share of a process that has the whole batch.
+
+    Args:
+        note: Takes metrics whose state isn't a sum; None where nobody asks for them.
+    """
+
+    def __init__(self, note: Callable[[keras.Metric], None] | None = None) -> None:
+        super().__init__(0, weight=tf.ones([], tf.float64))
+        self._note = note
+
+    def total(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the same."""
+        return x
+
+    rows_of_all = total
+
+    def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:
+        """Records a metric whose state isn't a sum, not even over batches."""
+        if self._note is not None and not over_batches:
+            self._note(metric)
 
 
 def _graph() -> Any:
@@ -188,8 +262,24 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
     return same(x)
 
 
+def batch_rows(values: Any) -> tf.Tensor:
+    """Returns the rows of the whole batch; see `toolkit.strategies.batch_rows`."""
+    values, share = tf.convert_to_tensor(values), current()
+    if share is not None:
+        return share.rows_of_all(values)
+    if collectives.replica_id_and_count()[1] == 1:
+        return calling("batch_rows", values, lambda: tf.identity(values), lambda *_: ALIKE)
+    share = Share(1)  # In one's own loop gradients are sums over replicas, and no share weights them.
+    share._weight = tf.ones([], tf.float64)
+    return share.rows_of_all(values)
+
+
 def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
     """Returns this replica's part of a mean over the whole batch; see `toolkit.strategies.batch_mean`."""
+    return calling("batch_mean", (values, weights), lambda: _batch_mean(values, weights), mean_of_rows)
+
+
+def _batch_mean(values: Any, weights: Any) -> tf.Tensor:
     values = tf.convert_to_tensor(values)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
     share = current()
@@ -202,7 +292,6 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 def adapt_means() -> None:
     """Makes losses, their gradients and means those of the whole batch. Later calls do nothing."""
     wrap(_loss, "reduce_weighted_values", _reduced)
-    wrap(tf.nn, "compute_average_loss", _average)
 
 
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -218,16 +307,6 @@ def counted(share: Share) -> tf.Tensor:
     return share.weight * collectives.replica_id_and_count()[1]
 
 
-def _average(
-    original: Callable, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
-) -> Any:
-    value = original(per_example_loss, sample_weight, global_batch_size)
-    share = current()
-    if share is None or global_batch_size is None:  # Of this replica's examples.
-        return value
-    return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
-
-
 def _reduced(
     original: Callable,
     values: Any,
@@ -237,7 +316,10 @@ def _reduced(
     dtype: Any = None,
 ) -> Any:
     """Reduces as Keras does, and corrects the divisor from this replica's to its part of the whole one."""
-    value = original(values, sample_weight, mask, reduction, dtype)
+    given = (values, sample_weight, mask)
+    scalar = reduction not in (None, "none") and (keras.ops.ndim(values) or _given(sample_weight, mask))
+    reduced = lambda: original(*given, reduction, dtype)  # noqa: E731
+    value = calling("reduction", given, reduced, mean_of_rows) if scalar else reduced()
     share, count = current(), collectives.replica_id_and_count()[1]
     if collectives.alone() and reduction == "sum" and share is not None and keras.ops.ndim(values):
         return value * replicas()  # The whole batch's divisor, as far as this replica knows.

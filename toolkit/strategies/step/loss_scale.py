@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.context import known
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
 from toolkit.support.wrapping import attach
@@ -29,7 +29,7 @@ def attach_to(optimizer: Any) -> None:
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
     share = batch_share.current()
-    if share is None:
+    if share is None or here.view is not None:
         return original(optimizer, loss)
     scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
     share.scaled.append(scaled)

@@ -240,7 +240,7 @@ def reduced(
         if share is None:
             count = collectives.replica_id_and_count()[1]
             return gradient if number in weighted else mapped(gradient, lambda values: values / count)
-        weight = tf.cast(share.weight, gradient.dtype)
+        weight = tf.cast(share.exchanged_weight, gradient.dtype)
         factor = tf.cast(weight > 0, gradient.dtype) if number in weighted else weight
         # A replica without examples has no mean: 0 / 0.
         return mapped(gradient, lambda values: tf.math.multiply_no_nan(values, factor))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["ALIKE", "ROWS", "WHOLE", "Call", "Graph", "Of", "Rows"]
+__all__ = ["ALIKE", "MEAN", "ROWS", "WHOLE", "Call", "Graph", "Of", "Rows", "mean_of_rows"]
 
 
 class Of(enum.Enum):
@@ -87,7 +87,7 @@ ROWS = Rows(Of.ROWS, axis=0)
 WHOLE = Rows(Of.WHOLE)
 _COUPLED = Rows(Of.WHOLE, couples=True)
 _COUNT = Rows(Of.ALIKE, power=1)
-_MEAN = Rows(Of.SUM, power=-1)
+MEAN = Rows(Of.SUM, power=-1)
 
 
 @dataclasses.dataclass
@@ -99,20 +99,22 @@ class Call:
         last: The number of the first that comes after it.
         inputs: The tensors that it was given.
         outputs: Those that it has returned.
-        is_mean: Whether they are a mean over rows if all inputs are by row; otherwise they are by row as well.
-        couples: Whether they are computed of the whole batch.
+        gives: Takes what the inputs are, and an output; returns what that is. None for entries by row of such.
         of: What was called.
         calls: The calls within it.
+        losses: What a layer has added to the loss, but not layers within it.
+        opened: Whether it needs the whole batch; see `trial`.
     """
 
     first: int
     last: int = 0
     inputs: list = dataclasses.field(default_factory=list)
     outputs: list = dataclasses.field(default_factory=list)
-    is_mean: bool = False
-    couples: bool = False
+    gives: Callable[[list[Rows], Any], Rows] | None = None
     of: Any = None
     calls: list["Call"] = dataclasses.field(default_factory=list)
+    losses: list = dataclasses.field(default_factory=list)
+    opened: bool = False
 
 
 class Graph:
@@ -126,6 +128,7 @@ class Graph:
 
     Attributes:
         assigned: What variables are set to, by TensorFlow's operations.
+        branches: What branches, loops and functions are given, of which nothing is known.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Graph:
         self._captured = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
         self._set: dict[int, Rows] = {}  # By the handles of variables.
         self.assigned: list[tuple[tf.Operation, Rows]] = []
+        self.branches: list[Rows] = []
         operations = graph.get_operations()
         number, end = within or (0, len(operations))
         for call in calls:
@@ -160,10 +164,8 @@ class Graph:
 
     def _note(self, call: Call) -> None:
         given = [self[each] for each in call.inputs]
-        by_row = not call.couples and all(each.by_row or each.is_alike for each in given)
-        alike = by_row and all(each.is_alike for each in given)
         for each in call.outputs:
-            self._known[id(each)] = _of_call(each, alike, by_row, call)
+            self._known[id(each)] = (call.gives or _by_row)(given, each)
 
     def _look(self, operations: Sequence[tf.Operation]) -> None:
         for op in operations:
@@ -186,6 +188,8 @@ class Graph:
             return _RULES[kind](op, args)
         if _DRAWS.search(kind):
             return _drawn(op, args)
+        if kind in _FUNCTIONS:
+            self.branches += args
         if all(each.is_alike for each in args) and not any(word in kind for word in _UNKNOWN):
             return ALIKE
         return WHOLE
@@ -210,6 +214,7 @@ class Graph:
 
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 _DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Rng")
+_FUNCTIONS = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "StatefulPartitionedCall")
 _UNKNOWN = ("Iterator", "Optional", "PyFunc", "Collective")
 
 
@@ -219,17 +224,17 @@ def _is_kept_by_replica(handle: Any) -> bool:
     return getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
-def _of_call(output: Any, alike: bool, by_row: bool, call: Call) -> Rows:
-    if not tf.is_tensor(output):
+def _by_row(given: Sequence[Rows], output: Any) -> Rows:
+    if all(each.is_alike for each in given):
         return ALIKE
-    if alike:
-        return ALIKE
-    if not by_row:
-        return WHOLE
-    if call.is_mean:
-        return _MEAN
     rank = getattr(output.shape, "rank", None)
-    return ROWS if rank and output.shape[0] is None else WHOLE
+    by_row = all(each.by_row or each.is_alike for each in given) and rank and output.shape[0] is None
+    return Rows(Of.ROWS, axis=0, parts=max(each.parts for each in given)) if by_row else WHOLE
+
+
+def mean_of_rows(given: Sequence[Rows], _: Any) -> Rows:
+    """Returns what a mean over rows is, of arguments that are by row."""
+    return MEAN if all(each.by_row or each.is_alike for each in given) else WHOLE
 
 
 # What operations make of their arguments. Each rule takes the operation and what its inputs are.

@@ -65,9 +65,11 @@ def _gradient(
 
     def seed(each: Any) -> tf.Tensor:
         ones = tf.ones_like(each)
-        return ones if each.shape.rank == 0 else tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
+        if each.shape.rank == 0 and not share.sums:
+            return ones
+        return tf.math.divide_no_nan(ones, tf.cast(share.weight, ones.dtype))
 
-    vectors = any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
+    vectors = share.sums or any(getattr(each, "shape", None) for each in tf.nest.flatten(target))
     flat = tf.nest.flatten(sources)
     variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
     if vectors and output_gradients is None and len(variables) == len(flat):

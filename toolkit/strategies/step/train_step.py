@@ -5,20 +5,20 @@ replicas return. Here, whatever of it is the result of a metric is computed agai
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
 """
 
-import contextlib
 import functools
 import logging
 import random
+import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
@@ -29,17 +29,20 @@ from toolkit.strategies.step.batch_share import Share, current, entered
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.moments import attach_to
+from toolkit.strategies.step.results import Result, results_noted
+from toolkit.strategies.step.shown import Found, shown
+from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
-__all__ = ["ReducesForKeras", "adapt_seeds", "make_function", "results_noted"]
+__all__ = ["ReducesForKeras", "adapt_seeds", "make_function"]
 
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-_VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
 
 
@@ -59,13 +62,6 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
     if replicas(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
-    if name == "train_step" and getattr(step, "__func__", None) is not keras.Model.train_step:
-        _LOG.info(
-            "The loss of %s.train_step is taken for a mean over its replica's examples. If it is another mean, such as "
-            "one over words, compute it with toolkit.strategies.batch_mean; if it compares examples, or is a root or a "
-            "maximum of a mean, give it to compile",
-            type(model).__name__,
-        )
     before = model.__dict__.get(name)
     seeds = _global_seeds(model)
 
@@ -84,8 +80,18 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         share = Share(row_count(data), at_tape=name == "train_step" and uses_gradients(model, step))
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
+        found = tries.of(step, data)
+        if found.opened:
+            view = View(share, found.trial, f"{type(model).__name__}.{name}")
+            with view.entered(), inlining(), results_noted(model) as noted:
+                logs = _of_all_replicas(step(view.open(data)), noted, view=view)
+            view.describe()
+            return logs
+        share.sums = found.sums
         with entered(share), inlining(), results_noted(model) as noted:
-            return _of_all_replicas(step(data), noted, lambda: share.weight)
+            return _of_all_replicas(step(data), noted, weight=lambda: share.weight, sums=found.summed_logs)
+
+    tries = _Tries(model)
 
     def make() -> Any:
         watch(model)
@@ -105,6 +111,31 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
     if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
         return make()
     return put_before(model, make)
+
+
+class _Tries:
+    """What is known of a model's step: whether its replicas' rows are enough.
+
+    Args:
+        model: It keeps what is found until its step function is made once more.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._found: dict[str, Found] = {}
+        self._lock = threading.Lock()
+
+    def of(self, step: Callable, data: Any) -> Found:
+        """Returns what is known of a step with such data; the number of examples doesn't count."""
+        with self._lock:
+            key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in _tensors_of(data)])
+            if key not in self._found:
+                self._found[key] = outside(lambda: shown(self._model, step, data))
+            return self._found[key]
+
+
+def _tensors_of(data: Any) -> list:
+    return [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
 
 
 def _global_seeds(model: keras.Model) -> Any:
@@ -150,7 +181,7 @@ def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) ->
     """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
     replica = collectives.own_id()
-    if not tf.is_tensor(seed):
+    if not tf.is_tensor(seed) or here.view is not None:  # Between layers, replicas draw the same.
         return seed
     share = current()
     if not replica:
@@ -163,72 +194,41 @@ def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) ->
     return own
 
 
-class _Result(NamedTuple):
-    """A tensor that a metric's `result` returned, and its position in the result."""
-
-    tensor: Any
-    metric: keras.Metric
-    place: int
-
-
-@contextlib.contextmanager
-def results_noted(model: Any) -> Iterator[dict[int, _Result]]:
-    """A context in which a replica records which tensors are results of a model's metrics, by the tensors' ids.
-
-    A train_step may return them under its own names, and beside others.
-    """
-    noted: dict[int, _Result] = {}
-    metrics = [metric for metric in model.metrics if isinstance(metric, keras.Metric)]
-    for metric in metrics:
-        kept = vars(metric)  # Avoids Keras's actions when an attribute is set.
-        kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
-        kept.setdefault("result", functools.partial(_noting, metric))
-    try:
-        with known(noted=noted):
-            yield noted
-    finally:
-        for metric in metrics:
-            kept = vars(metric)
-            kept["_toolkit_steps"] -= 1
-            if not kept["_toolkit_steps"]:
-                del kept["_toolkit_steps"], kept["result"]
-
-
-def _noting(metric: keras.Metric) -> Any:
-    value = keras.tree.map_structure(
-        lambda x: tf.convert_to_tensor(x) if isinstance(x, _VARIABLES) else x, type(metric).result(metric)
-    )
-    if here.noted is not None:
-        here.noted |= {id(leaf): _Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
-    return value
-
-
-def _of_all_replicas(logs: Any, noted: dict[int, _Result], weight: Callable[[], tf.Tensor]) -> Any:
+def _of_all_replicas(
+    logs: Any,
+    noted: dict[int, Result],
+    *,
+    weight: Callable[[], tf.Tensor] = lambda: tf.ones([], tf.float64),
+    sums: Collection[int] = (),
+    view: View | None = None,
+) -> Any:
     """Returns a step's logs as one device would have them.
 
     Args:
         logs: What a `train_step` or `test_step` has returned: any structure.
         noted: What `results_noted` has noted in it.
         weight: Returns this replica's part of all replicas' examples, a float64 scalar; a collective.
+        sums: The numbers of the scalars that are sums over examples; others are means.
+        view: The step's view of the whole batch, of which the scalars are then.
     """
     leaves = keras.tree.flatten(logs)
     metrics = {id(r.metric): r.metric for r in (noted.get(id(leaf)) for leaf in leaves) if r is not None}
     results = _results(list(metrics.values()))
 
-    def of_all(leaf: Any) -> Any:
+    def of_all(number: int, leaf: Any) -> Any:
         result = noted.get(id(leaf))
         if result is not None and id(result.metric) in results:
             whole = results[id(result.metric)][result.place]
-        elif result is not None and is_whole(result.metric):
+        elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
             whole = tf.identity(leaf)
         elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
-            whole = collectives.all_reduce(leaf * tf.cast(weight(), leaf.dtype))
+            whole = collectives.all_reduce(leaf if number in sums else leaf * tf.cast(weight(), leaf.dtype))
         else:
             return leaf
         _known[id(whole)] = whole
         return whole
 
-    return keras.tree.pack_sequence_as(logs, [of_all(leaf) for leaf in leaves])
+    return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
 
 
 def _results(metrics: list[keras.Metric]) -> dict[int, list]:

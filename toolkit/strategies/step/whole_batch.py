@@ -17,12 +17,15 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step.batch_share import Share, counted, current, entered, update_mean
+from toolkit.strategies.step.batch_share import Share, WholeShare, counted, current, entered, update_mean
 from toolkit.strategies.step.kinds import Kind, loss_kind, metric_kind
+from toolkit.strategies.step.rows import mean_of_rows
+from toolkit.strategies.step.trial import calling, watched
 from toolkit.support.wrapping import attach
 
-__all__ = ["WholeShare", "is_whole", "watch"]
+__all__ = ["is_whole", "watch"]
 
 _LOG = logging.getLogger(__name__)
 _KINDS = "_toolkit_kinds"
@@ -80,29 +83,6 @@ def _replace(compiled: Any) -> None:
     ]
 
 
-class WholeShare(Share):
-    """The share of a process that has the whole batch.
-
-    Args:
-        note: Takes metrics whose state isn't a sum; None where nobody asks for them.
-    """
-
-    def __init__(self, note: Callable[[keras.Metric], None] | None = None) -> None:
-        super().__init__(0, weight=tf.ones([], tf.float64))
-        self._note = note
-
-    def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the same."""
-        return x
-
-    rows_of_all = total
-
-    def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:
-        """Records a metric whose state isn't a sum, not even over batches."""
-        if self._note is not None and not over_batches:
-            self._note(metric)
-
-
 class _BatchLoss(keras.losses.Loss):
     """Replaces a loss in a compiled model.
 
@@ -116,9 +96,13 @@ class _BatchLoss(keras.losses.Loss):
         self._kinds: dict[str, Kind] = {}
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        share = current()
-        if share is None or isinstance(share, WholeShare) or collectives.alone():
-            return self.loss(y_true, y_pred, sample_weight)
+        share, given = current(), (y_true, y_pred, sample_weight)
+        if here.view is not None and here.view.is_any_by_row(given):
+            return here.view.by_row(lambda args, _: self(*args), given, {}, self.name)
+        if share is None:
+            return calling(self, given, lambda: self.loss(*given), mean_of_rows)
+        if isinstance(share, WholeShare) or collectives.alone():
+            return self.loss(*given)
         kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
         if kind is Kind.EXAMPLES:
             return self.loss(y_true, y_pred, sample_weight)
@@ -152,6 +136,9 @@ def _say(name: str) -> None:
 
 def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Updates a metric with the whole batch if its state isn't a sum over examples."""
+    watched((args, kwargs))
+    if here.view is not None:
+        return here.view.update(functools.partial(_update, original, metric), args, kwargs)
     share, update = current(), functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
     if share is None or collectives.alone() or not any(ranks):

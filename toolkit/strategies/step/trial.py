@@ -1,0 +1,327 @@
+"""A step on tensors without values: what it creates, and whether a replica's rows are enough for it.
+
+Nothing runs: gradients are zeros, optimizers only say what they are given, and whatever is assigned is forgotten. The
+graph that is left shows which layers and losses the step calls and what it computes between them (see `rows`).
+
+A replica's rows are enough for a step if each loss that it differentiates is a mean or a sum over rows, if each value
+that it returns or gives to a metric is a mean or by row, and if what it assigns is the same for every part of the
+batch. A layer is by row unless its operations show that it mixes rows, that it returns or adds to the loss what is no
+mean over them, or that it assigns what depends on them. A step or a layer that isn't by row is opened: it is computed
+of the whole batch, and the layers that it calls of a replica's rows (see `view`).
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from toolkit.strategies.context import here, known
+from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
+from toolkit.support.wrapping import wrap
+
+__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_row_dimension", "may_mix", "run", "watched"]
+
+# Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
+_MIXING = ("CutMix", "MixUp")
+_OF_USERS = ("Lambda",)  # Keras's classes around functions of the user's.
+_BY_ENTRY = ("L1", "L2", "L1L2")  # Regularizers of Keras's that add up entries.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def adapt_trials() -> None:
+    """Makes steps without values possible. Later calls do nothing."""
+    wrap(tf.GradientTape, "gradient", _gradient)
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        wrap(kind, "apply", _apply)
+    wrap(keras.layers.Layer, "__call__", _layer)
+
+
+@dataclasses.dataclass
+class Reads:
+    """How an opened step or layer uses a tensor, beside handing it to what is computed by row.
+
+    Attributes:
+        values: Whether it reads values.
+        shape: Whether it reads the shape.
+    """
+
+    values: bool = True
+    shape: bool = True
+
+
+class Trial:
+    """What a step does.
+
+    Attributes:
+        optimizers: Each optimizer that was called, and its variables.
+        calls: The layers and losses that the step calls itself.
+        data: The tensors of its batch.
+        opened: Whether it needs the whole batch.
+        sums: Whether the losses that it differentiates are sums over rows, and not means.
+        summed_logs: The numbers of those values that it returns which are sums over rows.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[tuple[Any, list]] = []
+        self.calls: list[Call] = []
+        self.data: list = []
+        self.opened = False
+        self.sums = False
+        self.summed_logs: frozenset[int] = frozenset()
+        self._graph: Any = None
+        self._within: list[list[Call]] = [self.calls]
+        self._targets: list[list] = []
+        self._updates: list[tuple[list, list]] = []  # By metrics' updates: tensors with a rank, and scalars.
+        self._assigned: dict[int, Any] = {}
+        self._closed: list[tuple[int, int]] = []
+        self._returned: dict[int, Any] = {}
+
+    def follow(self, step: Callable, data: Any, noted: Callable[[], dict]) -> Any:
+        """Calls a step, and finds out what it needs.
+
+        Args:
+            step: Takes the batch.
+            data: The batch, of placeholders.
+            noted: Returns the results of metrics, by the ids of their tensors.
+        """
+        self._graph = tf.compat.v1.get_default_graph()
+        self.data = [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
+        scope = backend.common.stateless_scope.get_stateless_scope()
+        scope.collect_losses = True
+        logs = step(data)
+        results = noted()
+        leaves = dict(enumerate(keras.tree.flatten(logs)))
+        self._returned = {n: each for n, each in leaves.items() if tf.is_tensor(each) and id(each) not in results}
+        self._assigned = dict(scope.state_mapping)
+        return logs
+
+    def decide(self, *, own: bool, metrics: Iterable[Any]) -> None:
+        """Finds out which parts of the step need the whole batch.
+
+        Args:
+            own: Whether code of the user's is in the step itself.
+            metrics: The variables of metrics, which count what they are given.
+        """
+        for each in metrics:
+            self._assigned.pop(id(each), None)
+        inner = [self._opens(each) for each in self.calls if isinstance(each.of, keras.layers.Layer)]
+        by_row = not any(inner)
+        if by_row and own:
+            by_row = self._is_by_row()
+        self.opened = not by_row
+        if self.opened:
+            self._closed = sorted(_closed(self.calls))
+
+    def _is_by_row(self) -> bool:
+        found = Graph(self._graph, calls=self.calls)
+        if not all(each.is_alike for each in found.branches):  # Replicas might take different ones.
+            return False
+        targets = [each for target in self._targets for each in target]
+        scalars = [found[each] for each in targets if each.shape.rank == 0]
+        if not all(found[each].by_row for each in targets if each.shape.rank != 0):
+            return False
+        self.sums = bool(scalars) and all(each.is_sum for each in scalars)
+        if not self.sums and not all(each.is_mean for each in scalars):
+            return False
+        self.summed_logs = frozenset(n for n, x in self._returned.items() if x.shape.rank == 0 and found[x].is_sum)
+        means = [x for n, x in self._returned.items() if n not in self.summed_logs]
+        means += [each for _, scalars in self._updates for each in scalars]
+        if not all(found[each].is_mean or (each.shape.rank != 0 and found[each].by_row) for each in means):
+            return False
+        if not all(found[each].by_row or found[each].is_alike for batches, _ in self._updates for each in batches):
+            return False
+        return self._assigns_alike(found, self.calls, 0, len(self._graph.get_operations()))
+
+    def _assigns_alike(self, found: Graph, inner: list[Call], first: int, last: int) -> bool:
+        """Whether variables are set to what is the same for every part of the batch."""
+        if not all(value.is_alike for _, value in found.assigned):
+            return False
+        places = {op: number for number, op in enumerate(self._graph.get_operations())}
+        for value in self._assigned.values():
+            place = places.get(value.op, -1) if hasattr(value, "op") else -1
+            own = first <= place < last and not any(each.first <= place < each.last for each in inner)
+            if own and not found[value].is_alike:
+                return False
+        return True
+
+    def _opens(self, call: Call) -> bool:
+        """Whether a layer's call, or one within it, needs the whole batch."""
+        inner = [self._opens(each) for each in call.calls if isinstance(each.of, keras.layers.Layer)]
+        call.opened = any(inner) or self._mixes(call)
+        return call.opened
+
+    def _mixes(self, call: Call) -> bool:
+        layer = call.of
+        if not may_mix(layer):
+            return False
+        own = _is_of_user(layer)
+        if not own and type(layer).__name__ in _MIXING:
+            return True
+        given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
+        if not own:  # What Keras's own layers compute is by row; what the regularizer makes of it is the question.
+            given |= {id(each): ROWS for each in call.outputs if is_row_dimension(each)}
+        found = Graph(self._graph, given, calls=call.calls, within=(call.first, call.last))
+        if any(not found[each].is_mean for each in call.losses):
+            return True
+        if not own:
+            return False
+        if any(not is_row_dimension(each) and not found[each].is_alike for each in call.outputs):
+            return True
+        mixed = any(found[each].couples for each in call.outputs)
+        return mixed or not self._assigns_alike(found, call.calls, call.first, call.last)
+
+    def reads(self, tensor: Any) -> Reads:
+        """Returns how opened parts of the step use a tensor."""
+        if not isinstance(tensor, tf.Tensor) or any(each is tensor for each in self._returned.values()):
+            return Reads()
+        reading = [op for op in tensor.consumers() if not self._is_closed(op)]
+        return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
+
+    def _is_closed(self, op: tf.Operation) -> bool:
+        if not hasattr(self, "_places"):
+            self._places = {each: number for number, each in enumerate(self._graph.get_operations())}
+        place = self._places[op]
+        before = bisect.bisect_right(self._closed, (place, 1 << 60)) - 1
+        return before >= 0 and place < self._closed[before][1]
+
+    # While the step is followed.
+
+    def call(self, of: Any, inputs: Any, function: Callable[[], Any], gives: Callable | None = None) -> Any:
+        """Calls a function, and records its operations as one.
+
+        Args:
+            of: What is called.
+            inputs: What it is given, in any structure.
+            function: Takes nothing.
+            gives: As of `Call`.
+        """
+        if tf.compat.v1.get_default_graph() is not self._graph:  # In a branch, a loop or a function in the step.
+            return function()
+        call = Call(self._number(), of=of, gives=gives, inputs=_tensors(inputs))
+        self._within[-1].append(call)
+        self._within.append(call.calls)
+        try:
+            outputs = function()
+        finally:
+            self._within.pop()
+        call.last = self._number()
+        call.outputs = _tensors(outputs)
+        if isinstance(of, keras.layers.Layer):
+            call.losses = _tensors(of._get_own_losses())
+        return outputs
+
+    def _number(self) -> int:
+        return len(self._graph.get_operations())
+
+    def update(self, given: Any) -> None:
+        """Records what a metric is given."""
+        if len(self._within) == 1:
+            tensors = _tensors(given)
+            self._updates.append(([x for x in tensors if x.shape.rank], [x for x in tensors if x.shape.rank == 0]))
+
+    def gradient(self, target: Any, sources: Any) -> Any:
+        """Returns zeros in the place of gradients."""
+        targets = _tensors(target)
+        if len(self._within) == 1:
+            self._targets.append(targets)
+
+        def of_rows(given: list[Rows], _: Any) -> Rows:
+            *of, source = given
+            return ROWS if source.by_row and all(each.by_row or each.is_sum for each in of) else WHOLE
+
+        def one(source: Any) -> Any:
+            if tf.is_symbolic_tensor(source):
+                return self.call("gradient", [*targets, source], lambda: tf.zeros_like(source), of_rows)
+            # A variable of several replicas has no handle here, and one that isn't created yet has none at all.
+            return tf.zeros(source.shape, source.dtype)
+
+        return tf.nest.map_structure(one, sources)
+
+
+def may_mix(layer: Any) -> bool:
+    """Returns whether a layer may need more than a replica's rows; most of Keras's own don't."""
+    if _is_of_user(layer) or type(layer).__name__ in _MIXING:
+        return True
+    regularizer = layer.activity_regularizer
+    return regularizer is not None and type(regularizer).__name__ not in _BY_ENTRY
+
+
+def _is_of_user(layer: Any) -> bool:
+    return type(layer).__name__ in _OF_USERS or not type(layer).__module__.startswith("keras.src.")
+
+
+def _tensors(given: Any) -> list:
+    return [each for each in keras.tree.flatten(given) if tf.is_tensor(each)]
+
+
+def _closed(calls: list[Call]) -> Iterator[tuple[int, int]]:
+    for each in calls:
+        if each.opened:
+            yield from _closed(each.calls)
+        elif isinstance(each.of, (keras.layers.Layer, keras.losses.Loss)):
+            yield each.first, each.last
+
+
+def is_row_dimension(x: Any) -> bool:
+    """Returns whether a tensor's first axis may count the rows of a batch: its size isn't known when it is traced."""
+    return tf.is_tensor(x) and bool(x.shape.rank) and x.shape[0] is None
+
+
+def calling(of: Any, inputs: Any, function: Callable[[], Any], gives: Callable | None = None) -> Any:
+    """Calls a function; in a trial its operations count as one (see `Trial.call`)."""
+    return function() if here.recorded is None else here.recorded.call(of, inputs, function, gives)
+
+
+def watched(given: Any) -> None:
+    """Tells a trial what a metric is given."""
+    if here.recorded is not None:
+        here.recorded.update(given)
+
+
+def run(step: Callable, data: Any, noted: Callable[[], dict] = dict) -> Trial:
+    """Runs a step without values; its variables are created when it has ended.
+
+    Args:
+        step: A `train_step` or `test_step`.
+        data: What it takes: whatever has shapes and dtypes, with a first axis of any size.
+        noted: As of `Trial.follow`.
+
+    Raises:
+        Whatever the step raises.
+    """
+    given = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
+        data,
+        none_is_leaf=True,
+    )
+    adapt_trials()
+    trial = Trial()
+    with known(recorded=trial, inlines=True):
+        backend.compute_output_spec(lambda data: trial.follow(step, data, noted), given)
+    return trial
+
+
+def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    if here.recorded is None:
+        original(optimizer, grads, trainable_variables)
+    else:
+        here.recorded.optimizers.append((optimizer, list(trainable_variables or [])))
+
+
+def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    if here.recorded is None:
+        return original(tape, target, sources, *args, **kwargs)
+    return here.recorded.gradient(target, sources)
+
+
+def _layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hands a layer's call to the trial, or to the view of the whole batch, if there is one."""
+    if here.recorded is not None:
+        return here.recorded.call(layer, (args, kwargs), lambda: original(layer, *args, **kwargs))
+    if here.view is not None:
+        return here.view.call(original, layer, args, kwargs)
+    return original(layer, *args, **kwargs)

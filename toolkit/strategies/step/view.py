@@ -1,0 +1,244 @@
+"""A step that sees the whole batch, and layers that compute this replica's rows of it.
+
+What stands between the layers that a step calls, such as similarities, statistics or a mean over what a mask leaves, is
+computed of the whole batch by every replica, and so is one device's, whatever it is. A layer is given this replica's
+rows, and its output's rows are gathered, if something between layers reads them.
+
+There are two kinds of tensors. A whole one is the same on every replica, and so is its gradient. Of a replica's own
+rows the gradient is divided by the replica's share w, as gradients are multiplied by w when they are exchanged.
+
+    gather(own): the rows of all;      gradient: own rows of the upstream, divided by w
+    cut(whole): own rows;              gradient: the rows of all of (upstream * w)
+    mean(own), a scalar: sum of w * x; gradient: the upstream
+
+What a step draws between layers is the same on every replica; a metric that it updates counts each row once.
+"""
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from tensorflow.python.framework import random_seed
+
+from toolkit.strategies.context import here, known
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.step.batch_share import Share, WholeShare, entered
+from toolkit.strategies.step.rows import Call
+from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension
+from toolkit.support.wrapping import wrap
+
+__all__ = ["View", "adapt_draws"]
+
+_LOG = logging.getLogger(__name__)
+_SEED = 0x5EED  # Of draws in a program without a seed. All processes need the same.
+
+
+def adapt_draws() -> None:
+    """Makes TensorFlow's random operations between layers draw the same on every replica. Later calls do nothing."""
+    wrap(random_seed, "get_seed", _seed)
+
+
+def _seed(original: Callable, op_seed: Any) -> Any:
+    if here.view is None:
+        return original(op_seed)
+    first, _ = original(1)
+    return (first if first is not None else _SEED), next(here.view.draws) if op_seed is None else op_seed
+
+
+class ViewShare(WholeShare):
+    """The share of a step that sees the whole batch: losses count as they are, and gradients by this replica's rows.
+
+    Args:
+        rows: The share of this replica's rows.
+    """
+
+    def __init__(self, rows: Share) -> None:
+        super().__init__()
+        self.at_tape = rows.at_tape
+        self._rows = rows
+
+    @property
+    def exchanged_weight(self) -> tf.Tensor:
+        """The weight of this replica's gradients in the exchange."""
+        return self._rows.weight
+
+
+class View:
+    """The whole batch, for one replica's step.
+
+    Args:
+        rows: The share of this replica's rows.
+        trial: What is known of the step; None if it couldn't be traced without values.
+        name: The step, for a message.
+
+    Attributes:
+        share: The step's own share: all of the batch.
+        draws: Numbers the random operations between layers.
+    """
+
+    def __init__(self, rows: Share, trial: Trial | None, name: str) -> None:
+        adapt_draws()
+        self.share = ViewShare(rows)
+        self.draws = itertools.count(1)
+        self._rows, self._trial, self._name = rows, trial, name
+        self._own: dict[int, tuple[Any, Any]] = {}  # By whole tensors' ids: the tensor, and its own rows.
+        self._calls = [] if trial is None else [_layers(trial.calls)]
+        self._gathered: list[tuple[str, Any]] = []
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """A context for what sees the whole batch."""
+        with entered(self.share), known(view=self):
+            yield
+
+    @contextlib.contextmanager
+    def _by_row(self) -> Iterator[None]:
+        with entered(self._rows), known(view=None):
+            yield
+
+    def open(self, data: Any) -> Any:
+        """Returns a step's batch as the step sees it."""
+        known_of = iter(self._trial.data if self._trial is not None else ())
+
+        def one(leaf: Any) -> Any:
+            if not tf.is_tensor(leaf):
+                return leaf
+            in_trial = next(known_of, None)
+            if not leaf.shape.rank:
+                return leaf
+            reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
+            if not tf.executing_eagerly():  # Nobody takes its size for the batch's.
+                leaf = tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
+            return self._whole(leaf, reads, "the batch")
+
+        return keras.tree.map_structure(one, data)
+
+    def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+        """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""
+        record = self._next(layer)
+        if record is None:
+            opened = not type(layer).__module__.startswith("keras.src.") or not self.is_any_by_row((args, kwargs))
+        else:
+            opened = record.opened or not self.is_any_by_row((args, kwargs))
+        if opened:
+            self._calls.append(_layers(record.calls if record is not None else []))
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                self._calls.pop()
+        outputs = iter(record.outputs if record is not None else ())
+        reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
+        found = self.by_row(lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads)
+        for each in layer._flatten_layers():
+            losses = vars(each).get("_losses")
+            if losses:
+                losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
+        return found
+
+    def by_row(self, function: Callable, args: Any, kwargs: Any, name: str, reads: Callable[[], Reads] = Reads) -> Any:
+        """Calls a function with this replica's rows, and returns its results as the step sees them."""
+        args, kwargs = keras.tree.map_structure(self._cut, (args, kwargs))
+        with self._by_row():
+            outputs = function(args, kwargs)
+
+        def one(leaf: Any) -> Any:
+            if not tf.is_tensor(leaf):
+                return leaf
+            use = reads()
+            if leaf.shape.rank == 0:
+                return self._mean(leaf) if leaf.dtype.is_floating else leaf
+            return self._whole(leaf, use, name) if self._is_by_row(leaf, own=True) else leaf
+
+        return keras.tree.map_structure(one, outputs)
+
+    def update(self, update: Callable, args: Any, kwargs: Any) -> Any:
+        """Updates a metric so that each row counts once."""
+        if self.is_any_by_row((args, kwargs)):
+            return self.by_row(lambda args, kwargs: update(*args, **kwargs), args, kwargs, "a metric")
+        if collectives.own_id() != 0:
+            return None
+        with known(view=None):
+            return update(*args, **kwargs)
+
+    def _next(self, layer: Any) -> Call | None:
+        """Returns what the trial has found of this call; None if it had no such call here."""
+        waiting = self._calls[-1] if self._calls else []
+        if waiting and waiting[0].of is layer:
+            return waiting.pop(0)
+        return None
+
+    def is_any_by_row(self, given: Any) -> bool:
+        return any(self._is_by_row(each) for each in keras.tree.flatten(given) if tf.is_tensor(each))
+
+    def _is_by_row(self, x: Any, own: bool = False) -> bool:
+        if id(x) in self._own or is_row_dimension(x):
+            return True
+        if not tf.executing_eagerly() or not x.shape.rank:
+            return False
+        count = int(self._rows.count if own else self._rows.total_count)
+        return count > 0 and x.shape[0] % count == 0
+
+    def _cut(self, x: Any) -> Any:
+        if not tf.is_tensor(x) or not self._is_by_row(x):
+            return x
+        if id(x) in self._own:
+            return self._own[id(x)][1]
+        return self._rows.rows_of_this(x)
+
+    def _whole(self, own: Any, reads: Reads, name: str) -> Any:
+        if reads.values:
+            found = self._rows.rows_of_all(own)
+            self._gathered.append((name, own))
+            self.share.known.exchanged.append(found)
+            mask = backend.get_keras_mask(own)
+            if mask is not None:
+                backend.set_keras_mask(found, self._rows.rows_of_all(mask))
+        elif reads.shape:  # Nothing is computed of it but its size.
+            sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
+            found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
+        else:
+            found = tf.identity(own)
+            mask = backend.get_keras_mask(own)
+            if mask is not None:
+                backend.set_keras_mask(found, mask)
+        if not tf.executing_eagerly():
+            found.set_shape([None, *own.shape[1:]])
+        self._own[id(found)] = (found, own)
+        return found
+
+    def _count_of(self, own: Any) -> tf.Tensor:
+        """Returns how many rows all replicas have of a tensor: as many times the batch's as this one's are its own."""
+        times = tf.shape(own)[0] // tf.maximum(tf.cast(self._rows.count, tf.int32), 1)
+        return times * tf.cast(self._rows.total_count, tf.int32)
+
+    def _mean(self, own: Any) -> Any:
+        """Returns the whole batch's mean of which this replica has that over its rows."""
+        weight = tf.cast(self._rows.weight, own.dtype)
+
+        @tf.custom_gradient
+        def mean(x: tf.Tensor) -> tuple:
+            return collectives.all_reduce(tf.math.multiply_no_nan(x, weight)), lambda upstream: upstream
+
+        found = mean(own)
+        self.share.known.exchanged.append(found)
+        return found
+
+    def describe(self) -> None:
+        """Says once which tensors a step exchanges because it looks at the whole batch."""
+        if self._gathered and collectives.own_id() == 0:
+            what = ", ".join(f"{name} {_size(own)}" for name, own in self._gathered)
+            why = "" if self._trial is not None else " (it can't be traced without values)"
+            _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)
+
+
+def _size(own: Any) -> str:
+    return f"{own.dtype.name}{[*own.shape[1:]]}"
+
+
+def _layers(calls: list[Call]) -> list[Call]:
+    return [each for each in calls if isinstance(each.of, keras.layers.Layer)]
