@@ -28,12 +28,13 @@ class _Here(threading.local):
         recorded: Optimizers and their variables, in a step on tensors without values.
         recomputes: Whether what is called is a part of what runs again in the backward pass.
         iterator: The object by which Keras's loop is to read, while it asks for its data.
-        predicts: Whether that is for `predict`.
+        divided: Whether a step's batch is a replica's share, read by Keras's loop.
+        rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
     """
 
-    alone = summed = inlines = recomputes = predicts = False
+    alone = summed = inlines = recomputes = divided = False
     share: Any = None
     noted: Any = None
     accumulates: Any = None
@@ -42,6 +43,7 @@ class _Here(threading.local):
     squares: Any = None
     recorded: Any = None
     iterator: Any = None
+    rows: Any = None
     ps_step: Any = None
     ps_scopes: tuple = ()
 

@@ -82,6 +82,7 @@ class Share:
     Args:
         rows: How many examples it has.
         weight: Its weight, where that isn't its part of all replicas' examples.
+        has_own: Whether it has any, a bool scalar; None where it surely has. Otherwise it computes with a copy of one.
 
     Attributes:
         in_loss: Whether the loss that is being differentiated is weighted already: one of `scaled`.
@@ -92,9 +93,12 @@ class Share:
         known: What tapes have exchanged.
     """
 
-    def __init__(self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False) -> None:
+    def __init__(
+        self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False, has_own: Any = None
+    ) -> None:
         self.in_loss = self.differentiates = False
         self.at_tape = at_tape
+        self.has_own = has_own
         self.known = known_here()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
@@ -116,7 +120,11 @@ class Share:
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' tensors, which has no gradient. It is a collective."""
-        return collectives.all_reduce(x)
+        return collectives.all_reduce(self.own(x))
+
+    def own(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of this replica's examples, which is zero if it has none."""
+        return x if self.has_own is None else tf.where(self.has_own, x, tf.zeros_like(x))
 
     def rows_of_all(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the rows of all replicas' tensors, in the batch's order. It is a collective.
@@ -124,6 +132,8 @@ class Share:
         Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
         weighted.
         """
+        if self.has_own is not None:
+            x = x[: tf.where(self.has_own, tf.shape(x)[0], 0)]
         if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
             return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
 
@@ -172,7 +182,7 @@ def weigh(x: tf.Tensor) -> tf.Tensor:
 
 def unweigh(x: tf.Tensor) -> tf.Tensor:
     """Undoes `weigh` where gradients come from others, because they will be weighted when they are exchanged."""
-    return _scaled(x, lambda gradient, weight: gradient / weight)
+    return _scaled(x, tf.math.divide_no_nan)
 
 
 def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
