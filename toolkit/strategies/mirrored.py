@@ -8,6 +8,7 @@ import tensorflow as tf
 from toolkit.strategies.exchange.internals import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
+from toolkit.strategies.input.components import by_example
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
 from toolkit.strategies.input.pipelines import adapt_pipelines, input_devices_kept, untuned
 from toolkit.strategies.step.optimizer import update_alone
@@ -25,7 +26,7 @@ class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
         count = self.num_replicas_in_sync
         iterator = epoch_iterator()
         ours = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
-        if not (ours and batch_split.has_examples(dataset)) or batch_split.divided_by_tensorflow(
+        if not (ours and any(by_example(dataset))) or batch_split.divided_by_tensorflow(
             dataset, iterator.data_adapter, count
         ):
             return super().experimental_distribute_dataset(dataset, options)

@@ -2,6 +2,7 @@
 
 epoch_iterator  which data Keras's loop is about to read
 pipelines     pipelines without tf.data's tuning
+components    which components of a batch have examples along their first axis
 batch_split   a replica's share of each global batch
 early_split   a worker's share, cut before a batch's examples are decoded
 draws         random numbers that a dataset's functions draw

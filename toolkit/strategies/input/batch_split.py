@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from toolkit.strategies.input.components import by_example, has_shape
+
 __all__ = [
     "Part",
     "divided_by_tensorflow",
-    "has_examples",
     "packed",
     "row_count",
     "row_range",
@@ -22,7 +23,6 @@ __all__ = [
     "split",
     "with_cardinality",
     "without_copies",
-    "without_options",
 ]
 
 
@@ -31,24 +31,30 @@ class Part(NamedTuple):
 
     Attributes:
         batch: Its share, in the batch's structure; a copy of an example where it has none.
-        rows: How many of the batch's examples it has, an int64 scalar.
+        rows: How many of the batch's examples it has, an int64 scalar; where components differ, of the largest.
+        whole: By their numbers among the flattened components, those that aren't by example and that all replicas have.
     """
 
     batch: Any
     rows: Any
+    whole: Any
 
 
 def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
     """Returns the first row of a share and the row after its last.
 
-    Shares are equal to within one row, and the first one has a row if any has.
+    Shares are equal to within one row, and the first ones are the larger.
 
     Args:
         rows: The number of rows to share; an int or an int64 scalar, as are the others.
         share: The share's index, from 0.
         shares: The number of shares.
     """
-    return -(-share * rows // shares), -(-(share + 1) * rows // shares)
+    more = rows % shares
+    numbers = all(isinstance(each, int) for each in (share, more))
+    before = min(share, more) if numbers else tf.minimum(tf.cast(share, tf.int64), tf.cast(more, tf.int64))
+    start = share * (rows // shares) + before
+    return start, start + (rows + shares - 1 - share) // shares
 
 
 def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
@@ -63,6 +69,8 @@ def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
 def split(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf.data.Dataset:
     """Divides each global batch into `count` shares, equal to within one example, and keeps some of them.
 
+    Components may have different numbers of examples: each is divided by its own. One without examples is kept whole.
+
     Args:
         dataset: A dataset of global batches.
         indices: Which shares to keep, from 0; they follow one another in the result.
@@ -71,13 +79,20 @@ def split(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf
     Returns:
         A dataset with len(indices) elements for each batch, each a `Part`.
     """
-    cardinality, spec = dataset.cardinality(), dataset.element_spec
+    cardinality, spec, divided = dataset.cardinality(), dataset.element_spec, by_example(dataset)
+    whole = {str(number): True for number, examples in enumerate(divided) if not examples}
 
     def share(batch: Any, index: Any) -> Part:
         # A share's index is a Python int or an int64 tensor.
         index = tf.cast(index, tf.int64)
-        start, stop = row_range(row_count(batch), index, count)
-        return Part(tf.nest.map_structure(lambda component: _share(component, index, count), batch), stop - start)
+        leaves = tf.nest.flatten(batch)
+        start, stop = row_range(
+            row_count([leaf for leaf, each in zip(leaves, divided, strict=True) if each]), index, count
+        )
+        shares = [
+            _share(leaf, index, count) if examples else leaf for leaf, examples in zip(leaves, divided, strict=True)
+        ]
+        return Part(tf.nest.pack_sequence_as(batch, shares), stop - start, whole)
 
     if len(indices) == 1:
         cut = dataset.map(lambda *batch: share(packed(batch, spec), indices[0]), num_parallel_calls=1)
@@ -93,7 +108,12 @@ def without_copies(parts: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the shares of a dataset of parts, empty ones where they are copies: what a user's own loop expects."""
 
     def own(part: Part) -> Any:
-        return tf.nest.map_structure(lambda each: _slice(each, 0, tf.where(part.rows > 0, _rows(each), 0)), part.batch)
+        leaves = tf.nest.flatten(part.batch)
+        shares = [
+            leaf if str(number) in part.whole else _slice(leaf, 0, tf.where(part.rows > 0, _rows(leaf), 0))
+            for number, leaf in enumerate(leaves)
+        ]
+        return tf.nest.pack_sequence_as(part.batch, shares)
 
     return parts.map(own)
 
@@ -112,8 +132,10 @@ def divided_by_tensorflow(dataset: tf.data.Dataset, adapter: Any, replicas: int)
         whole = adapter.batch_size
         smallest = adapter.partial_batch_size if adapter.has_partial_batch else whole
     else:  # The size of a last batch is unknown, unless it is as large as the others.
-        sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in _leaves(dataset.element_spec)}
-        whole = smallest = sizes.pop() if len(sizes) == 1 else None
+        leaves = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if has_shape(leaf)]
+        sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
+        alike = len(sizes) == 1 and sum(by_example(dataset)) == len(leaves)
+        whole = smallest = sizes.pop() if alike else None
     return whole is not None and smallest > (replicas - 1) * -(-whole // replicas)
 
 
@@ -124,11 +146,6 @@ def with_cardinality(dataset: tf.data.Dataset, cardinality: tf.Tensor) -> tf.dat
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
-def has_examples(dataset: tf.data.Dataset) -> bool:
-    """Returns whether every component has a dimension that counts examples."""
-    return all(leaf.shape.rank != 0 for leaf in _leaves(dataset.element_spec))
-
-
 def packed(arguments: tuple, spec: Any) -> Any:
     """Returns an element from the arguments of a dataset's function.
 
@@ -137,16 +154,10 @@ def packed(arguments: tuple, spec: Any) -> Any:
     return arguments if type(spec) is tuple else arguments[0]
 
 
-def without_options(dataset: Any) -> Any:
-    """Returns the dataset below those that don't change its elements."""
-    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
-        dataset = dataset._input_dataset
-    return dataset
-
-
 def row_count(batch: Any) -> tf.Tensor:
-    """Returns the number of examples of a batch, an int64 scalar."""
-    return _rows(next(leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")))
+    """Returns the number of examples of a batch, or of its largest component, an int64 scalar."""
+    rows = [_rows(leaf) for leaf in tf.nest.flatten(batch) if has_shape(leaf) and leaf.shape.rank != 0]
+    return rows[0] if len(rows) == 1 else tf.reduce_max(rows)
 
 
 def _rows(component: Any) -> tf.Tensor:
@@ -157,15 +168,8 @@ def _rows(component: Any) -> tf.Tensor:
     return tf.shape(component, tf.int64)[0]
 
 
-def _leaves(spec: Any) -> list:
-    """Returns what has a shape: Keras puts an empty Optional in place of missing labels or weights."""
-    return [leaf for leaf in tf.nest.flatten(spec) if hasattr(leaf, "shape")]
-
-
 def _share(component: Any, index: tf.Tensor, count: int) -> Any:
     """Returns a share of a component's rows, or a copy of the row before it if that is empty."""
-    if not hasattr(component, "shape"):
-        return component
     start, stop = row_range(_rows(component), index, count)
     return _slice(component, tf.maximum(tf.minimum(start, stop - 1), 0), stop)
 

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from toolkit.strategies.input.batch_split import Part, packed, row_count, without_options
+from toolkit.strategies.input.batch_split import Part, packed, row_count
+from toolkit.strategies.input.components import without_options
 
 __all__ = ["Undecoded", "undecoded"]
 
@@ -68,7 +69,7 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
         for function in functions:
             examples = examples.map(function)
         batches = examples.batch(row_count(part.batch))
-        return batches.map(lambda *batch: Part(packed(batch, batches.element_spec), part.rows))
+        return batches.map(lambda *batch: Part(packed(batch, batches.element_spec), part.rows, {}))
 
     return Undecoded(
         source.batch(size, drop_remainder=tf.get_static_value(batch._drop_remainder)).with_options(dataset.options()),

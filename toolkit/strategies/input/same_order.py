@@ -87,8 +87,8 @@ class Order:
         self._differs = found is not None
         if found is not None:
             _LOG.warning(
-                "In epoch %d %s read other batches than %s, so some examples were used twice and others not at all. "
-                "A dataset shuffles differently on a worker that alone makes an iterator of it, as next(iter(data)) in a "
+                "In epoch %d %s read other batches than %s, so some examples were used twice and others not at all. A "
+                "dataset shuffles differently on a worker that alone makes an iterator of it, as next(iter(data)) in a "
                 "callback does: do that on all workers, or with another dataset. Leave deterministic=False out of "
                 "the data's functions",
                 epoch,

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input import batch_split
+from toolkit.strategies.input.components import by_example
 from toolkit.strategies.input.draws import draws_of
 from toolkit.strategies.input.early_split import undecoded
 from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
@@ -45,7 +46,7 @@ class ReadsShares:
         epoch of `fit` then ends for all with the first that runs out. A training loop of your own
         gets TensorFlow's own dataset there, and else empty shares of batches that are too small.
         """
-        if not isinstance(dataset, tf.data.Dataset) or not batch_split.has_examples(dataset):
+        if not isinstance(dataset, tf.data.Dataset) or not any(by_example(dataset)):
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self.order = None

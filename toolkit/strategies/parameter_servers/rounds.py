@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
 from toolkit.strategies.parameter_servers.functions import (
     branched,
@@ -83,7 +82,7 @@ class Rounds:
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
             scope = variables.scope(values, counters, sums)
             batch = stream.batch(0, first, data, share=index, shares=self.shares)
-            rows = row_count(batch)
+            rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
             step = ShareStep(self, scope, index)
             with tracing(step, scope), entered(share), reports_of(variables, "train") as reports:

@@ -27,7 +27,8 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
     if not here.divided or collectives.replica_id_and_count()[1] == 1:
         return original(model, data)
-    outputs = original(model, tf.nest.map_structure(_of_any_size, data))
+    leaves = [each if n in here.whole else _of_any_size(each) for n, each in enumerate(tf.nest.flatten(data))]
+    outputs = original(model, tf.nest.pack_sequence_as(data, leaves))
     by_example = [_is_by_example(leaf) for leaf in keras.tree.flatten(outputs)]
     if not all(by_example) and not tf.executing_eagerly() and not _has_one_size(model):
         return _of_whole(original, model, data, by_example)
@@ -74,10 +75,10 @@ def _of_whole(original: Callable, model: Any, data: Any, by_example: list[bool])
     if any(not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string for leaf in tensors):
         raise _not_by_example("its batches hold strings, or ragged or sparse tensors, which replicas can't exchange")
     share = Share(0, has_own=None if here.rows is None else here.rows > 0)
-    whole = tf.nest.map_structure(
-        lambda leaf: share.rows_of_all(leaf) if leaf is not None and leaf.shape.rank else leaf, data
-    )
-    rows = tf.shape(next(leaf for leaf in tensors if leaf.shape.rank))[:1]
+    leaves = tf.nest.flatten(data)
+    divided = [number for number, leaf in enumerate(leaves) if leaf is not None and number not in here.whole]
+    rows = tf.shape(leaves[divided[0]])[:1]
+    whole = [share.rows_of_all(leaf) if number in divided else leaf for number, leaf in enumerate(leaves)]
     replica = collectives.own_id()
     own = share.rows_of_all(tf.fill(rows, replica)) == replica
 
@@ -93,7 +94,7 @@ def _of_whole(original: Callable, model: Any, data: Any, by_example: list[bool])
         return leaf
 
     with entered(None):
-        outputs = original(model, whole)
+        outputs = original(model, tf.nest.pack_sequence_as(data, whole))
     leaves = keras.tree.flatten(outputs)
     return keras.tree.pack_sequence_as(outputs, [part(*pair) for pair in zip(leaves, by_example, strict=True)])
 

@@ -272,8 +272,8 @@ class ReducesForKeras:
             return super().run(fn, args, kwargs, options)  # type: ignore[misc]
 
         def run_own(*args: Any, **kwargs: Any) -> Any:
-            rows = next((each.rows for each in args if isinstance(each, Part)), None)
-            with known(divided=True, rows=rows):
+            part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
+            with known(divided=True, rows=part.rows, whole=frozenset(map(int, part.whole))):
                 return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
 
         return of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]
