@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from toolkit import strategies
+from toolkit.errors import StrategyError
 from toolkit.strategies.input.batch_split import split, without_copies
 from toolkit.strategies.input.components import by_example
 from toolkit.strategies.input.pipelines import in_order
@@ -116,3 +117,60 @@ def test_batches_of_two_sizes_with_a_table_train_as_on_one_device(four_devices):
     ours, one = trained(strategies.create("mirrored", devices=four_devices[:2])), trained(tf.distribute.get_strategy())
     for got, wanted in zip(ours, one, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Mixed(keras.Model):
+    """Multiplies by a table that comes with each batch, and before its examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(6)
+
+    def call(self, inputs):
+        return tf.reduce_sum(self.dense(inputs["x"]) @ tf.transpose(inputs["table"]), -1, keepdims=True)
+
+
+@pytest.mark.slow
+def test_the_loss_of_an_epoch_counts_examples_and_not_a_tables_rows(four_devices):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Mixed()
+            model.compile(keras.optimizers.SGD(0.001), "mse")
+        return model.fit(pairs(5).map(table), epochs=2, verbose=0, shuffle=False).history["loss"]
+
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    np.testing.assert_allclose(trained(mirrored), trained(tf.distribute.get_strategy()), rtol=1e-5)
+
+
+class Pairs(keras.Model):
+    """Compares what its data have stacked along axis 0."""
+
+    def __init__(self, taken):
+        super().__init__()
+        self.dense, self.taken = keras.layers.Dense(2), taken
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        anchors, positives = self.taken(data[0] if isinstance(data, tuple) else data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(anchors, training=True) - positives[:, :2]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"distance": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("taken", "known"), [(lambda pair: (pair[0], pair[1]), False), (tf.unstack, True)])
+def test_an_axis_0_that_is_not_the_batch_is_named(taken, known, four_devices):
+    data = tf.data.Dataset.from_tensor_slices(X.reshape(3, 2, 4, 4))
+    if not known:
+        data = data.map(lambda pair: tf.numpy_function(lambda x: x, [pair], tf.float32))
+        data = data.map(lambda pair: tf.ensure_shape(pair, (None, 4, 4)))
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = Pairs(taken)
+        model.compile("sgd")
+    with pytest.raises(StrategyError, match=r"single rows of the batch's component 0, but axis 0 .* is the batch"):
+        model.fit(data, verbose=0, shuffle=False)

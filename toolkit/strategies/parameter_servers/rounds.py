@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit.strategies.context import known
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
 from toolkit.strategies.parameter_servers.functions import (
     branched,
@@ -85,7 +86,8 @@ class Rounds:
             rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
             step = ShareStep(self, scope, index)
-            with tracing(step, scope), entered(share), reports_of(variables, "train") as reports:
+            noted = reports_of(variables, "train")
+            with tracing(step, scope), entered(share), known(whole=stream.whole), noted as reports:
                 logs = reports(model.train_step(batch))
             if not self._order:
                 self.note("it applies no gradients")

@@ -218,8 +218,12 @@ def adapt_means() -> None:
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Weights a scalar that is a mean over this replica's share by that share."""
     share = current()
-    if share is not None and sample_weight is None and not keras.ops.shape(values):
-        sample_weight = counted(share)
+    if share is not None and not keras.ops.shape(values):
+        if sample_weight is None:
+            sample_weight = counted(share)
+        elif 0 in here.whole and not keras.ops.shape(sample_weight):
+            # Keras counts the rows of the first component, of which every replica has all.
+            sample_weight = tf.cast(sample_weight, tf.float64) * counted(share)
     return original(metric, values, sample_weight)
 
 

@@ -31,6 +31,7 @@ from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.moments import attach_to
 from toolkit.strategies.step.no_examples import state_of_own
 from toolkit.strategies.step.predict_step import of_one
+from toolkit.strategies.step.single_rows import takes_no_rows
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.wrapping import wrap
@@ -88,7 +89,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
         with entered(share), inlining(), results_noted(model) as noted:
-            with state_of_own(model, share):
+            with state_of_own(model, share), takes_no_rows(data):
                 logs = step(data)
             return _of_all_replicas(logs, noted, lambda: share.weight)
 
