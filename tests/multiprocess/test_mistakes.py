@@ -133,6 +133,22 @@ model.fit(x[:40], labels[:, None], batch_size=20, shuffle=False, verbose=0)
     assert "first batch" not in same.stdout
 
 
+def test_an_order_that_one_worker_shifts_is_said(tmp_path):
+    body = """
+import tensorflow as tf
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(60).batch(20)
+class Look(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if me == 0 and epoch == 0:
+            next(iter(data))
+model.fit(data, epochs=3, callbacks=[Look()], verbose=0)
+"""
+    done = launch(tmp_path, body)
+    assert done.returncode == 0
+    said = "worker:1 read other batches than worker:0"
+    assert done.stdout.count(said) == done.stdout.count(f"In epoch 2 {said}") == 2, done.stdout  # Once on each.
+
+
 @pytest.mark.long
 def test_data_whose_functions_draw_differ_in_what_is_drawn_only(tmp_path):
     body = """

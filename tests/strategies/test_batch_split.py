@@ -1,4 +1,6 @@
-"""Every example once, and no replica without one, whatever the sizes."""
+"""Every example once, and no empty share, whatever the sizes."""
+
+import time
 
 import keras
 import numpy as np
@@ -9,12 +11,13 @@ from hypothesis import strategies as st
 
 from toolkit import devices
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.first_batch import show_first
-from toolkit.strategies.input.pipelines import untuned
+from toolkit.strategies.input.pipelines import in_order, untuned
+from toolkit.strategies.input.same_order import show
 
 
-def rows(dataset):
-    return [np.asarray(element[0]["x"])[:, 0].tolist() for element in dataset]
+def rows(parts):
+    """Each part's examples, without copies."""
+    return [np.asarray(part.batch[0]["x"])[: part.rows, 0].tolist() for part in parts]
 
 
 def cut(examples, batch, count, indices=None):
@@ -27,37 +30,30 @@ def cut(examples, batch, count, indices=None):
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(examples=st.integers(1, 60), batch=st.integers(1, 20), count=st.integers(1, 5))
-def test_every_example_is_in_one_share_and_no_share_is_empty(examples, batch, count):
-    if (batch < count and examples > batch) or examples < count:
-        return
+def test_every_example_is_in_one_share_of_its_own_batch(examples, batch, count):
     shares = cut(examples, batch, count)
-    assert len({len(share) for share in shares}) == 1, "the replicas would not take the same number of steps"
-    assert all(share for replica in shares for share in replica)
-    together = [row for step in zip(*shares, strict=True) for share in step for row in share]
-    assert together == list(range(examples)), "an example is lost, doubled or out of order"
+    assert {len(share) for share in shares} == {-(-examples // batch)}, "not as many steps as batches"
+    steps = [[row for share in step for row in share] for step in zip(*shares, strict=True)]
+    assert steps == [list(range(start, min(start + batch, examples))) for start in range(0, examples, batch)]
 
 
 @pytest.mark.slow
-def test_shares_are_equal_to_within_one():
-    for step in zip(*cut(64, 10, 3), strict=True):
-        assert max(map(len, step)) - min(map(len, step)) <= 1
+def test_shares_are_equal_to_within_one_and_the_first_has_an_example():
+    for step in zip(*cut(64, 10, 3), *cut(64, 10, 5), strict=True):
+        assert max(map(len, step[:3])) - min(map(len, step[:3])) <= 1
+        assert max(map(len, step[3:])) - min(map(len, step[3:])) <= 1
+        assert step[0]
+        assert step[3]
 
 
-@pytest.mark.slow
-def test_a_small_last_batch_borrows_from_the_one_before():
-    first, second = cut(9, 4, 2)
-    assert list(map(len, first)) == [2, 1, 1]
-    assert list(map(len, second)) == [2, 2, 1]
-
-
-@pytest.mark.slow
-def test_where_there_is_nothing_to_borrow_two_batches_become_one():
-    assert [len(replica) for replica in cut(5, 4, 4)] == [1, 1, 1, 1]
-
-
-def test_fewer_examples_than_replicas_are_said():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too few examples for 3 replicas"):
-        cut(2, 4, 3)
+def test_a_replica_without_examples_has_a_copy_of_one_that_counts_nothing():
+    x = np.arange(2, dtype=np.float32)[:, None]
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
+    parts = list(batch_split.split(dataset, indices=range(4), count=4))
+    assert [int(part.rows) for part in parts] == [1, 1, 0, 0]
+    assert [part.batch[0]["x"].numpy().tolist() for part in parts] == [[[0]], [[1]], [[1]], [[1]]]
+    own = batch_split.without_copies(batch_split.split(dataset, indices=range(4), count=4))
+    assert [batch[1].numpy().tolist() for batch in own] == [[[0]], [[1]], [], []]
 
 
 def test_several_replicas_of_a_worker_take_their_shares_in_turn():
@@ -70,7 +66,7 @@ def test_an_endless_dataset_stays_known_as_endless():
     dataset = tf.data.Dataset.range(10).batch(4).repeat()
     shared = batch_split.split(dataset, indices=[0], count=2)
     assert shared.cardinality() == tf.data.INFINITE_CARDINALITY
-    assert [batch.numpy().tolist() for batch in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
+    assert [part.batch.numpy().tolist() for part in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +84,8 @@ def test_an_endless_dataset_stays_known_as_endless():
 )
 def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)
-    (share,) = batch_split.split(dataset, indices=[1], count=2)
-    assert dense(share) == expected
+    (part,) = batch_split.split(dataset, indices=[1], count=2)
+    assert dense(part.batch) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,27 +96,11 @@ def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     ],
     ids=["ragged", "sparse"],
 )
-def test_a_last_batch_of_any_kind_borrows(make, dense):
+def test_a_share_of_any_kind_may_be_a_copy(make, dense):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)  # Of 4, 4 and 1.
-    both = [list(batch_split.split(dataset, indices=[index], count=2)) for index in (0, 1)]
-    assert [(len(dense(a)), len(dense(b))) for a, b in zip(*both, strict=True)] == [(2, 2), (1, 2), (1, 1)]
-    assert [row for pair in zip(*both, strict=True) for part in pair for row in dense(part)] == dense(make())
-
-
-def test_a_last_batch_that_was_padded_borrows_from_one_with_longer_examples():
-    def examples():
-        yield from ([n] * n for n in (5, 2, 3, 6, 1))
-
-    dataset = tf.data.Dataset.from_generator(examples, output_signature=tf.TensorSpec([None], tf.int64))
-    dataset = dataset.padded_batch(2, padding_values=tf.constant(-1, tf.int64)).prefetch(1)
-    both = [list(batch_split.split(dataset, indices=[index], count=2).as_numpy_iterator()) for index in (0, 1)]
-    # The last example alone is too few for two, and so is what it would leave of the batch before: both become one.
-    assert [each[-1].tolist() for each in both] == [[[3, 3, 3, -1, -1, -1]], [[6] * 6, [1, -1, -1, -1, -1, -1]]]
-
-
-def test_examples_that_are_not_batched_are_told_apart():
-    assert not batch_split.is_batched(tf.data.Dataset.range(3))
-    assert batch_split.is_batched(tf.data.Dataset.range(3).batch(2))
+    parts = list(batch_split.split(dataset, indices=[1], count=2))
+    assert [int(part.rows) for part in parts] == [2, 2, 0]
+    assert [row for part in parts for row in dense(part.batch)] == [dense(make())[n] for n in (2, 3, 6, 7, 8)]
 
 
 def test_a_pydataset_of_keras_is_cut():
@@ -133,33 +113,44 @@ def test_a_pydataset_of_keras_is_cut():
 
     adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
     shared = batch_split.split(adapter.get_tf_dataset(), indices=[1], count=2)
-    assert [element[0].numpy().tolist() for element in shared] == [[[0], [0]], [[1], [1]]]
+    assert [part.batch[0].numpy().tolist() for part in shared] == [[[0]], [[1]]]
 
 
-def test_the_first_element_is_shown_once_and_iterators_can_be_saved(tmp_path):
+def test_elements_are_shown_and_iterators_can_be_saved(tmp_path):
     seen = []
     numbers = tf.data.Dataset.range(6).map(lambda n: {"n": n, "name": tf.strings.as_string(n)}).batch(2)
-    shown = show_first(numbers, lambda *parts: seen.append([part.tolist() for part in parts]))
+    shown = show(numbers, lambda index, *parts: seen.append([index, *(part.tolist() for part in parts)]))
     assert shown.cardinality() == 3
     assert shown.element_spec == numbers.element_spec
     batches = iter(shown)
     assert next(batches)["n"].numpy().tolist() == [0, 1]
-    assert seen == [[[0, 1], [b"0", b"1"]]]
+    assert seen == [[0, [0, 1], [b"0", b"1"]]]
     path = tf.train.Checkpoint(it=batches).save(str(tmp_path / "of"))
     assert next(batches)["n"].numpy().tolist() == [2, 3]
     again = iter(shown)
     tf.train.Checkpoint(it=again).restore(path)
     assert [batch["n"].numpy().tolist() for batch in again] == [[2, 3], [4, 5]]
-    assert len(seen) == 1
+    assert seen[1:] == [[1, [2], [b"2"]], [1, [2], [b"2"]], [2, [4], [b"4"]]]
 
 
 @pytest.mark.parametrize("count", [tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY])
-def test_a_dataset_that_shows_its_first_element_is_as_long_as_it_was(count):
+def test_a_dataset_that_shows_its_elements_is_as_long_as_it_was(count):
     endless = tf.data.Dataset.range(2).repeat()
     dataset = endless if count == tf.data.INFINITE_CARDINALITY else endless.take(7).filter(lambda n: n >= 0)
-    shown = show_first(dataset, lambda _: None)
+    shown = show(dataset, lambda *_: None)
     assert shown.cardinality() == count
     assert len(list(shown.take(7))) == 7
+
+
+def test_workers_read_in_order_whatever_the_options_say():
+    def late(n):
+        time.sleep(0.02 * (n == 0))
+        return n
+
+    options = tf.data.Options()
+    options.deterministic = False
+    numbers = tf.data.Dataset.range(8).map(lambda n: tf.numpy_function(late, [n], tf.int64), num_parallel_calls=4)
+    assert [int(n) for n in in_order(numbers.with_options(options))] == list(range(8))
 
 
 def test_without_tuning_autotune_means_as_many_calls_as_cores():

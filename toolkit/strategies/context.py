@@ -29,12 +29,14 @@ class _Here(threading.local):
         recorded: The `Trial`, in a step on tensors without values.
         recomputes: Whether what is called is a part of what runs again in the backward pass.
         iterator: The object by which Keras's loop is to read, while it asks for its data.
-        predicts: Whether that is for `predict`.
+        divided: Whether a step's batch is a replica's share, read by Keras's loop.
+        whole: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
+        rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
     """
 
-    alone = summed = inlines = recomputes = predicts = False
+    alone = summed = inlines = recomputes = divided = False
     view: Any = None
     share: Any = None
     noted: Any = None
@@ -44,6 +46,8 @@ class _Here(threading.local):
     squares: Any = None
     recorded: Any = None
     iterator: Any = None
+    rows: Any = None
+    whole: frozenset = frozenset()
     ps_step: Any = None
     ps_scopes: tuple = ()
 

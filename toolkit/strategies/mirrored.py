@@ -8,7 +8,8 @@ import tensorflow as tf
 from toolkit.strategies.exchange.internals import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
+from toolkit.strategies.input.components import by_example
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
 from toolkit.strategies.input.pipelines import adapt_pipelines, input_devices_kept, untuned
 from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
@@ -17,21 +18,19 @@ __all__ = ["MirroredStrategy", "create", "enable"]
 
 
 class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
-    """TensorFlow's strategy with the `reduce` that Keras needs, and with an example for each replica in `fit`."""
+    """TensorFlow's strategy with the `reduce` that Keras needs, and with our shares of batches in `fit`."""
 
     @whole_for_keras
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Gives each replica its share of a batch from Keras, at least one example; other datasets are TensorFlow's."""
+        """Gives each replica its share of a batch from Keras, without empty ones; other datasets are TensorFlow's."""
         count = self.num_replicas_in_sync
         iterator = epoch_iterator()
-        if iterator is None or not isinstance(dataset, tf.data.Dataset) or count == 1:
+        ours = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
+        if not (ours and any(by_example(dataset))) or batch_split.divided_by_tensorflow(
+            dataset, iterator.data_adapter, count
+        ):
             return super().experimental_distribute_dataset(dataset, options)
-        if not predicts():
-            batch_split.check_arrays(iterator.data_adapter, count)
-        if batch_split.leaves_enough(iterator.data_adapter, count) or not batch_split.may_run_short(dataset, count):
-            return super().experimental_distribute_dataset(dataset, options)
-        shares = batch_split.split(dataset, indices=range(count), count=count, may_be_empty=predicts())
-        shares = shares.prefetch(2 * count)
+        shares = batch_split.split(dataset, indices=range(count), count=count).prefetch(2 * count)
         # TensorFlow checks in each step whether there is a batch; a step that the end of the data interrupts may
         # already
         # have counted.

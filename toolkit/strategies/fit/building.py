@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
+from toolkit.strategies.input.batch_split import Part
 from toolkit.strategies.step import trial
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
@@ -84,7 +85,7 @@ def batch_spec(spec: Any) -> Any:
         leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
         return None if type(leaf).__name__ in _ABSENT else leaf
 
-    return tf.nest.map_structure(one, spec)
+    return tf.nest.map_structure(one, spec.batch if isinstance(spec, Part) else spec)
 
 
 def build(model: keras.Model, data: Any, *, trains: bool = True) -> None:

@@ -138,7 +138,8 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
         callbacks._toolkit_training = True
         mine = any(_may_stop_in_an_epoch(callback) for callback in callbacks.callbacks)
         callbacks._toolkit_may_stop = bool(_largest(callbacks.model, mine))
-        callbacks._toolkit_first_batch = getattr(callbacks.model.distribute_strategy, "first_batch", None)
+        callbacks._toolkit_order = getattr(callbacks.model.distribute_strategy, "order", None)
+        callbacks._toolkit_began = False
 
 
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
@@ -154,22 +155,24 @@ def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) ->
     original(callbacks, *args, **kwargs)
     if getattr(callbacks, "_toolkit_may_stop", False):  # Each alone, they would wait for one another's steps.
         callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
-    if (first := getattr(callbacks, "_toolkit_first_batch", None)) is not None:
-        callbacks._toolkit_first_batch = None
-        first.compare()
+    if (order := getattr(callbacks, "_toolkit_order", None)) is not None and not callbacks._toolkit_began:
+        callbacks._toolkit_began = True
+        order.compare_first()
 
 
-def _end_epoch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+def _end_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
     model = callbacks.model
     agree(model)
     if _has_replicas(model):
         average_statistics(model)
     if not _shared(model):
-        original(callbacks, *args, **kwargs)
+        original(callbacks, epoch, *args, **kwargs)
         return
+    if (order := getattr(callbacks, "_toolkit_order", None)) is not None:
+        order.compare_epoch(epoch + 1)
     if _some_read_weights(callbacks):  # Callbacks that only the chief has may save.
         take_snapshots(variables_of(model))
-    original(callbacks, *args, **kwargs)
+    original(callbacks, epoch, *args, **kwargs)
     # The other processes find the files of the chief's callbacks, and all stop together.
     model.stop_training = bool(_largest(model, bool(model.stop_training)))
 

@@ -18,6 +18,7 @@ from toolkit.strategies.fit.out_of_scope import predict_once, quantize
 from toolkit.strategies.input.epoch_iterator import trains
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
+from toolkit.strategies.step.predict_step import predict_own
 from toolkit.strategies.step.train_step import make_function
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.outside import holds_variables, take_in
@@ -56,6 +57,7 @@ def _attach_to(model: Any) -> None:
     if mesh.replicas(strategy) > 1:
         layer_losses.attach_to(model)
         attach(model, "predict_on_batch", predict_once)
+        attach(model, "predict_step", predict_own)
         attach(model, "quantize", quantize)
         attach(model, "make_train_function", functools.partial(make_function, "train_step"))
         attach(model, "make_test_function", functools.partial(make_function, "test_step"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from toolkit.strategies.input.batch_split import without_options
+from toolkit.strategies.input.components import without_options
 
 __all__ = ["Draw", "draws_of", "in_the_order_of_threads", "other_in_each_process"]
 

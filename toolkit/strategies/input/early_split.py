@@ -18,7 +18,8 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from toolkit.strategies.input.batch_split import row_count, without_options
+from toolkit.strategies.input.batch_split import Part, packed, row_count
+from toolkit.strategies.input.components import without_options
 
 __all__ = ["Undecoded", "undecoded"]
 
@@ -33,7 +34,7 @@ class Undecoded(NamedTuple):
 
     Attributes:
         batches: Global batches of what the first of the functions takes.
-        decode: Makes of a dataset of shares of those batches one of shares of the original's batches.
+        decode: Makes of a dataset of parts of those batches one of parts of the original's batches.
     """
 
     batches: tf.data.Dataset
@@ -49,7 +50,7 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
     batch = without_options(dataset)
     size = tf.get_static_value(getattr(batch, "_batch_size", None)) if type(batch).__name__ in _BATCH else None
     if size is None:
-        return Undecoded(dataset, lambda shares: shares)
+        return Undecoded(dataset, lambda parts: parts)
     functions: list[Callable] = []
     waiting: list[Callable] = []
     source = None
@@ -61,21 +62,20 @@ def undecoded(dataset: tf.data.Dataset) -> Undecoded:
             source, functions = each, waiting + functions
             waiting = []
     if source is None:
-        return Undecoded(dataset, lambda shares: shares)
+        return Undecoded(dataset, lambda parts: parts)
 
-    def decoded(*share: Any) -> tf.data.Dataset:
-        share = share if type(source.element_spec) is tuple else share[0]
-        examples = tf.data.Dataset.from_tensor_slices(share)
+    def decoded(part: Part) -> tf.data.Dataset:
+        examples = tf.data.Dataset.from_tensor_slices(part.batch)
         for function in functions:
             examples = examples.map(function)
-        return examples.batch(row_count(share))
+        batches = examples.batch(row_count(part.batch))
+        return batches.map(lambda *batch: Part(packed(batch, batches.element_spec), part.rows, {}))
 
     return Undecoded(
         source.batch(size, drop_remainder=tf.get_static_value(batch._drop_remainder)).with_options(dataset.options()),
         # Datasets of one element each, in the order of the shares, some at a time. (A `map` to that element would do
-        # the
-        # same, but TensorFlow couldn't save its iterators.)
-        lambda shares: shares.interleave(decoded, num_parallel_calls=tf.data.AUTOTUNE),
+        # the same, but TensorFlow couldn't save its iterators.)
+        lambda parts: parts.interleave(decoded, num_parallel_calls=tf.data.AUTOTUNE),
     )
 
 

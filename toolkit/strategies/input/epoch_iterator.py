@@ -1,4 +1,4 @@
-"""Tells a strategy which data Keras's loop is about to read, and for what.
+"""Tells a strategy which data Keras's loop is about to read.
 
 Keras has no public hook for it; `tests/strategies/test_building.py` fails when TFEpochIterator changes.
 """
@@ -14,7 +14,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_epoch_iterator", "epoch_iterator", "predicts", "trains", "whole_for_keras"]
+__all__ = ["adapt_epoch_iterator", "epoch_iterator", "trains", "whole_for_keras"]
 
 _TRAINS = "_toolkit_trains"
 
@@ -50,13 +50,8 @@ def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> No
                 remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
             )
     vars(iterator)[_TRAINS] = "class_weight" in kwargs  # Keras passes everything by name, and this to train only.
-    with known(iterator=iterator, predicts="y" not in kwargs):
+    with known(iterator=iterator):
         original(iterator, *args, **kwargs)
-
-
-def predicts() -> bool:
-    """Returns whether the data is for `predict`, whose examples have no labels and whose results have no mean."""
-    return here.predicts
 
 
 def trains(iterator: Any) -> bool:

@@ -10,7 +10,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from toolkit.devices import cores
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_pipelines", "input_devices_kept", "untuned"]
+__all__ = ["adapt_pipelines", "in_order", "input_devices_kept", "untuned"]
 
 
 def adapt_pipelines() -> None:
@@ -34,6 +34,13 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options.autotune.enabled = bool(given.enabled)
     if not given.enabled and given.initial_parallelism is None:
         options.autotune.initial_parallelism = cores()  # TensorFlow's own number is 16.
+    return dataset.with_options(options)
+
+
+def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the same dataset with its elements in order, also if its options allow another: workers must agree."""
+    options = tf.data.Options()
+    options.deterministic = True
     return dataset.with_options(options)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from toolkit.strategies.input.batch_split import Part
 from toolkit.strategies.processes.agreement import extremes
 
 __all__ = ["JoinedDataset"]
@@ -76,8 +77,8 @@ class _JoinedIterator(Iterator):
             self._dataset._warn()
 
     def _is_whole(self, batch: Any) -> bool:
-        """Returns whether each replica of this worker has an example."""
-        if batch is None:
-            return False
+        """Returns whether this worker has a batch, of which TensorFlow may have given a replica nothing."""
+        if batch is None or isinstance(batch, Part):
+            return batch is not None
         first = tf.nest.flatten(batch)[0]
         return all(int(tf.shape(part)[0]) > 0 for part in self._dataset._strategy.experimental_local_results(first))

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input import batch_split
+from toolkit.strategies.input.components import by_example
 from toolkit.strategies.input.draws import draws_of
 from toolkit.strategies.input.early_split import undecoded
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, predicts, whole_for_keras
-from toolkit.strategies.input.first_batch import FirstBatch, show_first
-from toolkit.strategies.input.pipelines import untuned
+from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
+from toolkit.strategies.input.pipelines import in_order, untuned
+from toolkit.strategies.input.same_order import Order, show
 from toolkit.strategies.input.uneven_inputs import JoinedDataset
 from toolkit.strategies.processes.agreement import extremes, process_index, processes
 
@@ -26,10 +27,10 @@ class ReadsShares:
     """A mixin in front of TensorFlow's strategies of several processes.
 
     Attributes:
-        first_batch: That of the data which Keras's loop was given last; None where each worker has its own data.
+        order: That of the data which Keras's loop was given last; None where each worker has its own data.
     """
 
-    first_batch: FirstBatch | None = None
+    order: Order | None = None
     extended: Any
     num_replicas_in_sync: int
     distribute_datasets_from_function: Callable
@@ -38,17 +39,17 @@ class ReadsShares:
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives each replica its share of every global batch, unless the dataset's own options say otherwise.
 
-        Every worker reads the whole dataset and keeps its share, so that no example counts twice
-        and no replica goes without; of what it reads it decodes its own share only, where that can
-        be told. Under AutoShardPolicy.OFF each worker's batches are its own, and together they are
-        the global batch; under FILE TensorFlow deals the files out. Both may leave one worker with
-        less: an epoch of `fit` then ends for all with the first that runs out. A training loop of
-        your own gets TensorFlow's own dataset there.
+        Every worker reads the whole dataset and keeps its share, so that no example counts twice;
+        of what it reads it decodes its own share only, where that can be told. Under
+        AutoShardPolicy.OFF each worker's batches are its own, and together they are the global
+        batch; under FILE TensorFlow deals the files out. Both may leave one worker with less: an
+        epoch of `fit` then ends for all with the first that runs out. A training loop of your own
+        gets TensorFlow's own dataset there, and else empty shares of batches that are too small.
         """
-        if not isinstance(dataset, tf.data.Dataset) or not batch_split.is_batched(dataset):
+        if not isinstance(dataset, tf.data.Dataset) or not any(by_example(dataset)):
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         policy = dataset.options().experimental_distribute.auto_shard_policy
-        self.first_batch = None
+        self.order = None
         local = len(self.extended.worker_devices)
         # Only Keras's loop, in Python, may end together: a user's loop may be a tf.function.
         iterator = epoch_iterator()
@@ -59,20 +60,19 @@ class ReadsShares:
                 return JoinedDataset(self, theirs) if for_keras else theirs
             own = batch_split.split(dataset, indices=range(local), count=local)
             return JoinedDataset(self, self.distribute_datasets_from_function(lambda _: own, options))
-        if for_keras and not predicts():
-            batch_split.check_arrays(iterator.data_adapter, self.num_replicas_in_sync)
         undivided, decode = undecoded(dataset)
         if for_keras:
-            self.first_batch = FirstBatch(self, draws_of(dataset))
-            undivided = show_first(undivided, self.first_batch.take)
-
-        may_be_empty = predicts()
+            self.order = Order(self, draws_of(dataset))
+            undivided = show(in_order(undivided), self.order.take)
 
         def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
             mine = batch_split.shares_of_worker(context)
-            count = self.num_replicas_in_sync
-            return decode(batch_split.split(undivided, indices=mine, count=count, may_be_empty=may_be_empty))
+            return decode(batch_split.split(undivided, indices=mine, count=self.num_replicas_in_sync))
 
+        if iterator is None:
+            return self.distribute_datasets_from_function(
+                lambda context: batch_split.without_copies(share(context)), options
+            )
         if not for_keras:
             return self.distribute_datasets_from_function(share, options)
         shared = self._read_evenly(share)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.input.batch_split import row_count
+from toolkit.strategies.context import known
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
 from toolkit.strategies.parameter_servers.functions import (
     branched,
@@ -83,10 +83,11 @@ class Rounds:
             sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
             scope = variables.scope(values, counters, sums)
             batch = stream.batch(0, first, data, share=index, shares=self.shares)
-            rows = row_count(batch)
+            rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
             step = ShareStep(self, scope, index)
-            with tracing(step, scope), entered(share), reports_of(variables, "train") as reports:
+            noted = reports_of(variables, "train")
+            with tracing(step, scope), entered(share), known(whole=stream.whole), noted as reports:
                 logs = reports(model.train_step(batch))
             if not self._order:
                 self.note("it applies no gradients")

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input.batch_split import row_count, row_range
+from toolkit.strategies.input.components import by_example
 
 __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 
@@ -49,6 +50,7 @@ class Stream:
         kind: One of the three above.
         element_spec: What TensorFlow says of a global batch.
         is_dense: Whether the batches hold nothing but dense tensors.
+        whole: The numbers of flattened components that aren't by example and that no share divides.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -60,6 +62,9 @@ class Stream:
         flat = tf.nest.flatten(self.element_spec)
         # Keras has an empty Optional in place of missing labels or weights.
         self.present = [index for index, spec in enumerate(flat) if isinstance(spec, tf.TensorSpec)]
+        examples = by_example(dataset)
+        self._divided = [examples[index] for index in self.present]
+        self.whole = frozenset(number for number, each in enumerate(examples) if not each)
         self.is_dense = all(
             isinstance(spec, tf.TensorSpec) or type(spec).__name__ in ("OptionalSpec", "NoneTensorSpec")
             for spec in flat
@@ -116,14 +121,22 @@ class Stream:
 
     def number(self, item: Any) -> int:
         """Returns the arguments of `batch` and `rows` for a batch's number; for one that is sent along, its rows."""
-        return int(item) if self.kind == "numbered" else int(item[0].shape[0]) if item else 0
+        return int(item) if self.kind == "numbered" else max(self._sizes(item), default=0)
 
     def rows(self, number: Any) -> tf.Tensor:
         """Returns the number of examples of a batch while a share of it is traced; an int64 scalar.
 
         A numbered one is made for it: ask only where it is needed.
         """
-        return row_count(self.facts[0](number, 0, 1)) if self.kind == "numbered" else number
+        return self.rows_of(self.facts[0](number, 0, 1)) if self.kind == "numbered" else number
+
+    def rows_of(self, batch: Any) -> tf.Tensor:
+        """Returns the number of examples of a batch, or of a share of one; an int64 scalar."""
+        leaves = [tf.nest.flatten(batch)[index] for index in self.present]
+        return row_count([leaf for leaf, examples in zip(leaves, self._divided, strict=True) if examples])
+
+    def _sizes(self, item: Any) -> list[int]:
+        return [int(leaf.shape[0]) for leaf, examples in zip(item, self._divided, strict=True) if examples]
 
     def shares(self, item: Any, count: int) -> list[tuple[int, list]]:
         """Returns the shares of a batch that hold examples, each with its index and what is sent along with it.
@@ -143,9 +156,13 @@ class Stream:
             )
         if self.kind == "numbered":
             return [(share, []) for share in range(count)]
-        ranges = [row_range(int(item[0].shape[0]), share, count) for share in range(count)]
-        cut = [(share, start, stop) for share, (start, stop) in enumerate(ranges) if stop > start]
-        return [(share, [leaf[start:stop] for leaf in item]) for share, start, stop in cut]
+        pairs = list(zip(item, self._divided, strict=True))
+        ranges = [row_range(self.number(item), share, count) for share in range(count)]
+        return [
+            (share, [_share(leaf, share, count) if examples else leaf for leaf, examples in pairs])
+            for share, (start, stop) in enumerate(ranges)
+            if stop > start
+        ]
 
 
 class Reader(Iterator):
@@ -188,6 +205,12 @@ def reader_of(given: Any) -> Reader:
         return given
     batch = tuple(part for part in next(given) if part is not None)
     return iter(Stream(tf.data.Dataset.from_tensors(tf.nest.map_structure(tf.convert_to_tensor, batch))))
+
+
+def _share(leaf: Any, share: int, count: int) -> Any:
+    """Returns a share of a component that may have fewer rows than others: a copy of one where it has none."""
+    start, stop = row_range(int(leaf.shape[0]), share, count)
+    return leaf[max(min(start, stop - 1), 0) : stop]
 
 
 def _of_any_size(spec: Any) -> Any:

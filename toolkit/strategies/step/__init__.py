@@ -15,10 +15,13 @@ kinds         which losses and metrics follow from those of a batch's parts, as 
 whole_batch   losses and metrics that don't, computed of the whole batch
 layer_losses  what layers add to the loss, kept by replica
 moments       sums of a synchronised normalisation, in one exchange each way
+no_examples   a replica without examples leaves its metrics and statistics as they were
 compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own
 exchange_schedule  what steps do from some step on
 step_count    how many steps a model has made
+single_rows   a step that takes rows of data whose first axis isn't the batch
+predict_step  predictions of a replica's examples, and what isn't by example once
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once

@@ -86,6 +86,7 @@ class Share:
     Args:
         rows: How many examples it has.
         weight: Its weight, where that isn't its part of all replicas' examples.
+        has_own: Whether it has any, a bool scalar; None where it surely has. Otherwise it computes with a copy of one.
 
     Attributes:
         in_loss: Whether the loss that is being differentiated is weighted already: one of `scaled`.
@@ -97,10 +98,13 @@ class Share:
         sums: Whether losses that are differentiated are sums over examples, and not means.
     """
 
-    def __init__(self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False) -> None:
+    def __init__(
+        self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False, has_own: Any = None
+    ) -> None:
         self.in_loss = self.differentiates = False
         self.at_tape = at_tape
         self.sums = False
+        self.has_own = has_own
         self.known = known_here()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
@@ -143,7 +147,11 @@ class Share:
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' tensors, which has no gradient. It is a collective."""
-        return collectives.all_reduce(x)
+        return collectives.all_reduce(self.own(x))
+
+    def own(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of this replica's examples, which is zero if it has none."""
+        return x if self.has_own is None else tf.where(self.has_own, x, tf.zeros_like(x))
 
     def rows_of_all(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the rows of all replicas' tensors, in the batch's order. It is a collective.
@@ -151,6 +159,8 @@ class Share:
         Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
         weighted.
         """
+        if self.has_own is not None:
+            x = x[: tf.where(self.has_own, tf.shape(x)[0], 0)]
         if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
             return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
 
@@ -174,6 +184,9 @@ class Share:
         """
         size = tf.cast(tf.shape(whole)[0], tf.float64)
         begin, end = (tf.cast(size * at / self.total_count, tf.int32) for at in (self.first, self.first + self.count))
+        if self.has_own is not None:  # A replica without examples has a copy of one.
+            begin = tf.minimum(begin, tf.shape(whole)[0] - 1)
+            end = tf.maximum(end, begin + 1)
         return self._own_rows(whole, begin, end - begin)
 
     def _own_rows(self, whole: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
@@ -246,7 +259,7 @@ def weigh(x: tf.Tensor) -> tf.Tensor:
 
 def unweigh(x: tf.Tensor) -> tf.Tensor:
     """Undoes `weigh` where gradients come from others, because they will be weighted when they are exchanged."""
-    return _scaled(x, lambda gradient, weight: gradient / weight)
+    return _scaled(x, tf.math.divide_no_nan)
 
 
 def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
@@ -297,8 +310,12 @@ def adapt_means() -> None:
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Weights a scalar that is a mean over this replica's share by that share."""
     share = current()
-    if share is not None and sample_weight is None and not keras.ops.shape(values):
-        sample_weight = counted(share)
+    if share is not None and not keras.ops.shape(values):
+        if sample_weight is None:
+            sample_weight = counted(share)
+        elif 0 in here.whole and not keras.ops.shape(sample_weight):
+            # Keras counts the rows of the first component, of which every replica has all.
+            sample_weight = tf.cast(sample_weight, tf.float64) * counted(share)
     return original(metric, values, sample_weight)
 
 

@@ -51,11 +51,14 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
     """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
+    share, sums = current(), reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
     if collectives.alone():
         return value
-    if current() is None or not tf.is_tensor(value) or not value.dtype.is_floating:
+    if share is not None and sums:
+        value = tf.nest.map_structure(share.own, value)
+    if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
-    if collectives.begins_by_itself(context.strategy) and reduce_op in (tf.distribute.ReduceOp.SUM, "SUM"):
+    if collectives.begins_by_itself(context.strategy) and sums:
         return weigh(_summed(unweigh(value)))
     return weigh(original(context, reduce_op, unweigh(value), options))
 

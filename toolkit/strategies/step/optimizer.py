@@ -118,14 +118,17 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
+    share = batch_share.current()
     if collectives.alone():
+        if share is not None:
+            grads = [None if each is None else mapped(each, share.own) for each in grads]
         with known(summed=True):
             original(optimizer, grads, trainable_variables)
         return
     if here.recorded is not None or here.summed or collectives.replica_id_and_count()[1] == 1:
         original(optimizer, grads, trainable_variables)
         return
-    share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
+    options = options_of(optimizer._distribution_strategy)
     if share is None and options.local is not None:
         _say_exchanged(optimizer._distribution_strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -35,13 +35,14 @@ class Found:
     summed_logs: frozenset[int] = frozenset()
 
 
-def shown(model: keras.Model, step: Callable, data: Any) -> Found:
+def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int]) -> Found:
     """Finds out what a step needs, outside of its replicas.
 
     Args:
         model: Built.
         step: Its `train_step` or `test_step`.
         data: A replica's part of a batch.
+        whole: The numbers of its components that aren't by example.
     """
     kind = type(model)
     function = getattr(step, "__func__", None)
@@ -51,7 +52,7 @@ def shown(model: keras.Model, step: Callable, data: Any) -> Found:
         return Found(opened=False)
     try:
         with model.distribute_strategy.scope(), results_noted(model) as noted:
-            trial = trials.run(step, keras.tree.map_structure(_any_size, data), lambda: noted)
+            trial = trials.run(step, _any_size(data, whole), lambda: noted)
         trial.decide(own=own, metrics=model.metrics_variables)
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
@@ -59,7 +60,11 @@ def shown(model: keras.Model, step: Callable, data: Any) -> Found:
     return Found(opened=trial.opened, trial=trial, sums=trial.sums, summed_logs=trial.summed_logs)
 
 
-def _any_size(leaf: Any) -> Any:
-    if not tf.is_tensor(leaf) or not leaf.shape.rank:
-        return leaf
-    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+def _any_size(data: Any, whole: Collection[int]) -> Any:
+    def one(number: int, leaf: Any) -> Any:
+        if not tf.is_tensor(leaf) or not leaf.shape.rank or number in whole:
+            return leaf
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    leaves = [one(number, leaf) for number, leaf in enumerate(tf.nest.flatten(data))]
+    return tf.nest.pack_sequence_as(data, leaves)

@@ -18,19 +18,22 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.exchange.packing import joined
-from toolkit.strategies.input.batch_split import row_count
+from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, current, entered
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.moments import attach_to
+from toolkit.strategies.step.no_examples import state_of_own
+from toolkit.strategies.step.predict_step import of_one
 from toolkit.strategies.step.results import Result, results_noted
 from toolkit.strategies.step.shown import Found, shown
+from toolkit.strategies.step.single_rows import takes_no_rows
 from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -71,25 +74,29 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         if collectives.replica_id_and_count()[1] == 1:
             return step(data)
         attach_to(model, tf.distribute.get_replica_context())
+        rows = row_count(data) if here.rows is None else here.rows
+        has_own = None if here.rows is None else here.rows > 0
         if name == "train_step" and trains_by_itself(model):
-            rows = row_count(data)
             count_rows(model, rows)
-            share = Share(rows, weight=tf.ones([], tf.float64))
-            with collectives.by_itself(), entered(share), inlining():
+            share = Share(rows, weight=tf.ones([], tf.float64), has_own=has_own)
+            with collectives.by_itself(), entered(share), inlining(), state_of_own(model, share):
                 return _known_to_all(step(data))
-        share = Share(row_count(data), at_tape=name == "train_step" and uses_gradients(model, step))
+        share = Share(rows, at_tape=name == "train_step" and uses_gradients(model, step), has_own=has_own)
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
         found = tries.of(step, data)
         if found.opened:
             view = View(share, found.trial, f"{type(model).__name__}.{name}")
-            with view.entered(), inlining(), results_noted(model) as noted:
-                logs = _of_all_replicas(step(view.open(data)), noted, view=view)
-            view.describe()
-            return logs
+            with results_noted(model) as noted:
+                with view.entered(), inlining(), state_of_own(model, share):
+                    logs = step(view.open(data))
+                view.describe()
+                return _of_all_replicas(logs, noted, view=view)
         share.sums = found.sums
         with entered(share), inlining(), results_noted(model) as noted:
-            return _of_all_replicas(step(data), noted, weight=lambda: share.weight, sums=found.summed_logs)
+            with state_of_own(model, share), takes_no_rows(data):
+                logs = step(data)
+            return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
 
     tries = _Tries(model)
 
@@ -130,7 +137,8 @@ class _Tries:
         with self._lock:
             key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in _tensors_of(data)])
             if key not in self._found:
-                self._found[key] = outside(lambda: shown(self._model, step, data))
+                table = here.whole
+                self._found[key] = outside(lambda: shown(self._model, step, data, table))
             return self._found[key]
 
 
@@ -222,7 +230,9 @@ def _of_all_replicas(
         elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
             whole = tf.identity(leaf)
         elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
-            whole = collectives.all_reduce(leaf if number in sums else leaf * tf.cast(weight(), leaf.dtype))
+            own = tf.cast(weight(), leaf.dtype)
+            # A sum counts as it is, but of a replica without examples not at all.
+            whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
         else:
             return leaf
         _known[id(whole)] = whole
@@ -259,6 +269,19 @@ class ReducesForKeras:
     def num_replicas_in_sync(self) -> int:
         """The number of replicas; in a step of `fit` it is one, for one device's numbers."""
         return super().num_replicas_in_sync if current() is None else 1  # type: ignore[misc]
+
+    def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
+        """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
+        parts = [each for each in args if isinstance(each, Part)]
+        if not parts and not any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in tf.nest.flatten(args)):
+            return super().run(fn, args, kwargs, options)  # type: ignore[misc]
+
+        def run_own(*args: Any, **kwargs: Any) -> Any:
+            part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
+            with known(divided=True, rows=part.rows, whole=frozenset(map(int, part.whole))):
+                return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
+
+        return of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what TensorFlow reduces, and scalars along an axis.

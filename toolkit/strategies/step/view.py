@@ -105,18 +105,18 @@ class View:
         """Returns a step's batch as the step sees it."""
         known_of = iter(self._trial.data if self._trial is not None else ())
 
-        def one(leaf: Any) -> Any:
+        def one(number: int, leaf: Any) -> Any:
             if not tf.is_tensor(leaf):
                 return leaf
             in_trial = next(known_of, None)
-            if not leaf.shape.rank:
+            if not leaf.shape.rank or number in here.whole:
                 return leaf
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
             if not tf.executing_eagerly():  # Nobody takes its size for the batch's.
                 leaf = tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
             return self._whole(leaf, reads, "the batch")
 
-        return keras.tree.map_structure(one, data)
+        return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
 
     def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""

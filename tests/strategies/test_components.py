@@ -1,0 +1,176 @@
+"""Components with examples are divided, each by its own number of them; replicas get the others whole."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+from toolkit.strategies.input.batch_split import split, without_copies
+from toolkit.strategies.input.components import by_example
+from toolkit.strategies.input.pipelines import in_order
+from toolkit.strategies.input.same_order import show
+
+X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True).astype("float32")
+
+
+def pairs(size=8, **how):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size, **how)
+
+
+def table(x, y):
+    return {"table": tf.ones((4, 6)), "x": x}, y
+
+
+def generated(shapes):
+    return tf.data.Dataset.from_generator(
+        lambda: iter(()), output_signature=tuple(tf.TensorSpec(shape, tf.float32) for shape in shapes)
+    )
+
+
+CASES = {
+    "a batch": (pairs, [True, True]),
+    "a table of a function": (lambda: pairs().map(table), [False, True, True]),
+    "a table beside batches of a known size": (
+        lambda: pairs(drop_remainder=True).map(table).shuffle(3).repeat(2).prefetch(1),
+        [False, True, True],
+    ),
+    "a scalar": (lambda: pairs().map(lambda x, y: (x, y, 0.5)), [True, True, False]),
+    "weights of a known size": (
+        lambda: pairs(drop_remainder=True).map(lambda x, y: (x, y, tf.ones(8))),
+        [True, True, True],
+    ),
+    "weights of ones": (lambda: pairs().map(lambda x, y: (x, y, tf.ones(tf.shape(y)))), [True, True, True]),
+    "what a function shapes": (lambda: pairs().map(lambda x, y: (tf.reshape(x, (8, 2, 2)), y)), [True, True]),
+    "two batch sizes": (
+        lambda: tf.data.Dataset.zip((pairs(6, drop_remainder=True), pairs(2))),
+        [True] * 4,
+    ),
+    "two batch sizes and a table, enumerated": (
+        lambda: (
+            tf.data.Dataset.zip((pairs(6, drop_remainder=True), pairs(2)))
+            .map(lambda a, b: (a[0], b[0], tf.zeros((3, 3))))
+            .enumerate()
+        ),
+        [False, True, True, False],
+    ),
+    "a generator": (lambda: generated([(None, 3), (4, 6), ()]), [True, False, False]),
+    "a generator of batches of a known size": (lambda: generated([(8, 3), (4, 6), (8,)]), [True, False, True]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_components_with_examples_are_told(name):
+    make, wanted = CASES[name]
+    assert by_example(make()) == wanted
+    assert by_example(show(in_order(make()), print)) == wanted
+
+
+def test_each_component_is_divided_by_its_own_rows():
+    numbers = tf.data.Dataset.range
+    dataset = tf.data.Dataset.zip((numbers(14).batch(7), numbers(4).batch(2)))
+    dataset = dataset.map(lambda many, few: {"many": many, "few": few, "scale": 0.5, "table": tf.zeros((3, 2))})
+    parts = list(split(dataset, indices=range(3), count=3))
+    assert [part.batch["many"].numpy().tolist() for part in parts[:3]] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [part.batch["few"].numpy().tolist() for part in parts[:3]] == [[0], [1], [1]]
+    assert {tuple(part.batch["table"].shape) for part in parts} == {(3, 2)}
+    assert {float(part.batch["scale"]) for part in parts} == {0.5}
+    assert set(parts[0].whole) == {"2", "3"}
+    (own,) = without_copies(split(dataset.take(1), indices=[8], count=9))
+    assert [len(own[name]) for name in ("few", "many", "table")] == [0, 0, 3]
+
+
+class Semi(keras.Model):
+    """Has unlabelled and labelled examples in each batch, and a scale and a table for all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        many, (x, y), scale, table = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            loss += scale * tf.reduce_mean((self(many, training=True) + tf.reduce_sum(table)) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_batches_of_two_sizes_with_a_table_train_as_on_one_device(four_devices):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(X).batch(8), pairs(4).take(3)))
+        data = data.map(lambda many, pair: (many, pair, 0.5, tf.ones((3, 2)) / 7))
+        with strategy.scope():
+            model = Semi()
+            model.compile(keras.optimizers.SGD(0.1))
+        history = model.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"]
+        return [*model.get_weights(), history]
+
+    ours, one = trained(strategies.create("mirrored", devices=four_devices[:2])), trained(tf.distribute.get_strategy())
+    for got, wanted in zip(ours, one, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Mixed(keras.Model):
+    """Multiplies by a table that comes with each batch, and before its examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(6)
+
+    def call(self, inputs):
+        return tf.reduce_sum(self.dense(inputs["x"]) @ tf.transpose(inputs["table"]), -1, keepdims=True)
+
+
+@pytest.mark.slow
+def test_the_loss_of_an_epoch_counts_examples_and_not_a_tables_rows(four_devices):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Mixed()
+            model.compile(keras.optimizers.SGD(0.001), "mse")
+        return model.fit(pairs(5).map(table), epochs=2, verbose=0, shuffle=False).history["loss"]
+
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    np.testing.assert_allclose(trained(mirrored), trained(tf.distribute.get_strategy()), rtol=1e-5)
+
+
+class Pairs(keras.Model):
+    """Compares what its data have stacked along axis 0."""
+
+    def __init__(self, taken):
+        super().__init__()
+        self.dense, self.taken = keras.layers.Dense(2), taken
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        anchors, positives = self.taken(data[0] if isinstance(data, tuple) else data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(anchors, training=True) - positives[:, :2]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"distance": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("taken", "known"), [(lambda pair: (pair[0], pair[1]), False), (tf.unstack, True)])
+def test_an_axis_0_that_is_not_the_batch_is_named(taken, known, four_devices):
+    data = tf.data.Dataset.from_tensor_slices(X.reshape(3, 2, 4, 4))
+    if not known:
+        data = data.map(lambda pair: tf.numpy_function(lambda x: x, [pair], tf.float32))
+        data = data.map(lambda pair: tf.ensure_shape(pair, (None, 4, 4)))
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = Pairs(taken)
+        model.compile("sgd")
+    with pytest.raises(StrategyError, match=r"single rows of the batch's component 0, but axis 0 .* is the batch"):
+        model.fit(data, verbose=0, shuffle=False)
