@@ -18,6 +18,7 @@ from toolkit.strategies.parameter_servers.functions import (
     conditional_in,
     fetched,
     flattened,
+    python_gradients,
     reports_of,
     scalars,
     trace,
@@ -86,8 +87,15 @@ class Rounds:
             rows = row_count(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
             step = ShareStep(self, scope, index)
-            with tracing(step, scope), entered(share), reports_of(variables, "train") as reports:
+            with (
+                tracing(step, scope),
+                entered(share),
+                python_gradients() as of_python,
+                reports_of(variables, "train") as reports,
+            ):
                 logs = reports(model.train_step(batch))
+            if of_python:
+                self.note("it needs the gradient of a tf.py_function")
             if not self._order:
                 self.note("it applies no gradients")
             if any(variables.values[id(v)].trainable for v in variables.served if id(v) in scope.unsent):
