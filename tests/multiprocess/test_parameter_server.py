@@ -192,6 +192,27 @@ def test_a_loop_of_the_user_s_own_trains_sharded_variables_as_one_device_does(tm
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
+def test_the_gradient_of_a_python_function_is_computed_where_the_function_is(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import toolkit\nstrategy = toolkit.strategies.create()\nimport keras, tensorflow as tf, numpy as np\n"
+        "def loss(y, p):\n"
+        "    each = tf.py_function(lambda a, b: tf.reduce_mean((a - b) ** 2, -1), [y, p], tf.float32)\n"
+        "    return tf.ensure_shape(each, (None,))\n"
+        "def fitted(loss):\n"
+        "    keras.utils.set_random_seed(1)\n"
+        "    with strategy.scope():\n"
+        "        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])\n"
+        "        model.compile('sgd', loss)\n"
+        "    x = np.ones((20, 8), 'float32')\n"
+        "    return model.fit(x, x[:, :1], batch_size=8, verbose=0).history['loss'][0]\n"
+        "print('losses', abs(fitted(loss) - fitted('mse')) < 1e-6)\n"
+    )
+    code, text = launched(tmp_path, str(script))
+    assert code == 0, text[-2000:]
+    assert "losses True" in text
+
+
 @pytest.mark.long
 def test_a_partitioner_with_nothing_to_split_is_said(tmp_path):
     flags = ("--epochs=1", "--steps_per_epoch=2", "--variables=sharded", "--min_shard_kib=999999", "--run_dir=it")

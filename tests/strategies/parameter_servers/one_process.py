@@ -31,5 +31,6 @@ def served(mode, *, workers=2, ps=1):
 
 
 def as_if(strategy, mode):
-    """Makes the strategy that of another mode; it was created for rounds, which change most of Keras."""
+    """Makes a strategy that of another mode; it was created for rounds, which change more of Keras than others."""
     strategy.options = toolkit.strategies.ParameterServerOptions(**MODES[mode])
+    return strategy

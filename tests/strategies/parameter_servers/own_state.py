@@ -12,6 +12,8 @@ import numpy as np
 import one_process
 import tensorflow as tf
 
+import toolkit
+
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(52, 6)).astype("float32")
 Y = (X @ RANDOM.normal(size=(6, 1)) + 0.1).astype("float32")
@@ -91,25 +93,64 @@ class Replaced(Kept, rows=(0, "int32"), copy=(np.zeros(6), "float32")):
         self.its_copy.assign(tf.cast(tf.fill([6], tf.shape(x)[0]), "float32"))
 
 
-def trained(kind, strategy):
+class OfUnknownShape(Kept, row=(np.zeros(6), "float32"), table=(np.zeros((2, 3)), "float32")):
+    """Assigns tensors of whose shapes TensorFlow knows nothing, or a part."""
+
+    def note(self, x):
+        some = tf.boolean_mask(x[0], x[0] > -9.0)
+        self.its_row.assign(some)
+        self.its_table.assign(tf.reshape(some, [2, -1]))
+
+
+class Python(Kept, factor=(2.0, "float32")):
+    """Computes with a Python function, whose gradient is needed."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.weight = self.add_weight(name="weight", shape=(6,), initializer="ones")
+
+    def note(self, x):
+        pass
+
+    def call(self, x, training=False):
+        found = tf.py_function(lambda values: values * abs(values), [x * self.weight], tf.float32)
+        return tf.ensure_shape(found, x.shape)
+
+
+class Silent(keras.Model):
+    """Its steps report no number, only two at once."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"two": tf.constant([1.0, 2.0])}
+
+
+def trained(kind, strategy, model=keras.Model):
     keras.utils.set_random_seed(7)
     with strategy.scope():
         given = keras.Input((6,))
         layer = KINDS[kind]()
-        model = keras.Model(given, keras.layers.Dense(1)(layer(given)))
+        model = model(given, keras.layers.Dense(1)(layer(given)))
         model.compile(keras.optimizers.SGD(0.05), "mse")
-    history = model.fit(X, Y, batch_size=11, epochs=2, verbose=0, shuffle=False)
+    try:
+        history = model.fit(X, Y, batch_size=11, epochs=2, verbose=0, shuffle=False)
+    except toolkit.errors.StrategyError as error:
+        return {"refused": str(error)}
     found = {name: keras.ops.convert_to_numpy(getattr(layer, f"its_{name}")).tolist() for name in layer.state}
-    found |= {"loss": history.history["loss"], "iterations": int(model.optimizer.iterations)}
+    found |= {"iterations": int(model.optimizer.iterations)}
+    found |= {name: values for name, values in history.history.items() if name == "loss"}
     if hasattr(strategy, "session"):
         found["divided"] = strategy.session(model)._in_rounds
     return found
 
 
 if __name__ == "__main__":
-    out = {"one_device": {kind: trained(kind, tf.distribute.get_strategy()) for kind in KINDS}}
-    strategy = one_process.served("rounds")
-    for mode in one_process.MODES:
-        one_process.as_if(strategy, mode)
+    out = {}
+    served = one_process.served("rounds")
+    for mode in ("one_device", *one_process.MODES):
+        strategy = tf.distribute.get_strategy()
+        if mode != "one_device":
+            strategy = one_process.as_if(served, mode)
         out[mode] = {kind: trained(kind, strategy) for kind in KINDS}
+        out[mode]["Silent"] = trained("Replaced", strategy, Silent)
     pathlib.Path(sys.argv[1]).write_text(json.dumps(out))

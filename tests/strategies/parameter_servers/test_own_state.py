@@ -16,6 +16,8 @@ SUMS = {
     "InBranches": ("evens", "turns"),
     "Named": ("iteration", "step_counter"),
     "Replaced": (),
+    "OfUnknownShape": (),
+    "Silent": (),
 }
 
 
@@ -27,7 +29,7 @@ def seen(tmp_path_factory):
     return json.loads((folder / "out.json").read_text())
 
 
-@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize("kind", [*SUMS, "Python"])
 @pytest.mark.parametrize("mode", ["rounds", "in_turn"])
 def test_without_overlap_it_is_one_devices(seen, mode, kind):
     one, many = seen["one_device"][kind], seen[mode][kind]
@@ -55,4 +57,9 @@ def test_only_what_the_examples_decide_keeps_workers_from_sharing_a_batch(seen):
     assert {kind: found["divided"] for kind, found in seen["rounds"].items()} == {
         **dict.fromkeys(SUMS, False),
         "OfSteps": True,
+        "Python": False,
     }
+
+
+def test_workers_at_once_compute_no_gradient_of_a_python_function(seen):
+    assert "max_staleness=0" in seen["free"]["Python"]["refused"]

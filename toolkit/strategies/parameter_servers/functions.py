@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
+from toolkit.strategies.parameter_servers.placement import CHIEF
 from toolkit.strategies.parameter_servers.pushes import changes, push
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 from toolkit.strategies.parameter_servers.whole_metrics import whole_batch
@@ -25,6 +27,7 @@ __all__ = [
     "fetched",
     "flattened",
     "prediction",
+    "python_gradients",
     "reports_of",
     "scalars",
     "single_replica",
@@ -78,8 +81,19 @@ def training(
                     slots[device] = (start + index) % CAPACITY
             step = Step(variables, scope, versions, slots, only)
             step.send_from_cells()
-            with tracing(step, scope), whole_batch(variables), reports_of(variables, "train") as reports:
+            with (
+                tracing(step, scope),
+                whole_batch(variables),
+                python_gradients() as of_python,
+                reports_of(variables, "train") as reports,
+            ):
                 logs = reports(model.train_step(batch_of(index, first + index, data)))
+            if of_python and not variables.in_turn:
+                raise StrategyError(
+                    asked="the gradient of a tf.py_function beside parameter servers",
+                    found="TensorFlow keeps one call of it for that, and several workers train at the same time",
+                    remedy="Give ParameterServerOptions(max_staleness=0), or write it with operations of TensorFlow's",
+                )
             push(changes(variables, scope, only))
             counters = scope.tensors(variables.counters)
             sums = scope.tensors(variables.metrics)
@@ -213,6 +227,25 @@ def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -
             return concrete
         variables.celled |= without_cell
         without_cell.clear()
+
+
+@contextlib.contextmanager
+def python_gradients() -> Iterator[list]:
+    """A context in which gradients of Python functions are computed in the chief, where such functions run.
+
+    TensorFlow leaves them on the worker, which knows none of the chief's functions. The context yields a list, to which
+    it adds those that a step contains.
+    """
+    found: list[Any] = []
+
+    def device(operation: Any) -> str:
+        if operation.type != "EagerPyFunc" or operation.device:
+            return operation.device
+        found.append(operation)
+        return CHIEF
+
+    with tf.compat.v1.device(device):
+        yield found
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ from toolkit.strategies.input.batch_split import row_range
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
 
-__all__ = ["SEED", "Placement", "bytes_by_task", "table"]
+__all__ = ["CHIEF", "SEED", "Placement", "bytes_by_task", "table"]
 
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 SEED = "seed_generator_state"  # Keras's name of what a seed generator counts.
 # Its names of what optimizers count and of what callbacks set.
 _OF_OPTIMIZERS = ("iteration", "step_counter", "learning_rate", "dynamic_scale")
@@ -35,7 +36,7 @@ class Placement:
         self._bytes = [0] * servers
         # TensorFlow places a variable beside another if it is asked to.
         self._anchors = [_anchor(f"/job:ps/task:{index}/device:CPU:0") for index in range(servers)]
-        self._chief = _anchor("/job:chief/task:0/device:CPU:0")
+        self._chief = _anchor(CHIEF)
 
     def create(self, make: Callable, **kwargs: Any) -> Any:
         """Creates a variable; for `tf.variable_creator_scope`.

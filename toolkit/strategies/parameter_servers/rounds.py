@@ -18,6 +18,7 @@ from toolkit.strategies.parameter_servers.functions import (
     conditional_in,
     fetched,
     flattened,
+    python_gradients,
     reports_of,
     scalars,
     trace,
@@ -31,7 +32,9 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import Variables, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.batch_share import entered
+from toolkit.strategies.step.shown import shown
 from toolkit.support.graphs import assigns_others, derives_from
+from toolkit.support.scopes import outside
 
 __all__ = ["Rounds", "run_shares"]
 
@@ -86,9 +89,19 @@ class Rounds:
             rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
             step = ShareStep(self, scope, index)
-            noted = reports_of(variables, "train")
-            with tracing(step, scope), entered(share), known(whole=stream.whole), noted as reports:
+            found = outside(lambda: shown(model, model.train_step, batch, stream.whole))
+            if found.opened or found.sums:
+                self.note("it computes something of the whole batch, which isn't shown to be a mean over examples")
+            with (
+                tracing(step, scope),
+                entered(share),
+                known(whole=stream.whole),
+                python_gradients() as of_python,
+                reports_of(variables, "train") as reports,
+            ):
                 logs = reports(model.train_step(batch))
+            if of_python:
+                self.note("it needs the gradient of a tf.py_function")
             if not self._order:
                 self.note("it applies no gradients")
             if any(variables.values[id(v)].trainable for v in variables.served if id(v) in scope.unsent):

@@ -191,12 +191,10 @@ class Session:
         return iter(items)
 
     def _logs(self) -> dict[str, float]:
-        logs = self._totals.logs()
-        if not logs:  # Keras needs some logs after an epoch's first step.
+        if not self._totals.arrived:  # Keras needs logs after an epoch's first step.
             self._flush()
-            self.dispatcher.wait(lambda: self._totals.changed)
-            logs = self._totals.logs()
-        return logs
+            self.dispatcher.wait(lambda: self._totals.arrived)
+        return self._totals.logs()
 
     def _flush(self) -> None:
         """Sends pending steps."""

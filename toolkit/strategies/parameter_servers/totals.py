@@ -137,6 +137,11 @@ class MetricTotals:
         self._logs: dict[str, Any] = {}
 
     @property
+    def arrived(self) -> bool:
+        """Whether a step's results have arrived since nothing was under way."""
+        return self._order >= 0
+
+    @property
     def size(self) -> int:
         """The number of elements of all metrics' sums."""
         return sum(math.prod(v.shape) for v in self._variables)

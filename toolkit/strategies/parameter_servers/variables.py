@@ -85,6 +85,7 @@ class LocalScope(keras.StatelessScope):
             variable.value.assign(tf.cast(value, variable.value.dtype))
             return
         self.note(key)
+        value = tf.ensure_shape(value, variable.shape)  # TensorFlow doesn't always know it.
         before = self.values[key]
         if isinstance(before, Cell):
             before.assign(value)
