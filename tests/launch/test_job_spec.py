@@ -27,6 +27,8 @@ BAD = [
     ({"workers": None, "evaluator": True}, "no task would train"),
     ({"workers": 2, "ps": 1}, "1 parameter servers, but there is no chief"),
     ({"max_restarts": -1}, "--max_restarts=-1, but it must be 0 or more. Give 0 or more"),
+    ({"max_total_restarts": -1}, "--max_total_restarts=-1, but it must be 0 or more. Give 0 or more"),
+    ({"max_total_restarts": 3}, "--max_total_restarts=3, but --max_restarts is 0, so the job never restarts"),
     ({"env": ("1A=x",)}, "--env='1A', but that can't be a variable's name"),
     ({"env": ("RANK=9",)}, "--env=RANK, but the launcher gives each task its own"),
     ({"env": ("NO_SUCH_VARIABLE",)}, "--env=NO_SUCH_VARIABLE, but it has no value here"),

@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "started": ("record, agent", "task, pid; host, attempt", "a task's process has been started"),
     "ended": ("record, agent", "task, pid, code; host, dismissed", "a task's process has ended; code as Popen has it"),
     "note": ("record, agent", "text", "something that a person should know"),
-    "restart": ("record", "text", "the job failed, and is started again"),
+    "restart": ("record", "text, used, in_vain, reached", "the job failed, and is started again"),
     "requeue": ("record", "", "Slurm is asked to queue the job again"),
     "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
     "waits": ("record", "task, pid, share", "the other tasks wait for this one, for that share of their time"),

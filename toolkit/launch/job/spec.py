@@ -54,7 +54,14 @@ class JobSpec:
         places=("local", "slurm"),
     )
     max_restarts: int = option(
-        0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
+        0,
+        "restart a failed job from its checkpoint, at most N times in a row without progress [0]",
+        "N",
+        group="how they run",
+        least=0,
+    )
+    max_total_restarts: int | None = option(
+        None, "at most N restarts, with progress or without [any number]", "N", kind=int, group="how they run", least=0
     )
     start_timeout: float = _anywhere(
         300.0, "seconds for which tasks wait for each other at the start [300]", "S", least=0

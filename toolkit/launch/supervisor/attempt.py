@@ -86,6 +86,7 @@ class Attempt:
             self._finish()
             return True
         finally:
+            self.budget.advance(state.reached(self.tasks))
             self.crew.clear()
 
     def _act(self) -> None:
@@ -170,6 +171,7 @@ class Attempt:
             return False
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
         last = self.crew.whole and not any(other.alive and other.served for other in others)
+        self.budget.advance(state.reached(self.tasks))
         follows = decide(What.LAST if last else What.SERVING, self.budget)
         if follows is Next.REPLACE:
             self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")

@@ -12,7 +12,19 @@ from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event
 from toolkit.support import signals
 
-__all__ = ["TaskState", "cause", "has_servers", "is_done", "lingers", "serves", "slowest", "stopped_for", "train_alone"]
+__all__ = [
+    "TaskState",
+    "cause",
+    "has_servers",
+    "is_done",
+    "lingers",
+    "reached",
+    "reached_by",
+    "serves",
+    "slowest",
+    "stopped_for",
+    "train_alone",
+]
 
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
 _LATELY = 20.0  # The seconds of reports that are needed for a judgement.
@@ -195,6 +207,20 @@ def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
 def stopped_for(task: TaskState, seconds: float) -> bool:
     """Returns whether it has been suspended for longer than this."""
     return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+
+
+def reached(tasks: Sequence[TaskState]) -> dict[str, float]:
+    """Returns how far the job has come, as its tasks report: the step, the epoch, and the newest checkpoint's step."""
+    found: dict[str, float] = {}
+    for task in tasks:
+        for name, number in reached_by(task.facts).items():
+            found[name] = max(number, found.get(name, 0))
+    return found
+
+
+def reached_by(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those facts of a task's that say how far it has come."""
+    return {name: facts[name] for name in ("step", "epoch", "checkpoint") if isinstance(facts.get(name), (int, float))}
 
 
 def lingers(task: TaskState, seconds: float) -> bool:

@@ -26,16 +26,16 @@ class _Progress:
         self.batch_size: int | None = None  # The size of batches, known before training begins.
         self._examples: int | None = None
         self._step = self._timed = 0
-        self._last = -1
+        self._last, self._epoch = -1, 0
         self._since = self._reported = 0.0
 
     def look_at(self) -> None:
         """Called when training or evaluation begins; notes the size of batches if it can be seen."""
         self._examples, self._since = self.batch_size, 0.0
 
-    def begin(self) -> None:
+    def begin(self, epoch: int) -> None:
         """Called when an epoch begins: its batches are counted from 0."""
-        self._last = -1
+        self._last, self._epoch = -1, max(self._epoch, epoch)
 
     def train(self, batch: int) -> None:
         """Called after a step, or after several that were executed together."""
@@ -47,7 +47,7 @@ class _Progress:
         rate = (self._step - self._timed) / (now - self._since) if now > self._since else 0.0
         if self._due(now):
             known = {"images_per_second": rate * self._examples} if self._examples and rate else {}
-            status.report(state="training", step=self._step, **known, **status.waited())
+            status.report(state="training", step=self._step, epoch=self._epoch, **known, **status.waited())
 
     def test(self) -> None:
         """Called after a step of evaluation, whose time isn't counted."""
@@ -86,7 +86,7 @@ def report_progress(keras: Any) -> None:
     def watch(original: Callable, callbacks: Any, model: Any) -> None:
         if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in callbacks.callbacks):
             progress.look_at()
-            attach(callbacks, "on_epoch_begin", after(lambda *_: progress.begin()))
+            attach(callbacks, "on_epoch_begin", after(lambda epoch, *_: progress.begin(epoch)))
             attach(callbacks, "on_train_batch_end", after(lambda batch, *_: progress.train(batch)))
             attach(callbacks, "on_test_batch_end", after(lambda *_: progress.test()))
             attach(callbacks, "on_train_end", after(lambda *_: progress.end()))
