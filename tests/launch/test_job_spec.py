@@ -92,7 +92,18 @@ def test_a_bad_value_is_refused_with_the_same_sentence_everywhere(place, changes
 
 def test_every_option_is_tried_with_a_bad_value_or_can_have_none():
     free = {"chief", "evaluator", "ps", "native_logs", "as_is", "snapshot", "setup", "open_network", "on"}
-    texts = {"directory", "copy_to", "python", "ssh_config", "account", "image", "namespace", "memory", "host"}
+    texts = {
+        "directory",
+        "copy_to",
+        "python",
+        "preempt_when",
+        "ssh_config",
+        "account",
+        "image",
+        "namespace",
+        "memory",
+        "host",
+    }
     tried = {name for changes, _ in BAD for name in changes}
     assert {option.name for option in launch.options()} - tried == (free | texts | {"volume", "patch"}) - tried
 

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "sample": ("agent", "task, cpu, memory, computes, stopped, dying", "a task's process, looked at"),
     "result": ("agent", "task, data", 'the next piece of what a function returned, base64 of a pickle; "" at its end'),
     "open": ("agent", "ports, addresses", "ports of the job that other machines reach"),
+    "preempted": ("agent", "", "the machine is about to be taken away, as `--preempt_when` says"),
     "unheard": ("agent", "seconds", "nothing was heard of the supervisor for so long, so the tasks are ended"),
     "signal": ("agent, asked", "number; task", "an agent has received a signal; tasks are to get one"),
     "prepare": ("asked", "number, command, given, mark, first ...", "hold ports for so many tasks"),

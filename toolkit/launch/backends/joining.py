@@ -100,6 +100,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             # This host's user decides what runs here.
             own: dict[str, Any] = {"command": list(spec.command), "environment": spec.environment}
             own["prefix"] = shlex.split(spec.prefix)
+            own["preempt_when"] = spec.preempt_when
             own["call"] = base64.b64encode(work).decode()
 
             def show(found: Event) -> None:

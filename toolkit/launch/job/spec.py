@@ -76,6 +76,9 @@ class JobSpec:
     )
     stall_timeout: float = _more(1800.0, "end the job after S seconds without progress; 0: never [1800]", "S", least=0)
     grace: float = _more(15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "S", least=0)
+    preempt_when: str = _more(
+        "", "a command on each host, asked every 5 s; when it exits with 0, tasks save a checkpoint and end", "CMD"
+    )
     as_is: bool = _more(False, "don't replace TensorFlow's strategies in a script with the toolkit's")
     open_network: bool = option(
         False,

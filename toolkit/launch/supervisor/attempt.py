@@ -17,7 +17,7 @@ from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
 from toolkit.support.words import counted
 
-__all__ = ["Attempt", "HostLost"]
+__all__ = ["Attempt", "HostLost", "Preempted"]
 
 # Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
 _STRANDED = 5.0
@@ -29,6 +29,10 @@ _STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line tha
 
 class HostLost(TaskFailed):
     """A host no longer answers."""
+
+
+class Preempted(JobStopped):
+    """A host is about to be taken away, and all tasks have ended as after SIGTERM."""
 
 
 class Attempt:
@@ -105,6 +109,13 @@ class Attempt:
             raise TaskFailed(
                 f"{host} received {signal.Signals(number).name}, so the job was stopped.", code=128 + number
             )
+        if self.crew.preempted:
+            self.crew.say(
+                f"launch: {self.crew.preempted} is about to be taken away (--preempt_when); asking all tasks to end "
+                f"within {self.spec.grace:g} s"
+            )
+            self.crew.end(signal.SIGTERM)
+            raise Preempted(signal.SIGTERM)
         if self.crew.unheard is not None:
             self._end_after_silence(*self.crew.unheard)
         self._look_for_lost_hosts()
