@@ -38,6 +38,7 @@ BAD = [
     ({"start_timeout": -1.0}, "--start_timeout=-1.0, but it must be 0 seconds or more"),
     ({"start_timeout": float("nan")}, "it must be 0 seconds or more"),
     ({"stall_timeout": float("nan")}, "it must be 0 seconds or more"),
+    ({"stall_floor": 0.0}, "--stall_floor=0.0, but it must be 1 seconds or more"),
     ({"grace": -1.0}, "it must be 0 seconds or more"),
     ({"heartbeat_timeout": 0.0}, "--heartbeat_timeout=0.0, but it must be 1 to 3600 seconds"),
     ({"task": ("worker:0",)}, "--task=worker:0 starts one task of a cluster, but no --cluster"),

@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "refused": ("agent, rendezvous", "asked, found, remedy", "what was asked for can't be done"),
     "output": ("agent", "task, text", 'what a task wrote, bytes as `text` makes them; "" at its end'),
     "report": ("agent", "task, facts, ago", "what a task said of itself so many seconds ago: state, step ..."),
-    "sample": ("agent", "task, cpu, memory, computes, stopped, dying", "a task's process, looked at"),
+    "sample": ("agent", "task, cpu, memory, computes, stopped, dying, phase", "a task's process, looked at"),
     "result": ("agent", "task, data", 'the next piece of what a function returned, base64 of a pickle; "" at its end'),
     "open": ("agent", "ports, addresses", "ports of the job that other machines reach"),
     "preempted": ("agent", "", "the machine is about to be taken away, as `--preempt_when` says"),

@@ -26,7 +26,7 @@ from toolkit.launch.agent.process import TaskProcess
 from toolkit.launch.agent.reports import Reports
 from toolkit.launch.events import Event, event
 from toolkit.launch.job import checks
-from toolkit.support import signals, status
+from toolkit.support import phases, signals, status
 
 __all__ = ["Agent"]
 
@@ -207,6 +207,7 @@ class Agent:
         if task in self._processes:
             self._replaced.append(self._processes.pop(task))
         stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
+        pathlib.Path(phases.path(self._reports.path, task)).unlink(missing_ok=True)  # Of the process before.
         process = TaskProcess(spec, environ=self._environment, stacks=stacks)
         self._processes[task] = process
         self._states.pop(task, None)
@@ -239,7 +240,11 @@ class Agent:
         self._latest = {}
         for name, process in self._processes.items():
             if process.code is None:
-                self._tell("sample", task=name, **process.sample())
+                self._tell("sample", task=name, phase=self._phase(name), **process.sample())
+
+    def _phase(self, name: str) -> dict[str, Any] | None:
+        found = phases.read(phases.path(self._reports.path, name))
+        return found if found and self._processes[name].is_main(found["pid"]) else None
 
     def _finish(self, **_: Any) -> None:
         """Kills the tasks that still run, and all processes that they left behind."""

@@ -74,7 +74,14 @@ class JobSpec:
         least=1,
         most=3600,
     )
-    stall_timeout: float = _more(1800.0, "end the job after S seconds without progress; 0: never [1800]", "S", least=0)
+    stall_timeout: float | None = _more(
+        None,
+        "end the job after S seconds without progress; 0: never [five times the longest step so far, or 1800]",
+        "S",
+        kind=float,
+        least=0,
+    )
+    stall_floor: float = _more(90.0, "the shortest limit without progress that is learnt from steps [90]", "S", least=1)
     grace: float = _more(15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "S", least=0)
     preempt_when: str = _more(
         "", "a command on each host, asked every 5 s; when it exits with 0, tasks save a checkpoint and end", "CMD"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError
-from toolkit.support import status
+from toolkit.support import phases, status
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["report_progress"]
@@ -66,6 +66,54 @@ class _Progress:
         return True
 
 
+def _wait_for(logs: Any) -> None:
+    """Waits until a GPU has computed a step, as callbacks are about to do when they read its logs."""
+    import tensorflow as tf
+
+    with contextlib.suppress(Exception):  # Keras reads them next, and raises what there is to raise.
+        for value in logs.values():
+            if isinstance(value, tf.Tensor):
+                value.numpy()
+
+
+def _mark_phases(callbacks: Any) -> None:
+    """Marks each step, from a batch's begin to its end. What callbacks do between two steps may take any time."""
+    first: set[str] = set()
+
+    def forget(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+        phases.forget()
+        original(self, *args, **kwargs)
+
+    def begin(kind: str) -> Callable:
+        def begun(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            first.add(kind)
+
+        return begun
+
+    def enter(kind: str, name: str) -> Callable:
+        def entered(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            phases.enter(f"first step of {name}" if kind in first else kind)
+            first.discard(kind)
+
+        return entered
+
+    def leave(original: Callable, self: Any, batch: int, logs: Any = None) -> None:
+        if not (getattr(self, "_async_train", True) or getattr(self, "_async_test", True)):
+            _wait_for(logs)
+        phases.enter("")
+        original(self, batch, logs)
+
+    attach(callbacks, "on_train_begin", forget)
+    attach(callbacks, "on_epoch_begin", begin("step"))
+    attach(callbacks, "on_test_begin", begin("validation step"))
+    attach(callbacks, "on_train_batch_begin", enter("step", "an epoch"))
+    attach(callbacks, "on_test_batch_begin", enter("validation step", "a validation"))
+    attach(callbacks, "on_train_batch_end", leave)
+    attach(callbacks, "on_test_batch_end", leave)
+
+
 def report_progress(keras: Any) -> None:
     """Makes `fit` and `evaluate` report to the launcher; each step costs a look at the clock.
 
@@ -90,6 +138,7 @@ def report_progress(keras: Any) -> None:
             attach(callbacks, "on_train_batch_end", after(lambda batch, *_: progress.train(batch)))
             attach(callbacks, "on_test_batch_end", after(lambda *_: progress.test()))
             attach(callbacks, "on_train_end", after(lambda *_: progress.end()))
+        _mark_phases(callbacks)
         original(callbacks, model)
 
     def after(do: Callable) -> Callable:
