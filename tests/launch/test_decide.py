@@ -27,17 +27,43 @@ ENDS = [
 @pytest.mark.parametrize(("error", "out", "left", "none"), ENDS)
 def test_what_follows_from_an_attempts_end(error, out, left, none):
     what = what_ended(error, out=out)
-    assert (decide(what, Budget(1)), decide(what, Budget(1, used=1))) == (left, none)
+    spent = (Budget(1, used=1, in_vain=1), Budget(5, in_all=1, used=1))
+    assert (decide(what, Budget(1)), *(decide(what, each) for each in spent)) == (left, none, none)
 
 
 @pytest.mark.parametrize("what", What, ids=lambda what: what.name)
 def test_only_what_is_said_to_count_counts(what):
-    budget = Budget(3, used=1)
+    budget = Budget(3, used=1, in_vain=1)
     follows = decide(what, budget)
-    assert budget.used == 1 + ("that counts" in follows.value)
-    spent = Budget(1, used=1)
+    assert (budget.used, budget.in_vain) == (1 + ("that counts" in follows.value),) * 2
+    spent = Budget(1, used=1, in_vain=1)
     decide(what, spent)
     assert spent.used == 1, "no more than were asked for, earlier ones included"
+
+
+def test_progress_gives_all_restarts_back_but_those_in_all():
+    budget = Budget(2, in_all=5)
+    for step in (3, 6, 9, 12):
+        budget.advance({"step": step, "epoch": 0})
+        assert decide(What.FAILED, budget) is Next.RESTART
+        assert budget.delay == 0
+    assert budget.words == "restart 4, 1 of 2 since the last progress"
+    budget.advance({"step": 12, "epoch": 0})
+    assert decide(What.FAILED, budget) is Next.RESTART
+    assert budget.words == "restart 5, 2 of 2 since the last progress"
+    budget.advance({"step": 11})
+    assert decide(What.FAILED, budget) is Next.FAIL
+    assert budget.why_none == "2 restarts in a row brought no progress beyond step 12 (--max_restarts=2)."
+    budget.advance({"step": 11, "epoch": 1})  # A script that resumes may count its steps from 0.
+    assert decide(What.FAILED, budget) is Next.FAIL
+    assert budget.why_none == "--max_total_restarts=5 allows no more."
+
+
+def test_another_launcher_of_the_job_counts_on():
+    first = Budget(2, used=7, in_vain=1, reached={"step": 40})
+    again = Budget(2, **first.facts)
+    again.advance({"step": 40})
+    assert [decide(What.FAILED, again) for _ in range(2)] == [Next.RESTART, Next.FAIL]
 
 
 def test_all_has_its_row():

@@ -34,6 +34,33 @@ def test_the_notice_of_a_cluster_has_tasks_end_as_sigterm_does(launcher):
 
 
 @pytest.mark.slow
+def test_a_command_that_gives_notice_has_tasks_end_as_sigterm_does(launcher):
+    body = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))\nprint('up', flush=True)\ntime.sleep(1000)"
+    command = f"--preempt_when=test -e '{launcher.folder}/$NOTICE'".replace("'", '"')
+    process = launcher.start("--workers=2", command, "--env=NOTICE=notice", "--max_restarts=1", body=body)
+    launcher.read_until(process, b"| up", times=2)
+    (launcher.folder / "notice").touch()
+    out, err = process.communicate(timeout=40)
+    assert process.returncode == 143
+    assert b"this machine is about to be taken away (--preempt_when)" in out
+    assert out.count(b"saved") == 2
+    assert b"Stopped by SIGTERM" in err
+    assert launcher.nothing_left(within=1) is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [("no_such_program now", "a shell can't run it (exit code 127)"), ("test (", "a shell can't read it (sh: ")],
+)
+def test_a_command_for_notice_that_cannot_be_run_is_said(launcher, command, found):
+    code, _, err, _ = launcher.run("--workers=1", f"--preempt_when={command}", body="time.sleep(1000)")
+    assert code == 2
+    assert f"--preempt_when='{command}' is asked whether" in err
+    assert found in err
+
+
+@pytest.mark.slow
 def test_a_launcher_whose_parent_ignores_ends_of_children_sees_those_of_its_tasks(launcher):
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # What a program is started with is inherited.
     try:

@@ -27,6 +27,8 @@ BAD = [
     ({"workers": None, "evaluator": True}, "no task would train"),
     ({"workers": 2, "ps": 1}, "1 parameter servers, but there is no chief"),
     ({"max_restarts": -1}, "--max_restarts=-1, but it must be 0 or more. Give 0 or more"),
+    ({"max_total_restarts": -1}, "--max_total_restarts=-1, but it must be 0 or more. Give 0 or more"),
+    ({"max_total_restarts": 3}, "--max_total_restarts=3, but --max_restarts is 0, so the job never restarts"),
     ({"env": ("1A=x",)}, "--env='1A', but that can't be a variable's name"),
     ({"env": ("RANK=9",)}, "--env=RANK, but the launcher gives each task its own"),
     ({"env": ("NO_SUCH_VARIABLE",)}, "--env=NO_SUCH_VARIABLE, but it has no value here"),
@@ -36,6 +38,7 @@ BAD = [
     ({"start_timeout": -1.0}, "--start_timeout=-1.0, but it must be 0 seconds or more"),
     ({"start_timeout": float("nan")}, "it must be 0 seconds or more"),
     ({"stall_timeout": float("nan")}, "it must be 0 seconds or more"),
+    ({"stall_floor": 0.0}, "--stall_floor=0.0, but it must be 1 seconds or more"),
     ({"grace": -1.0}, "it must be 0 seconds or more"),
     ({"heartbeat_timeout": 0.0}, "--heartbeat_timeout=0.0, but it must be 1 to 3600 seconds"),
     ({"task": ("worker:0",)}, "--task=worker:0 starts one task of a cluster, but no --cluster"),
@@ -90,7 +93,18 @@ def test_a_bad_value_is_refused_with_the_same_sentence_everywhere(place, changes
 
 def test_every_option_is_tried_with_a_bad_value_or_can_have_none():
     free = {"chief", "evaluator", "ps", "native_logs", "as_is", "snapshot", "setup", "open_network", "on"}
-    texts = {"directory", "copy_to", "python", "ssh_config", "account", "image", "namespace", "memory", "host"}
+    texts = {
+        "directory",
+        "copy_to",
+        "python",
+        "preempt_when",
+        "ssh_config",
+        "account",
+        "image",
+        "namespace",
+        "memory",
+        "host",
+    }
     tried = {name for changes, _ in BAD for name in changes}
     assert {option.name for option in launch.options()} - tried == (free | texts | {"volume", "patch"}) - tried
 

@@ -151,8 +151,8 @@ def test_options_of_sbatch_stand_in_the_file_and_are_replaced_by_flags(site, cap
 def test_the_script_says_what_runs(site, capsys):
     flags = ["--on=slurm", "--prefix=numactl -N 0", "--snapshot", "--max_restarts=2"]
     assert (
-        "# In all 1 task of numactl -N 0 train.py, from a copy of the script's folder, started again at most 2 times\n"
-        in printed(capsys, *flags, "train.py")[1]
+        "# In all 1 task of numactl -N 0 train.py, from a copy of the script's folder, started again at most 2 times "
+        "without progress\n" in printed(capsys, *flags, "train.py")[1]
     )
 
 

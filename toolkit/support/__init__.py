@@ -14,4 +14,5 @@ words       numbers of things in words, and "Did you mean"
 versions    which packages are installed
 signals     signals that ask a program to stop: recorded, or obeyed with a message
 status      what a task and the launcher that started it tell each other
+phases      the phase that a task is in, and how long each kind took
 """

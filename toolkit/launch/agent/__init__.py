@@ -10,6 +10,7 @@ process      a task's process, and its process group
 reports      what tasks report to their agent
 sharing      whether hosts see the same directory
 waiting      files that a task's threads wait for
+preemption   whether this machine is about to be taken away
 descendants  what tasks leave behind
 agent        the agent, as the one object of its process
 connection   an agent as its supervisor has it

@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolkit import __version__
@@ -21,11 +21,12 @@ from toolkit.errors import RequestError
 from toolkit.launch import events
 from toolkit.launch.agent import descendants, sharing, tasks, waiting
 from toolkit.launch.agent.ports import HeldPorts, open_ports
+from toolkit.launch.agent.preemption import Preemption
 from toolkit.launch.agent.process import TaskProcess
 from toolkit.launch.agent.reports import Reports
 from toolkit.launch.events import Event, event
 from toolkit.launch.job import checks
-from toolkit.support import signals, status
+from toolkit.support import phases, signals, status
 
 __all__ = ["Agent"]
 
@@ -62,6 +63,7 @@ class Agent:
         self._looked_at_ports = False
         self._mark = ""
         self._call: pathlib.Path | None = None
+        self._preemption: Preemption | None = None
 
     def fileno(self) -> int:
         """A descriptor that can be read when something has happened."""
@@ -71,10 +73,8 @@ class Agent:
         """Carries out a request; a request that fails becomes an event."""
         if kind not in _ASKED:  # A request of a later version.
             return
-        try:
+        with self._refusing():
             getattr(self, f"_{kind}")(**facts)
-        except RequestError as error:
-            self._tell("refused", asked=error.asked, found=error.found, remedy=error.remedy)
 
     def read(self, *, silent: bool = False) -> list[Event]:
         """Returns the events since the last call.
@@ -97,6 +97,7 @@ class Agent:
             for name, process in self._processes.items():
                 if found := process.new_stacks():
                     self._tell("stacks", task=name, text=found)
+        self._look_for_notice()
         happened, self._events = self._events, []
         return happened
 
@@ -106,6 +107,21 @@ class Agent:
         self._reports.close()
         self._held.close()
         self._selector.close()
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            self._tell("refused", asked=error.asked, found=error.found, remedy=error.remedy)
+
+    def _look_for_notice(self) -> None:
+        """Tells once that this machine is about to be taken away."""
+        if self._preemption is not None:
+            with self._refusing():
+                if self._preemption.noticed():
+                    self._tell("preempted")
+                    self._preemption = None
 
     def _tell(self, kind: str, **facts: Any) -> None:
         self._events.append(event(kind, **facts))
@@ -151,6 +167,7 @@ class Agent:
         logs: str,
         call: str = "",
         prefix: Sequence[str] = (),
+        preempt_when: str = "",
         **_: Any,
     ) -> None:
         """Starts tasks. Those of an earlier attempt must have ended."""
@@ -162,6 +179,7 @@ class Agent:
             self._call.write_bytes(base64.b64decode(call))
             own[status.CALL] = str(self._call)
         self._environment = {**os.environ, **environment, **own}
+        self._preemption = Preemption(preempt_when, {**os.environ, **environment}) if preempt_when else None
         specs, note = tasks.task_specs(
             Cluster(cluster),
             [Task.parse(name) for name in here],
@@ -189,6 +207,7 @@ class Agent:
         if task in self._processes:
             self._replaced.append(self._processes.pop(task))
         stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
+        pathlib.Path(phases.path(self._reports.path, task)).unlink(missing_ok=True)  # Of the process before.
         process = TaskProcess(spec, environ=self._environment, stacks=stacks)
         self._processes[task] = process
         self._states.pop(task, None)
@@ -221,10 +240,17 @@ class Agent:
         self._latest = {}
         for name, process in self._processes.items():
             if process.code is None:
-                self._tell("sample", task=name, **process.sample())
+                self._tell("sample", task=name, phase=self._phase(name), **process.sample())
+
+    def _phase(self, name: str) -> dict[str, Any] | None:
+        found = phases.read(phases.path(self._reports.path, name))
+        return found if found and self._processes[name].is_main(found["pid"]) else None
 
     def _finish(self, **_: Any) -> None:
         """Kills the tasks that still run, and all processes that they left behind."""
+        if self._preemption is not None:
+            self._preemption.close()
+            self._preemption = None
         for process in self._processes.values():
             process.kill()
         left = descendants.end(but={process.pid for process in (*self._processes.values(), *self._replaced)})

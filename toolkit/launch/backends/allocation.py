@@ -25,7 +25,7 @@ from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import controller
 from toolkit.launch.records.record import Record
 from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.attempt import HostLost
+from toolkit.launch.supervisor.attempt import HostLost, Preempted
 from toolkit.launch.supervisor.supervise import supervise
 from toolkit.support import signals
 
@@ -71,6 +71,8 @@ class SlurmPlace(Place):
 
     def out(self, error: ToolkitError) -> str:
         """Returns why Slurm must queue the job again after this error; "" if it need not."""
+        if isinstance(error, Preempted):
+            return "a node is about to be taken away"
         if self._notice and not isinstance(error, LaunchError):
             return "its time was nearly up" + (f", and a task failed: {error}" if isinstance(error, TaskFailed) else "")
         return "a node doesn't answer" if isinstance(error, HostLost) and not _nodes_answer() else ""

@@ -22,6 +22,8 @@ from toolkit.launch.display.display import Display
 from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event, data, event
 from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.supervisor import state
+from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.support import signals
 from toolkit.support.words import counted
 
@@ -47,14 +49,16 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
         JobStopped: The job was stopped.
     """
     with Display(show=spec.show, native_logs=spec.native_logs) as display:
-        for attempt in range(spec.max_restarts + 1):
-            over = _serve_once(spec, display, received, work)
+        budget = Budget(spec.max_restarts, in_all=spec.max_total_restarts)
+        while True:
+            over = _serve_once(spec, display, received, work, budget)
             if over is not None:
                 break
             if received:
                 raise JobStopped(received[0])
-            if attempt < spec.max_restarts:
-                display.say(f"launch: the launcher at {spec.rendezvous} is gone; waiting for it")
+            if decide(What.FAILED, budget) is Next.FAIL:
+                break
+            display.say(f"launch: the launcher at {spec.rendezvous} is gone; waiting for it")
         if over is None:
             raise TaskFailed(f"The launcher at {spec.rendezvous} is gone, and the tasks here have ended.", code=1)
         if over["stopped"]:
@@ -64,7 +68,7 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
         display.say(f"launch: done; logs are with the launcher at {spec.rendezvous}")
 
 
-def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes) -> Event | None:
+def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event | None:
     with _connected(spec, received) as connection:
         channel = Channel(connection.fileno(), connection.fileno())
         channel.send(event("knock"))  # A program that isn't a launcher answers otherwise or hangs up.
@@ -96,6 +100,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             # This host's user decides what runs here.
             own: dict[str, Any] = {"command": list(spec.command), "environment": spec.environment}
             own["prefix"] = shlex.split(spec.prefix)
+            own["preempt_when"] = spec.preempt_when
             own["call"] = base64.b64encode(work).decode()
 
             def show(found: Event) -> None:
@@ -105,6 +110,8 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                 elif found["event"] == "output":
                     lines = outputs[found["task"]].take(data(found["text"]))
                     display.lines(Task.parse(found["task"]), lines)
+                elif found["event"] == "report":
+                    budget.advance(state.reached_by(found["facts"]))
                 elif found["event"] == "note":
                     display.say(found["text"])
 

@@ -150,7 +150,7 @@ def _policy(spec: JobSpec) -> dict[str, Any]:
 
 
 def _job(spec: JobSpec) -> dict[str, Any]:
-    tasks = sum(number for _, number in spec.counts)
+    tasks, most = sum(number for _, number in spec.counts), spec.max_total_restarts
     refused = {"containerName": CONTAINER, "operator": "In", "values": [RequestError.exit_code]}
     # A drained or preempted node isn't the job's failure.
     drained = [{"type": "DisruptionTarget", "status": "True"}]
@@ -159,7 +159,8 @@ def _job(spec: JobSpec) -> dict[str, Any]:
         "completions": tasks,
         "parallelism": tasks,
         # A failed task ends the others, so each restart of the job counts as one failure for each pod.
-        "backoffLimit": spec.max_restarts * tasks,
+        # Kubernetes knows nothing of progress, so this limits all restarts.
+        "backoffLimit": (spec.max_restarts if most is None else most) * tasks,
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onExitCodes": refused}, {"action": "Ignore", "onPodConditions": drained}]
         },

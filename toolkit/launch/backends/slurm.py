@@ -71,7 +71,7 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
         f"# srun starts one launcher on each node. A launcher starts its node's tasks, up to {room}{gpus}.",
         f"# In all {counted(sum(rooms(spec)), 'task')} of {ascii(tasks)[1:-1]}"
         + ", from a copy of the script's folder" * spec.snapshot
-        + f", started again at most {spec.max_restarts} times" * bool(spec.max_restarts),
+        + f", started again at most {spec.max_restarts} times without progress" * bool(spec.max_restarts),
     ]
     if directory is None:
         about.append(

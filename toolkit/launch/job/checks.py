@@ -201,6 +201,12 @@ def tasks(spec: Any) -> None:
             "at a rendezvous each host runs what it has itself",
             "Leave it out, or copy the folder to every host",
         ),
+        (
+            spec.max_restarts or not spec.max_total_restarts,
+            f"--max_total_restarts={spec.max_total_restarts}",
+            "--max_restarts is 0, so the job never restarts",
+            "Add --max_restarts=N: the most restarts in a row without progress",
+        ),
         (few <= room, f"--min_workers={few}", f"the hosts have room for {room} tasks", f"Give from 1 to {room}"),
         (
             not few or not others,

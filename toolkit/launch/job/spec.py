@@ -54,7 +54,14 @@ class JobSpec:
         places=("local", "slurm"),
     )
     max_restarts: int = option(
-        0, "restart a failed job from its checkpoint, at most N times [0]", "N", group="how they run", least=0
+        0,
+        "restart a failed job from its checkpoint, at most N times in a row without progress [0]",
+        "N",
+        group="how they run",
+        least=0,
+    )
+    max_total_restarts: int | None = option(
+        None, "at most N restarts, with progress or without [any number]", "N", kind=int, group="how they run", least=0
     )
     start_timeout: float = _anywhere(
         300.0, "seconds for which tasks wait for each other at the start [300]", "S", least=0
@@ -67,8 +74,18 @@ class JobSpec:
         least=1,
         most=3600,
     )
-    stall_timeout: float = _more(1800.0, "end the job after S seconds without progress; 0: never [1800]", "S", least=0)
+    stall_timeout: float | None = _more(
+        None,
+        "end the job after S seconds without progress; 0: never [five times the longest step so far, or 1800]",
+        "S",
+        kind=float,
+        least=0,
+    )
+    stall_floor: float = _more(90.0, "the shortest limit without progress that is learnt from steps [90]", "S", least=1)
     grace: float = _more(15.0, "seconds for tasks to end before they are killed [15]; after a failure 5", "S", least=0)
+    preempt_when: str = _more(
+        "", "a command on each host, asked every 5 s; when it exits with 0, tasks save a checkpoint and end", "CMD"
+    )
     as_is: bool = _more(False, "don't replace TensorFlow's strategies in a script with the toolkit's")
     open_network: bool = option(
         False,

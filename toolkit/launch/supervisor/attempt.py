@@ -17,7 +17,7 @@ from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
 from toolkit.support.words import counted
 
-__all__ = ["Attempt", "HostLost"]
+__all__ = ["Attempt", "HostLost", "Preempted"]
 
 # Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
 _STRANDED = 5.0
@@ -29,6 +29,10 @@ _STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line tha
 
 class HostLost(TaskFailed):
     """A host no longer answers."""
+
+
+class Preempted(JobStopped):
+    """A host is about to be taken away, and all tasks have ended as after SIGTERM."""
 
 
 class Attempt:
@@ -63,6 +67,7 @@ class Attempt:
         self._ending = max(_ENDING, spec.grace)
         self._said_who_is_slow = self._said_who_trains_alone = self._said_who_lingers = False
         self._warned = 0.0  # The time of progress for which a warning was printed last.
+        self._passed = 0.0  # The time of progress for which the learnt limit turned out not to apply.
 
     def run(self) -> bool:
         """Returns True when the job is done, False when it should restart on a host that has come back.
@@ -86,6 +91,7 @@ class Attempt:
             self._finish()
             return True
         finally:
+            self.budget.advance(state.reached(self.tasks))
             self.crew.clear()
 
     def _act(self) -> None:
@@ -104,6 +110,13 @@ class Attempt:
             raise TaskFailed(
                 f"{host} received {signal.Signals(number).name}, so the job was stopped.", code=128 + number
             )
+        if self.crew.preempted:
+            self.crew.say(
+                f"launch: {self.crew.preempted} is about to be taken away (--preempt_when); asking all tasks to end "
+                f"within {self.spec.grace:g} s"
+            )
+            self.crew.end(signal.SIGTERM)
+            raise Preempted(signal.SIGTERM)
         if self.crew.unheard is not None:
             self._end_after_silence(*self.crew.unheard)
         self._look_for_lost_hosts()
@@ -170,6 +183,7 @@ class Attempt:
             return False
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
         last = self.crew.whole and not any(other.alive and other.served for other in others)
+        self.budget.advance(state.reached(self.tasks))
         follows = decide(What.LAST if last else What.SERVING, self.budget)
         if follows is Next.REPLACE:
             self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
@@ -260,27 +274,35 @@ class Attempt:
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.tasks if task.alive]
-        limit, latest = self.spec.stall_timeout, max((task.progressed for task in self.tasks), default=0.0)
-        quiet = time.monotonic() - latest
-        if not limit or not alive or quiet < limit / 2:
+        found = state.stall(self.tasks, limit=self.spec.stall_timeout, floor=self.spec.stall_floor) if alive else None
+        quiet = time.monotonic() - found.last if found else 0.0
+        if found is None or quiet < found.limit / 2 or found.last <= self._passed:
             return
-        if quiet < limit:
-            if self._warned < latest:
-                self._warned = latest
-                self.crew.say(
-                    f"note: no task has written a line, taken a step or computed for {quiet:.0f} s; the job is ended "
-                    f"after {limit:g} s of that (--stall_timeout). `toolkit stacks {self.crew.record.id}` says where "
-                    "they are"
-                )
+        if quiet < found.limit:
+            if self._warned < found.last:
+                self._warned = found.last
+                self._warn_of_stall(found, quiet)
             return
         where = self._where_tasks_are()
+        if found.why and not any(stacks.in_training(task.stacks) for task in alive):
+            self._passed = found.last  # Its phase was left by an exception.
+            return
         first = next((task for task in alive if not stacks.in_a_collective(task.stacks)), alive[0])
         self.crew.end(signal.SIGTERM, within=_STRANDED)
-        text = f"No task made progress for {limit:g} s, so the job was stopped. {where}"
+        why = f" {found.why} (--stall_timeout sets another)." if found.why else ""
+        text = f"No task made progress for {found.limit:.4g} s, so the job was stopped.{why} {where}"
         self._keep(first, text, None)
         raise TaskFailed(
             f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.directory}", code=1
         )
+
+    def _warn_of_stall(self, found: state.Stall, quiet: float) -> None:
+        begins = f"note: no task has written a line, taken a step or computed for {quiet:.0f} s"
+        ends = f"the job is ended after {found.limit:.4g} s of that (--stall_timeout)"
+        if found.why:
+            self.crew.say(f"{begins}. {found.why}; {ends}. {self._where_tasks_are()}")
+        else:
+            self.crew.say(f"{begins}; {ends}. `toolkit stacks {self.crew.record.id}` says where they are")
 
     def _look_for_the_slowest(self) -> None:
         """Says once which task the others wait for."""

@@ -46,6 +46,7 @@ class Crew:
         whole: Whether all tasks of the cluster are started here.
         refused: What an agent said that couldn't do what it was asked for.
         told_to_stop: A host whose agent was told to stop, and the signal.
+        preempted: A host that is about to be taken away.
         unheard: A host whose agent ended its tasks because it heard nothing of this launcher, and for how many seconds.
         lost_result: Why what a function has returned is lost; "" where nothing is.
     """
@@ -85,6 +86,7 @@ class Crew:
         self._refusing: list[ConnectedAgent] = []  # Agents that have no task.
         self._said_what_is_open = number > 1
         self.told_to_stop: tuple[str, int] | None = None
+        self.preempted = ""
         self.unheard: tuple[str, int] | None = None
         self.lost_result = ""
         self._selector = selectors.DefaultSelector()
@@ -109,6 +111,7 @@ class Crew:
                 here=[str(task.task) for task in self.tasks_of(agent)],
                 command=list(self.spec.command),
                 prefix=shlex.split(self.spec.prefix),
+                preempt_when=self.spec.preempt_when,
                 environment=self.spec.environment,
                 options=options,
                 job_id=self.record.id,
@@ -151,6 +154,8 @@ class Crew:
             self._refusing.append(self.agents[host])
         elif kind == "signal":
             self.told_to_stop = host.name, event["number"]
+        elif kind == "preempted":
+            self.preempted = host.name
         elif kind == "unheard":
             self.unheard = host.name, event["seconds"]
         elif kind == "open":

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from toolkit.launch.events import WAITS
 from toolkit.support.words import counted
 
-__all__ = ["Location", "culprits", "folded", "in_a_collective", "locate"]
+__all__ = ["Location", "culprits", "folded", "in_a_collective", "in_training", "locate"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_IN_KERAS = re.compile(r'/backend/tensorflow/trainer\.py", line \d+ in (fit|evaluate)$', re.MULTILINE)
 _CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # Functions through which a TensorFlow graph calls Python.
 _OURS = re.compile(r"/toolkit/(cli|data|devices|launch|models|observe|parallel|strategies|support|training)/")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -98,6 +99,11 @@ def in_a_collective(stacks: str) -> bool:
     """Returns whether a task waits for others: it is inside TensorFlow, and not in its input."""
     found = locate(stacks)
     return found is not None and found.in_tensorflow and not found.input
+
+
+def in_training(stacks: str) -> bool:
+    """Returns whether a task is in Keras's `fit` or `evaluate`."""
+    return bool(_IN_KERAS.search(stacks))
 
 
 def culprits(locations: Mapping[str, Location | None]) -> str:

@@ -5,19 +5,50 @@ import pathlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolkit.cluster import Task
 from toolkit.launch.display.output import Output
 from toolkit.launch.events import Event
 from toolkit.support import signals
 
-__all__ = ["TaskState", "cause", "has_servers", "is_done", "lingers", "serves", "slowest", "stopped_for", "train_alone"]
+__all__ = [
+    "Stall",
+    "TaskState",
+    "cause",
+    "has_servers",
+    "is_done",
+    "lingers",
+    "reached",
+    "reached_by",
+    "serves",
+    "slowest",
+    "stall",
+    "stopped_for",
+    "train_alone",
+]
 
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
 _LATELY = 20.0  # The seconds of reports that are needed for a judgement.
 _MUCH = 0.2  # The share of waiting from which the slowest task is named.
+_BUSY = 50.0  # Percent of a core. Tracing and compilation use a whole one, and threads that wait for a GPU a tenth.
+_TIMES = 5  # How many times as long as the longest of its kind a phase may take.
+_UNKNOWN = 1800.0  # Seconds that anything may take of which none has been seen.
 _QUIET = 30.0  # After this many seconds without a step, the table shows it.
+
+
+class Stall(NamedTuple):
+    """How close a job is to being stalled.
+
+    Attributes:
+        limit: The seconds without progress that end it.
+        last: When the last progress was, of the monotonic clock.
+        why: How the limit was learnt; "" if it wasn't.
+    """
+
+    limit: float
+    last: float
+    why: str
 
 
 class TaskState:
@@ -44,6 +75,9 @@ class TaskState:
         found_stopped: Whether the job has failed because something has stopped it.
         stopped_since: Since when something has held it, None while nothing does.
         dying: Whether the system is ending it.
+        phase: What it is doing, as `toolkit.support.phases.read` has it; {} if that isn't known.
+        phase_since: Since when.
+        busy_at: When it last used more than half of a core.
         stacks: What it wrote of its Python stacks when it was last asked.
     """
 
@@ -70,6 +104,8 @@ class TaskState:
         self.stacks = ""
         self._waits: collections.deque[tuple[float, float]] = collections.deque(maxlen=_WAITS)
         self._cpu, self._memory = 0.0, 0
+        self.phase: dict[str, Any] = {}
+        self.phase_since = self.busy_at = self.started
         self.output.ended = False
 
     @property
@@ -129,6 +165,10 @@ class TaskState:
         self.looks += 1
         self._cpu, self._memory, self.dying = event["cpu"], event["memory"], event["dying"]
         self.stopped_since = (self.stopped_since or now) if event["stopped"] else None
+        self.phase = event.get("phase") or {}
+        self.phase_since = now - self.phase.get("seconds", 0.0)
+        if event["cpu"] > _BUSY:
+            self.busy_at = now
         if event["computes"] and self.facts["state"] != "training":  # Later only steps are progress.
             self.progressed = now
 
@@ -195,6 +235,58 @@ def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
 def stopped_for(task: TaskState, seconds: float) -> bool:
     """Returns whether it has been suspended for longer than this."""
     return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+
+
+def reached(tasks: Sequence[TaskState]) -> dict[str, float]:
+    """Returns how far the job has come, as its tasks report: the step, the epoch, and the newest checkpoint's step."""
+    found: dict[str, float] = {}
+    for task in tasks:
+        for name, number in reached_by(task.facts).items():
+            found[name] = max(number, found.get(name, 0))
+    return found
+
+
+def reached_by(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those facts of a task's that say how far it has come."""
+    return {name: facts[name] for name in ("step", "epoch", "checkpoint") if isinstance(facts.get(name), (int, float))}
+
+
+def stall(tasks: Sequence[TaskState], *, limit: float | None, floor: float) -> Stall | None:
+    """Returns how close the job is to being stalled; None if it may take any time.
+
+    Args:
+        tasks: The job's tasks, one of which runs.
+        limit: Seconds that the user has set, 0 for any number; None: the limit is learnt.
+        floor: The shortest limit that is learnt.
+    """
+    last = max(task.progressed for task in tasks)
+    learnt = _learnt(tasks, floor) if limit is None else None
+    set_or_unknown = _UNKNOWN if limit is None else limit
+    if not set_or_unknown:
+        return None
+    if learnt is None:
+        return Stall(set_or_unknown, last, "")
+    # A thread that waits in a loop computes: then only this limit, the longer one, ends the job.
+    longer = Stall(max(set_or_unknown, learnt.limit), last, "")
+    return min(learnt, longer, key=lambda each: each.last + each.limit)
+
+
+def _learnt(tasks: Sequence[TaskState], floor: float) -> Stall | None:
+    """Returns the limit for the phase that tasks are in; None unless one like it has been seen to end."""
+    concerned = [task for task in tasks if task.alive and task.done_at is None]
+    concerned = [task for task in concerned if task.facts["state"] not in ("serving", "following")]
+    longest: dict[str, float] = {}
+    for task in tasks:
+        for kind, seconds in task.phase.get("longest", {}).items():
+            longest[kind] = max(seconds, longest.get(kind, 0.0))
+    kinds = {task.phase.get("kind", "") for task in concerned}
+    if not kinds or not all(longest.get(kind) for kind in kinds):
+        return None
+    slowest = max(kinds, key=lambda kind: longest[kind])
+    limit = max(floor, _TIMES * longest[slowest])
+    last = max(max(task.phase_since, task.progressed, task.busy_at) for task in concerned)
+    why = f"The longest {slowest} so far took {longest[slowest]:.3g} s, and {_TIMES} times that is the limit"
+    return Stall(limit, last, why + (f", but at least {floor:g} s" if limit == floor else ""))
 
 
 def lingers(task: TaskState, seconds: float) -> bool:

@@ -94,7 +94,9 @@ class _Job:
     def _attempts(self, where: Place, close: contextlib.ExitStack) -> str:
         began, before = time.monotonic(), self.record.new() if self.record else []
         first = 1 + sum(event["event"] == "attempt" for event in before)
-        budget = Budget(self.spec.max_restarts, used=sum(event["event"] == "restart" for event in before))
+        known = next((event for event in reversed(before) if event["event"] == "restart"), {})
+        known = {name: known[name] for name in ("used", "in_vain", "reached") if name in known}
+        budget = Budget(self.spec.max_restarts, in_all=self.spec.max_total_restarts, **known)
         used, pause = budget.used, 0.0
         record: Record | None = None
         for number in itertools.count(first):
@@ -114,10 +116,12 @@ class _Job:
             if follows is Next.RESTART and record is not None:
                 later = f" in {budget.delay:.0f} s" if budget.delay else ""
                 text = f"{getattr(error, 'words', error)}\nlaunch: starting the job again{later}, {budget.words}"
-                record.add("restart", text=text)
+                record.add("restart", text=text, **budget.facts)
                 self.display.say(text)
                 pause = budget.delay
             elif error is not None:
+                if follows is Next.FAIL and record is not None:
+                    self._say_why_not_again(record, error, budget)
                 raise error
             elif follows is Next.END:
                 break
@@ -131,6 +135,13 @@ class _Job:
         self.display.say(text)
         record.end(None, text)
         return ""
+
+    def _say_why_not_again(self, record: Record, error: ToolkitError, budget: Budget) -> None:
+        """Says why a job that failed doesn't start again, though it was asked for restarts."""
+        if budget.why_none and what_ended(error, out=False) is What.FAILED:
+            text = f"launch: the job doesn't start again: {budget.why_none}"
+            record.add("note", text=text)
+            self.display.say(text)
 
     def _attempt(
         self,

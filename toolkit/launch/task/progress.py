@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError
-from toolkit.support import status
+from toolkit.support import phases, status
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["report_progress"]
@@ -26,16 +26,16 @@ class _Progress:
         self.batch_size: int | None = None  # The size of batches, known before training begins.
         self._examples: int | None = None
         self._step = self._timed = 0
-        self._last = -1
+        self._last, self._epoch = -1, 0
         self._since = self._reported = 0.0
 
     def look_at(self) -> None:
         """Called when training or evaluation begins; notes the size of batches if it can be seen."""
         self._examples, self._since = self.batch_size, 0.0
 
-    def begin(self) -> None:
+    def begin(self, epoch: int) -> None:
         """Called when an epoch begins: its batches are counted from 0."""
-        self._last = -1
+        self._last, self._epoch = -1, max(self._epoch, epoch)
 
     def train(self, batch: int) -> None:
         """Called after a step, or after several that were executed together."""
@@ -47,7 +47,7 @@ class _Progress:
         rate = (self._step - self._timed) / (now - self._since) if now > self._since else 0.0
         if self._due(now):
             known = {"images_per_second": rate * self._examples} if self._examples and rate else {}
-            status.report(state="training", step=self._step, **known, **status.waited())
+            status.report(state="training", step=self._step, epoch=self._epoch, **known, **status.waited())
 
     def test(self) -> None:
         """Called after a step of evaluation, whose time isn't counted."""
@@ -64,6 +64,54 @@ class _Progress:
             return False
         self._reported = now
         return True
+
+
+def _wait_for(logs: Any) -> None:
+    """Waits until a GPU has computed a step, as callbacks are about to do when they read its logs."""
+    import tensorflow as tf
+
+    with contextlib.suppress(Exception):  # Keras reads them next, and raises what there is to raise.
+        for value in logs.values():
+            if isinstance(value, tf.Tensor):
+                value.numpy()
+
+
+def _mark_phases(callbacks: Any) -> None:
+    """Marks each step, from a batch's begin to its end. What callbacks do between two steps may take any time."""
+    first: set[str] = set()
+
+    def forget(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+        phases.forget()
+        original(self, *args, **kwargs)
+
+    def begin(kind: str) -> Callable:
+        def begun(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            first.add(kind)
+
+        return begun
+
+    def enter(kind: str, name: str) -> Callable:
+        def entered(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            phases.enter(f"first step of {name}" if kind in first else kind)
+            first.discard(kind)
+
+        return entered
+
+    def leave(original: Callable, self: Any, batch: int, logs: Any = None) -> None:
+        if not (getattr(self, "_async_train", True) or getattr(self, "_async_test", True)):
+            _wait_for(logs)
+        phases.enter("")
+        original(self, batch, logs)
+
+    attach(callbacks, "on_train_begin", forget)
+    attach(callbacks, "on_epoch_begin", begin("step"))
+    attach(callbacks, "on_test_begin", begin("validation step"))
+    attach(callbacks, "on_train_batch_begin", enter("step", "an epoch"))
+    attach(callbacks, "on_test_batch_begin", enter("validation step", "a validation"))
+    attach(callbacks, "on_train_batch_end", leave)
+    attach(callbacks, "on_test_batch_end", leave)
 
 
 def report_progress(keras: Any) -> None:
@@ -86,10 +134,11 @@ def report_progress(keras: Any) -> None:
     def watch(original: Callable, callbacks: Any, model: Any) -> None:
         if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in callbacks.callbacks):
             progress.look_at()
-            attach(callbacks, "on_epoch_begin", after(lambda *_: progress.begin()))
+            attach(callbacks, "on_epoch_begin", after(lambda epoch, *_: progress.begin(epoch)))
             attach(callbacks, "on_train_batch_end", after(lambda batch, *_: progress.train(batch)))
             attach(callbacks, "on_test_batch_end", after(lambda *_: progress.test()))
             attach(callbacks, "on_train_end", after(lambda *_: progress.end()))
+        _mark_phases(callbacks)
         original(callbacks, model)
 
     def after(do: Callable) -> Callable:

@@ -14,7 +14,7 @@ from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.exchange.local_steps import agrees
 from toolkit.strategies.processes import agreement
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support import files, status
+from toolkit.support import files, phases, status
 from toolkit.training.callbacks.recorder import Recorder
 from toolkit.training.callbacks.stop_signals import StopAgreement
 from toolkit.training.callbacks.tracker import Tracker
@@ -184,6 +184,7 @@ class Checkpointer(keras.callbacks.Callback):
             self.model.train_function = self._train
             self._train = None
 
+    @phases.in_phase("saving")
     def _save(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
         good = self.saved_step or self.tracker.resumed.step or None

@@ -87,7 +87,8 @@ class Recorder(keras.callbacks.Callback):
         if step == 1 or now - self._reported > _REPORT_SECONDS:
             self._reported = now
             rate = self.tracker.examples_per_second
-            status.report(state="training", step=step, images_per_second=rate, **status.waited())
+            epoch = self._epochs + self.tracker.epoch
+            status.report(state="training", step=step, epoch=epoch, images_per_second=rate, **status.waited())
         if self.shows and now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
             self._shown = now
             self._show(self.tracker.position.batch, logs)
