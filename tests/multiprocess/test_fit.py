@@ -1,5 +1,6 @@
 """Unmodified compile, fit, evaluate and predict in several processes."""
 
+import importlib.util
 import json
 import pathlib
 
@@ -81,4 +82,40 @@ def test_a_model_that_all_workers_save_can_be_loaded(seen):
     assert second["loaded"] < 1e-6
     assert first["exported"] < 1e-6
     assert second["exported"] < 1e-6
-    assert not list(shared.glob(".model*")), "a file written aside is left"
+    assert first["sharded"] < 1e-6
+    assert second["sharded"] < 1e-6
+    assert not list(shared.glob(".*")), "a file written aside is left"
+
+
+ORBAX = """
+import json, os, sys
+import toolkit
+strategy = toolkit.strategies.create()
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+y = (x[:, :4].sum(axis=1) > 0).astype("int32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+kept, how, every = os.path.abspath("kept"), sys.argv[1], int(sys.argv[2])
+saving = keras.callbacks.OrbaxCheckpoint(kept, save_freq=every or "epoch", save_on_background=how == "background")
+model.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=[saving])
+# Keras 3.15 loads a model on TensorFlow without its weights.
+from orbax.checkpoint import v1
+with v1.training.Checkpointer(kept) as orbax:
+    found = orbax.load_checkpointables()["pytree"]
+same = np.array_equal(found["trainable_variables"]["sequential"]["dense"]["kernel"], model.layers[0].kernel.numpy())
+print("SEEN", json.dumps([same, found["metrics_variables"]["accuracy"]["count"]]), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not importlib.util.find_spec("orbax"), reason="Orbax isn't installed")
+@pytest.mark.parametrize("how", ["at once", "background"])
+@pytest.mark.parametrize("every", ["0", "2"])
+def test_the_chief_saves_with_orbax_what_all_read(tmp_path, how, every):
+    """A metric's variables are exchanged when they are read; strategies/test_fit_callbacks.py does without Orbax."""
+    (tmp_path / "script.py").write_text(ORBAX)
+    ended = processes.launch(tmp_path, "script.py", how, every, tasks=("--workers=2", "--stall_timeout=60"))
+    assert processes.seen(ended) == [[True, 64]] * 2

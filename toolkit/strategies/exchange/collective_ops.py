@@ -41,7 +41,8 @@ def call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int]
     a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
     another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
     end the training with an error: so the key is made of the place, of the operation and of the tensor's size, and
-    what is sent is flat, or has a row for each replica.
+    what is sent is flat, or has a row for each replica. Two calls with one key by chance differ in operation, dtype or
+    size, because the same ones at two places never have one key: TensorFlow ends the step with an error.
 
     Args:
         operation: `ring_sum`, or of `tf.raw_ops` such as `CollectiveGatherV2`.

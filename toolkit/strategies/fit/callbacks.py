@@ -5,12 +5,13 @@ or `predict` passes at the right moments. So where one is told its model, and th
 its own methods; others are left alone. `tests/multiprocess/test_fit.py` fails when Keras changes there.
 """
 
+import concurrent.futures
+import contextlib
 import functools
 import os
 import sys
 import tempfile
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -26,9 +27,15 @@ from toolkit.strategies.variables.equality import average_statistics, check_equa
 from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.read_together import drop_snapshots, snapshots_of, take_snapshots
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.support.wrapping import attach, wrap
+from toolkit.support.wrapping import attach, instead, wrap
 
 __all__ = ["adapt_callbacks"]
+
+
+@functools.cache  # A temporary directory lives as long as its object: until the process ends.
+def _scratch() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
+
 
 # A callback of ours says this with an attribute, `reads_weights`.
 _READ_NO_WEIGHTS = {
@@ -41,7 +48,32 @@ _READ_NO_WEIGHTS = {
     keras.callbacks.TerminateOnNaN,
 }
 _NEVER = sys.maxsize  # Steps between two savings.
-_quiet: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()  # The arguments of callbacks.
+# Keras's callbacks that write or post: the attributes with which one of a worker that isn't the chief does so into
+# nothing that anyone reads. It still decides and reads as the chief's does, because reading is a collective.
+_WRITERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "BackupAndRestore": lambda _: {
+        "save_freq": _NEVER,
+        "delete_checkpoint": False,
+    },  # It restores what the chief wrote.
+    "CSVLogger": lambda _: {"filename": os.devnull},
+    "ModelCheckpoint": lambda _: {"save_freq": _NEVER},
+    "OrbaxCheckpoint": lambda callback: {"checkpointer": _NoCheckpointer(callback.checkpointer)},
+    "RemoteMonitor": lambda _: {},  # `_quietly` replaces its method.
+    "TensorBoard": lambda _: {"log_dir": _scratch().name},
+}
+# The others. A test fails for a callback of Keras's that is in neither.
+_NO_WRITERS = {
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",  # What the user's functions write is for the user to decide.
+    "LearningRateScheduler",
+    "ProgbarLogger",
+    "ReduceLROnPlateau",
+    "SwapEMAWeights",
+    "TerminateOnNaN",
+}
 
 
 def adapt_callbacks() -> None:
@@ -60,7 +92,7 @@ def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
         attach(callbacks, "on_train_end", _end_training)
         for moment in ("on_test_begin", "on_predict_begin"):
             attach(callbacks, moment, _begin_other)
-    _quieten(original, callbacks, model)
+    _tell(original, callbacks, model)
 
 
 def _shared(model: Any) -> bool:
@@ -78,39 +110,65 @@ def _dispatching(model: Any) -> Any:
     return strategy if hasattr(strategy, "replace_functions") else None
 
 
-def _quieten(original: Callable, callbacks: Any, model: Any) -> None:
-    """Lets only the chief's callbacks write. The others' callbacks run, but write into nothing until training ends."""
-    _unquieten(callbacks)  # An earlier `fit` may have raised.
+def _tell(original: Callable, callbacks: Any, model: Any) -> None:
+    """Tells callbacks their model, after a look at what they are to save."""
     if (strategy := _dispatching(model)) is not None:
         strategy.replace_functions(model)
     if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
         _check_frequencies(callbacks.callbacks, "the layers are sharded over processes, and gathered at its end")
     if model is not None and options_of(model.distribute_strategy).local is not None:
         _check_frequencies(callbacks.callbacks, "replicas train by themselves, and agree at its end")
-    if _shared(model) and not is_chief(model.distribute_strategy):
-        for callback in callbacks.callbacks:
-            instead = _without_writing(callback)
-            _quiet[callback] = {name: getattr(callback, name) for name in instead}
-            vars(callback).update(instead)
-    original(callbacks, model)
+    if _shared(model) and mesh.made_here(model.distribute_strategy) and not is_chief(model.distribute_strategy):
+        callbacks._toolkit_quiet = [(callback, _without_writing(callback)) for callback in callbacks.callbacks]
+    with _quietly(callbacks):
+        original(callbacks, model)
 
 
-def _unquieten(callbacks: Any) -> None:
-    for callback in callbacks.callbacks:
-        vars(callback).update(_quiet.pop(callback, {}))
+@contextlib.contextmanager
+def _quietly(callbacks: Any) -> Iterator[None]:
+    """A context in which only the chief's callbacks write. The others' run, but write into nothing.
+
+    It is entered for each of Keras's calls alone: where `fit` raises, callbacks are as the user made them.
+    """
+    quiet = getattr(callbacks, "_toolkit_quiet", None)
+    if quiet is None:
+        yield
+        return
+    before = [(callback, {name: getattr(callback, name) for name in others}) for callback, others in quiet]
+    with instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None):
+        try:
+            for callback, others in quiet:
+                vars(callback).update(others)
+            yield
+        finally:
+            for callback, own in before:
+                vars(callback).update(own)
 
 
 def _without_writing(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Returns the attributes with which a Keras callback writes nothing that anyone reads."""
-    if isinstance(callback, keras.callbacks.CSVLogger):
-        return {"filename": os.devnull}
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return {"log_dir": _scratch().name}
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return {"save_freq": _NEVER}
-    if isinstance(callback, keras.callbacks.BackupAndRestore):  # It still restores what the chief wrote.
-        return {"save_freq": _NEVER, "delete_checkpoint": False}
-    return {}
+    kinds = (
+        (getattr(keras.callbacks, name, ()), others) for name, others in _WRITERS.items()
+    )  # Older Keras has fewer.
+    return next((others(callback) for kind, others in kinds if isinstance(callback, kind)), {})
+
+
+class _NoCheckpointer:
+    """Orbax's checkpointer in a process that isn't the chief: it saves nothing."""
+
+    def __init__(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpointer, name)
+
+    def save_checkpointables(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def save_checkpointables_async(self, *_: Any, **__: Any) -> concurrent.futures.Future:
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        future.set_result(True)
+        return future
 
 
 def _check_frequencies(callbacks: Iterable, why: str) -> None:
@@ -124,15 +182,11 @@ def _check_frequencies(callbacks: Iterable, why: str) -> None:
             )
 
 
-@functools.cache  # A temporary directory lives as long as its object: until the process ends.
-def _scratch() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="toolkit-not-chief-")
-
-
 def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if (strategy := _dispatching(callbacks.model)) is not None:
         strategy.begin(callbacks.model)
-    original(callbacks, *args, **kwargs)  # A callback may restore weights.
+    with _quietly(callbacks):
+        original(callbacks, *args, **kwargs)  # A callback may restore weights.
     if _shared(callbacks.model) and callbacks.model.built:
         check_equal_weights(callbacks.model)
         callbacks._toolkit_training = True
@@ -152,7 +206,8 @@ def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **k
 
 
 def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    original(callbacks, *args, **kwargs)
+    with _quietly(callbacks):
+        original(callbacks, *args, **kwargs)
     if getattr(callbacks, "_toolkit_may_stop", False):  # Each alone, they would wait for one another's steps.
         callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
     if (order := getattr(callbacks, "_toolkit_order", None)) is not None and not callbacks._toolkit_began:
@@ -172,7 +227,8 @@ def _end_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwa
         order.compare_epoch(epoch + 1)
     if _some_read_weights(callbacks):  # Callbacks that only the chief has may save.
         take_snapshots(variables_of(model))
-    original(callbacks, epoch, *args, **kwargs)
+    with _quietly(callbacks):
+        original(callbacks, epoch, *args, **kwargs)
     # The other processes find the files of the chief's callbacks, and all stop together.
     model.stop_training = bool(_largest(model, bool(model.stop_training)))
 
@@ -212,11 +268,10 @@ def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
 def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
         # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the chief
-        # saves
-        # must be gathered again.
+        # saves must be gathered again.
         take_snapshots(variables_of(callbacks.model))
-    original(callbacks, *args, **kwargs)
-    _unquieten(callbacks)
+    with _quietly(callbacks):
+        original(callbacks, *args, **kwargs)
     if _shared(callbacks.model):
         callbacks._toolkit_training = False
         extremes(callbacks.model.distribute_strategy, np.array([0], np.int64))

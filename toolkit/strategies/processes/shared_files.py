@@ -9,17 +9,19 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.saving import saving_lib
+from keras.src.utils import io_utils
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from toolkit.strategies.processes.agreement import processes
-from toolkit.support import files
 from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
@@ -33,7 +35,7 @@ def adapt_checkpoints() -> None:
 
 
 def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes to a temporary file, and renames the complete file."""
+    """Writes to a temporary directory, and renames the complete files."""
     strategy = model.distribute_strategy
     if hasattr(strategy, "replace_functions"):  # It dispatches steps to workers.
         strategy.wait_for_steps(model)
@@ -41,9 +43,16 @@ def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: An
         return original(model, filepath, *args, **kwargs)
     _look_at_optimizers()
     path = pathlib.Path(filepath)
-    # Keras takes the format from the end of the name.
-    suffix = "".join(path.suffixes[-2:]) if path.name.endswith(".weights.h5") else path.suffix
-    with files.replacing(path, name=f".{path.name.removesuffix(suffix)}.{_own()}{suffix}") as aside:
+    if kwargs.get("zipped") is False:  # Keras makes the directory, and those above it.
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        return original(model, filepath, *args, **kwargs)  # Keras says so.
+    overwrite = args[0] if args else kwargs.get("overwrite", True)
+    # A file that is younger than this process is another worker's, which all but the first find in their way.
+    older = not overwrite and path.exists() and path.stat().st_mtime < psutil.Process().create_time()
+    if older and not io_utils.ask_to_proceed_with_overwrite(str(path)):
+        return None
+    with _aside(path) as aside:
         return original(model, aside, *args, **kwargs)
 
 
@@ -64,16 +73,42 @@ def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: An
     if not tf.executing_eagerly() or not _is_here(file_prefix):
         return original(saver, file_prefix, *args, **kwargs)
     path = pathlib.Path(file_prefix)
-    aside = path.with_name(f".{path.name}.{_own()}")
-    try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _aside(path) as aside:
         original(saver, str(aside), *args, **kwargs)
-        with _locked(path.parent):
-            for part in sorted(path.parent.glob(f"{aside.name}.*")):  # Data first, then their index.
-                part.replace(path.with_name(path.name + part.name.removeprefix(aside.name)))
-    finally:
-        for part in path.parent.glob(f"{aside.name}.*"):
-            part.unlink(missing_ok=True)
     return tf.constant(os.fspath(file_prefix))
+
+
+@contextlib.contextmanager
+def _aside(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields this name in a temporary directory beside `path`: at the end of the block all that is there replaces it.
+
+    Keras takes the format from a name's end, and other files' names from a name: those of shards.
+    """
+    directory = path.with_name(f".{path.name}.{_own()}")
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        yield directory / path.name
+        with _locked(path.parent):
+            _move(directory, path.parent)
+    except OSError as error:  # Errors must name `path`, the only name that the caller knows.
+        for part in ("filename", "strerror"):
+            if (text := getattr(error, part)) is not None:
+                setattr(error, part, str(text).replace(str(directory / path.name), str(path)))
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _move(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Moves files into a directory, an index after the files that it names."""
+    for each in sorted(source.iterdir(), key=lambda each: (each.suffix in (".index", ".json"), each.name)):
+        place = target / each.name
+        if each.is_dir() and place.is_dir():  # Keras, too, writes into one that is there.
+            _move(each, place)
+        else:
+            each.replace(place)
 
 
 def _is_here(path: Any) -> bool:

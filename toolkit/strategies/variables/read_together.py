@@ -1,5 +1,6 @@
 """Variables of which each process has only a part: all take part in reading one, unless a snapshot is valid."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ __all__ = [
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
 _PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
-_reads = iter(range(1, 2**31 - 1))
 
 
 class ReadTogether(keras.Variable):
@@ -115,12 +115,14 @@ def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> list[np
     """Returns all replicas' values, in their order, from this process's. It is a collective."""
     if processes(strategy) == 1:
         return own
+    sent = np.stack(own)
     with tf.device("CPU:0"):
         everybodys = tf.raw_ops.CollectiveGatherV2(
-            input=np.stack(own),
+            input=sent,
             group_size=processes(strategy),
             group_key=_GROUP,
-            instance_key=next(_reads),
+            # TensorFlow keeps the shape and dtype of each key for ever, 1.2 KiB each: a key for each read would leak.
+            instance_key=zlib.crc32(f"{sent.dtype.name} {sent.shape}".encode()) % (2**31 - 1),
             ordering_token=[],
             timeout_seconds=_PATIENCE,
         )

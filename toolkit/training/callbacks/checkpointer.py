@@ -1,5 +1,6 @@
 """The callback that writes checkpoints and makes `fit` continue in the middle of an epoch."""
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -19,12 +20,13 @@ from toolkit.training.callbacks.recorder import Recorder
 from toolkit.training.callbacks.stop_signals import StopAgreement
 from toolkit.training.callbacks.tracker import Tracker
 from toolkit.training.checkpoints import state
+from toolkit.training.checkpoints.background import Writing
 from toolkit.training.checkpoints.data_position import DataPosition, build
 from toolkit.training.checkpoints.host_state import CallbackState, random_state, restore_random
 from toolkit.training.checkpoints.position import Position
 from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
 
-__all__ = ["Best", "Checkpointer"]
+__all__ = ["Best", "Checkpointer", "check_finite"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
@@ -32,6 +34,9 @@ _MOST_FAILURES = 3
 
 class Checkpointer(keras.callbacks.Callback):
     """Writes a checkpoint after every epoch, every `every_steps` steps, and when a signal has arrived.
+
+    Training waits while the state is copied, and goes on while the copy is written: one at a time, so the next waits
+    for it, and so does whatever ends training. What became of it is known at a later step.
 
     A checkpoint holds everything that the next step depends on, so that a resumed run ends with the weights of one that
     was never stopped. In the epoch that it resumes in the middle of, the steps already done are passed over: `fit`
@@ -51,7 +56,7 @@ class Checkpointer(keras.callbacks.Callback):
 
     Raises:
         Diverged: At a checkpoint, where a weight is NaN or infinite: no checkpoint is written then.
-        CheckpointsFailing: The third checkpoint in a row couldn't be written.
+        CheckpointsFailing: At the step after the third checkpoint in a row couldn't be written.
         StoppedBySignal: After the checkpoint for it.
     """
 
@@ -83,6 +88,7 @@ class Checkpointer(keras.callbacks.Callback):
         self._random_at_epoch: dict | None = None
         self._train: Any = None
         self._failures = 0
+        self._writing: Writing | None = None
         self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
         self._due = False
         self._scalars: list[tuple[Any, np.ndarray]] = []
@@ -137,6 +143,8 @@ class Checkpointer(keras.callbacks.Callback):
         self._random_at_epoch = random_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._writing is not None and self._writing.ended:
+            self._finish()
         position = self.tracker.position
         if self.tracker.passing_over:
             if batch + 1 >= self.tracker.resumed.batch and self.resumed is not None:
@@ -175,6 +183,7 @@ class Checkpointer(keras.callbacks.Callback):
             self._save(position, {})
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._finish()
         self.close()
 
     def close(self) -> None:
@@ -183,12 +192,15 @@ class Checkpointer(keras.callbacks.Callback):
         if self._train is not None:
             self.model.train_function = self._train
             self._train = None
+        with contextlib.suppress(CheckpointsFailing):  # It is in the log, and another exception is the cause.
+            self._finish()
 
     @phases.in_phase("saving")
     def _save(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
+        self._finish()  # Not before: other processes that read variables together wait two minutes only for the chief.
         good = self.saved_step or self.tracker.resumed.step or None
-        _check_finite(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
+        check_finite(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
         callbacks, callback_arrays = self.callbacks.capture()
         data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
         now = random_state()
@@ -198,18 +210,26 @@ class Checkpointer(keras.callbacks.Callback):
             metadata={
                 "position": dataclasses.asdict(position),
                 "epochs": self.tracker.epochs,
-                "history": self.recorder.rows,
+                "history": list(self.recorder.rows),
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
                 "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,
             },
         )
+        self._writing = Writing(self.store, checkpoint, end_of_epoch=position.batch == 0)
+
+    def _finish(self) -> None:
+        """Waits for the checkpoint that is being written, if there is one."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        step = writing.checkpoint.step
         try:
-            self.store.save(checkpoint, end_of_epoch=position.batch == 0)
+            writing.finish()
         except OSError as error:
             self._failures += 1
-            _LOG.error("The checkpoint of step %d can't be written (%s); earlier ones are kept", checkpoint.step, error)
+            _LOG.error("The checkpoint of step %d can't be written (%s); earlier ones are kept", step, error)
             if self._failures >= _MOST_FAILURES:
                 raise CheckpointsFailing(
                     f"{self._failures} checkpoints in a row could not be written to {self.store.directory} ({error}). "
@@ -217,11 +237,12 @@ class Checkpointer(keras.callbacks.Callback):
                 ) from error
             return
         self._failures = 0
-        self.saved_step = checkpoint.step
-        status.report(checkpoint=checkpoint.step, checkpoints=str(self.store.directory))
+        self.saved_step = step
+        status.report(checkpoint=step, checkpoints=str(self.store.directory))
 
     def _stop(self, number: int, position: Position, metrics: dict) -> None:
         self._save(position, metrics)
+        self._finish()
         raise StoppedBySignal(number, step=self.saved_step)
 
 
@@ -250,7 +271,7 @@ class Best(keras.callbacks.ModelCheckpoint):
             _LOG.error("%s can't be written (%s); the earlier one is kept", self._place, error.strerror or error)
 
 
-def _check_finite(
+def check_finite(
     model: keras.Model,
     arrays: Mapping[str, np.ndarray],
     *,

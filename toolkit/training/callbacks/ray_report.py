@@ -21,10 +21,10 @@ class RayReport(keras.callbacks.Callback):
 
         run.fit(model, dataset, epochs=5, callbacks=[toolkit.training.RayReport()])
 
-    An epoch is reported when all callbacks are done with it, as the next one begins or training ends: a `Run` has
-    written its checkpoint by then. All workers wait for one another there. Ray keeps the model in its storage, as
-    `model.keras` in a `ray.train.Checkpoint`. It comes last in `callbacks`: behind an EarlyStopping that restores the
-    best weights, which it does as training ends.
+    An epoch is reported when all callbacks are done with it, as the next one begins or training ends. A `Run` may still
+    be writing its checkpoint then: after a failure the epoch may be trained and reported again. All workers wait for
+    one another there. Ray keeps the model in its storage, as `model.keras` in a `ray.train.Checkpoint`. It comes last
+    in `callbacks`: behind an EarlyStopping that restores the best weights, which it does as training ends.
 
     Args:
         every: The model goes with every so many epochs, and with the last; 0 for metrics only.

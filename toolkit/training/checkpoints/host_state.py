@@ -143,7 +143,7 @@ def _frozen(value: Any) -> Any:
 def _packed(value: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
     """Returns a JSON value, each part as {kind: ...}, so that tuples, NaN and arrays are restored exactly."""
     if isinstance(value, (np.ndarray, np.generic)):
-        arrays[path] = np.asarray(value)
+        arrays[path] = np.array(value)  # A copy, which is written while training goes on.
         return {"scalar" if isinstance(value, np.generic) else "array": path}
     if isinstance(value, (list, tuple)):
         members = [_packed(each, f"{path}/{number}", arrays) for number, each in enumerate(value)]

@@ -235,11 +235,17 @@ def _metrics(model: "keras.Model") -> dict:
 
 
 def _values(variables: dict) -> "dict[str, np.ndarray]":
+    """Returns copies: training goes on while they are written."""
     import keras
+    import numpy as np
+    import tensorflow as tf
 
-    return {
-        name: keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)) for name, variable in variables.items()
-    }
+    found = {}
+    for name, variable in variables.items():
+        value = keras.ops.convert_to_tensor(variable)
+        # NumPy sees a tensor's own memory; what a variable gives is a copy, and `convert_to_numpy` would copy it again.
+        found[name] = np.array(value) if isinstance(value, tf.Tensor) else np.asarray(value)
+    return found
 
 
 def _assign(model: "keras.Model", variables: dict, arrays: "Mapping[str, np.ndarray]") -> None:
