@@ -133,8 +133,11 @@ KNOWN = {
         lambda c: c["sizes"][1] < c["replicas"] and c["call"] != "predict",
         "Batches smaller than the replicas are refused.",
     ),
-    "several steps, stop": Known(
-        lambda c: c["stop"] is not None and c["several"] > 1 and steps_of(c) % c["several"] != 0,
+    "steps that data has not": Known(
+        lambda c: (
+            c["stop"] is not None
+            and ((c["several"] > 1 and steps_of(c) % c["several"] != 0) or (c["steps"] and c["data"] not in ENDLESS))
+        ),
         "A run counts the steps that Keras asks for, not those that the data has.",
     ),
     "on batch, sums": Known(
@@ -158,10 +161,6 @@ KNOWN = {
         "A validation batch smaller than the replicas borrows from the one before, or joins it.",
         compared=("weights", "iterations"),
     ),
-    "steps of finite data, stop": Known(
-        lambda c: c["steps"] is not None and c["stop"] not in (None, "run") and c["data"] not in ENDLESS,
-        "A run that goes on takes the data to have the steps that were asked for, and not to begin again at its end.",
-    ),
     "Keras counts the end": Known(
         lambda c: (
             c["step"] in ("own_tracked", "without_call")
@@ -169,6 +168,10 @@ KNOWN = {
         ),
         "Plain Keras's own fault: its step at the end of the data adds 1 to the count of a mean of scalars.",
         compared=("weights", "iterations", "used", "summary steps"),
+    ),
+    "weighted scalar": Known(
+        lambda c: c["loss"] in ("scalar", "coupled", "masked") and c["weights"] is not None,
+        "A loss that is one number for a batch is multiplied by the mean of weights, which are a replica's own.",
     ),
     "endless shuffle, second fit": Known(
         lambda c: c["call"] in ("fit_twice", "recompiled") and c["data"] == "batches_repeated",
@@ -216,7 +219,7 @@ def sensible(c):
             c["metrics"] not in ("f1",) or c["model"] != "words",
             c["step"] != "without_call" or plain_model,
             c["step"] != "two_optimizers" or c["model"] in ("dense", "frozen", "sharded", "recompute"),
-            c["eager"] is False or c["several"] == 1,
+            not (c["eager"] or c["model"] == "recompute") or c["several"] == 1,
             # Their numbers are one device's for plain steps of SGD only.
             c["state"] not in ("powersgd", "local")
             or (c["optimizer"], c["tweak"], c["step"]) == ("sgd", None, "keras"),
@@ -964,7 +967,7 @@ def seen(crossing, strategy, folder):
     """Does what a crossing says; returns what came of it, as JSON may hold it."""
     keras.utils.clear_session(free_memory=False)
     NOTED.__init__()
-    record = {"stopped": []}
+    record = {"stopped": [], "readings": []}
     try:
         if crossing["call"] in ("fit", "fit_twice", "recompiled"):
             model = fitted(crossing, strategy, folder, record)
@@ -980,7 +983,7 @@ def seen(crossing, strategy, folder):
         NOTED.phase = None
     record["weights"] = [np.ravel(keras.ops.convert_to_numpy(v)).astype(float).tolist() for v in model.variables]
     optimizer = model.optimizer
-    record["iterations"] = int(optimizer.iterations) if optimizer is not None and optimizer.built else None
+    record["iterations"] = int(optimizer.iterations) if optimizer is not None and optimizer.built else 0
     record["steps"] = sum(n for phase, n in NOTED.calls.items() if phase.split()[-2] == "train")
     record["used"] = {phase: dict(sorted(counts.items())) for phase, counts in NOTED.used.items() if counts}
     return record
@@ -1081,22 +1084,18 @@ def history_differences(many, plain, crossing, tolerance):
 
 def unlike(what, many, plain, tolerance):
     """Returns a line if two structures of numbers differ."""
-    ones, others = keras.tree.flatten(plain), keras.tree.flatten(many)
-    if sorted(str(p) for p in paths(many)) != sorted(str(p) for p in paths(plain)):
+    if paths(many) != paths(plain):
         return [f"{what}: {str(many)[:300]}, plain {str(plain)[:300]}"]
-    far = [
-        (b, a)
-        for a, b in zip(ones, others, strict=True)
-        if not np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
-    ]
-    if not far:
+    one, other = (np.asarray(keras.tree.flatten(each), np.float64) for each in (plain, many))
+    far = ~np.isclose(other, one, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if not far.any():
         return []
-    worst = max(far, key=lambda pair: abs(pair[0] - pair[1]))
-    return [f"{what}: {len(far)} of {len(ones)} differ, such as {worst[0]:.7g}, plain {worst[1]:.7g}"]
+    worst = np.argmax(np.where(far, np.abs(other - one), -1))
+    return [f"{what}: {far.sum()} of {far.size} differ, such as {other[worst]:.7g}, plain {one[worst]:.7g}"]
 
 
 def paths(structure):
-    return [path for path, _ in keras.tree.flatten_with_path(structure)] if structure is not None else []
+    return sorted(str(path) for path, _ in keras.tree.flatten_with_path(structure))
 
 
 # As a program.
