@@ -6,6 +6,7 @@ Another seed draws other crossings. A failure names the seed, and each crossing 
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -81,20 +82,26 @@ def hold(kind, some, plain, many):
     assert not found, f"seed {SEED}, {compared} crossings of {kind}:\n{found}"
 
 
+@functools.cache
+def few():
+    return crossings.drawn(FEW, SEED, pool=200, cheap=True)
+
+
 @pytest.mark.smoke
 @pytest.mark.slow
-def test_a_few_crossings_are_plain_keras(tmp_path):
-    some = crossings.drawn(FEW, SEED, pool=200, cheap=True)
-    halves = [some[::2], some[1::2]]  # Two programs, for two cores.
+@pytest.mark.parametrize("half", range(2))
+def test_a_few_crossings_are_plain_keras(tmp_path, half):
+    some = few()[half::2]
+    parts = [some[::2], some[1::2]]  # Two programs, for two cores.
     with contextlib.ExitStack() as stack:
         programs = [
-            stack.enter_context(doing("plain+mirrored", half, tmp_path / str(number)))
-            for number, half in enumerate(halves)
+            stack.enter_context(doing("plain+mirrored", part, tmp_path / str(number)))
+            for number, part in enumerate(parts)
         ]
         found = [records() for records in programs]
-    for half, records in zip(halves, found, strict=True):
-        assert len(records) == 2 * len(half)
-        hold("mirrored", half, records[: len(half)], records[len(half) :])
+    for part, records in zip(parts, found, strict=True):
+        assert len(records) == 2 * len(part)
+        hold("mirrored", part, records[: len(part)], records[len(part) :])
 
 
 @pytest.mark.long
