@@ -132,14 +132,27 @@ def validates_on_less(crossing):
 
 
 KNOWN = {
+    "sharded layers by batch": Known(
+        lambda c: c["model"] == "sharded" and c["reader"] == "checkpoint",
+        "Refused: layers that are sharded over processes are gathered at an epoch's end only.",
+        kinds=("multi_worker",),
+    ),
+    "steps beyond the end": Known(
+        lambda c: counts_the_end(c) and c["steps"] is not None,
+        "Data of unknown length with fewer batches than steps_per_epoch: workers begin again, plain Keras doesn't.",
+        kinds=("multi_worker",),
+    ),
     "the chief reads": Known(
         lambda c: c["reader"] == "data" and c["data"] in ("shuffled", "batches_repeated", "cached"),
         "The chief alone draws an order of a shuffle: from then on workers keep their shares of different orders.",
         kinds=("multi_worker",),
     ),
     "small batches": Known(
-        lambda c: c["sizes"][1] < c["replicas"] and c["call"] != "predict",
-        "Batches smaller than the replicas are refused.",
+        lambda c: (
+            c["call"] != "predict"
+            and (c["sizes"][1] < c["replicas"] or any(0 < count < c["replicas"] for count in examples(c)))
+        ),
+        "Batches, or data, smaller than the replicas are refused.",
     ),
     "steps that data has not": Known(
         lambda c: (
