@@ -661,7 +661,8 @@ def network(crossing, *, plain):
     wide = crossing["state"] == "powersgd"  # So that it sends less at a rank at which it is exact.
     first = layers.Dense(64 if wide else 8, activation="tanh", kernel_regularizer=regularizer)
     x = first(x)
-    with keras.RematScope("full" if kind == "recompute" else None):
+    # Plain Keras can't trace it in `fit`; its numbers are those without it.
+    with keras.RematScope("full" if kind == "recompute" and not plain else None):
         x = (layers.Dense if plain or kind != "sharded" else toolkit.parallel.ShardedDense)(
             64 if wide else 6, name="middle"
         )(x)
