@@ -11,7 +11,7 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies import GradientExchange
-from toolkit.strategies.exchange.powersgd import matrix_shape, shrinks
+from toolkit.strategies.exchange.powersgd import _orthonormal, matrix_shape, shrinks
 from toolkit.strategies.step.compression import per_replica_state
 from toolkit.training.checkpoints import state
 
@@ -54,6 +54,17 @@ def test_forty_steps_are_those_that_numpy_makes(four_devices):
 )
 def test_a_kernel_is_a_matrix_of_the_least_border(shape, matrix):
     assert sum(matrix_shape(shape)) == sum(matrix)
+
+
+def test_a_gradient_of_a_lower_rank_than_the_factors_is_sent_exactly():
+    """What is left of a column that the others span is rounding error: it must be made orthogonal to them, too."""
+    random = np.random.default_rng(0)
+    for rank in (1, 3, 4):
+        gradient = (random.normal(size=(30, rank)) @ random.normal(size=(rank, 20))).astype("float32")
+        columns = _orthonormal(gradient @ random.normal(size=(20, 6)).astype("float32")).numpy()
+        np.testing.assert_allclose(columns.T @ columns, np.eye(6), atol=1e-5)
+        np.testing.assert_allclose(columns @ (columns.T @ gradient), gradient, atol=1e-4)
+    assert np.isfinite(_orthonormal(tf.zeros([30, 6]))).all()
 
 
 def test_what_would_not_shrink_is_sent_as_it_is():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit import strategies
+from toolkit import parallel, strategies
 from toolkit.errors import StoppedBySignal, StrategyError
 from toolkit.strategies import LocalSteps
 from toolkit.strategies.options import options_of
@@ -199,6 +199,16 @@ def test_synchronized_normalisation_is_said_to_be_each_replicas_own(four_devices
     assert "as if BatchNormalization weren't synchronized" in caplog.text
 
 
+@pytest.mark.slow
+def test_sharded_layers_are_refused(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps())
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), parallel.ShardedDense(4), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    with pytest.raises(StrategyError, match="a sharded layer exchanges activations in each step"):
+        model.fit(X, Y, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -207,6 +217,11 @@ def test_synchronized_normalisation_is_said_to_be_each_replicas_own(four_devices
         (
             {"local": LocalSteps(), "gradients": strategies.GradientExchange(dtype="bfloat16")},
             r"gradients in bfloat16, but gradients aren't exchanged. Give LocalSteps\(dtype='bfloat16'\)",
+        ),
+        ({"local": LocalSteps(), "optimizer_state": "sharded"}, "train by themselves exchange nothing in a step"),
+        (
+            {"local": LocalSteps(), "gradients": strategies.GradientExchange(compression="powersgd")},
+            "train by themselves exchange nothing in a step",
         ),
     ],
 )

@@ -130,6 +130,22 @@ def test_a_saved_model_goes_on_with_its_state_elsewhere(four_devices, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_gradient_may_have_a_shape_that_is_not_known(four_devices):
+    """As of a layer that is applied to each word of a sentence, in sentences of any length."""
+
+    def trained_on_words(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(11, 3), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile(keras.optimizers.Adam(0.01, epsilon=0.1), "mse")
+        model.fit(WORDS, WORDS[..., None] / 11.0, batch_size=22, epochs=1, shuffle=False, verbose=0)
+        return model
+
+    same(trained_on_words(create(four_devices[:2])), trained_on_words(tf.distribute.get_strategy()))
+
+
+@pytest.mark.slow
 def test_an_optimizer_of_whole_layers_is_refused(four_devices):
     with pytest.raises(StrategyError, match="optimizer_state='sharded' with Lamb.*such as AdamW"):
         trained(create(four_devices[:2]), lambda: keras.optimizers.Lamb(0.01))

@@ -104,10 +104,16 @@ def _set(variable: Any, value: tf.Tensor, finite: tf.Tensor) -> None:
 
 
 def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal columns of the same span, by Gram and Schmidt's method."""
-    done: list[tf.Tensor] = []
+    """Returns orthonormal columns of the same span, by Gram and Schmidt's method.
+
+    Each column is made orthogonal twice. If the others span it, as where a gradient's rank is lower than the number of
+    columns, then rounding error is all that the first time leaves of it, and that isn't orthogonal to them.
+    """
+    done = columns[:, :0]
     for column in tf.unstack(columns, axis=1):
-        for other in done:
-            column -= tf.tensordot(other, column, 1) * other  # noqa: PLW2901 - What is left of it.
-        done.append(column / (tf.norm(column) + _TINY))
-    return tf.stack(done, 1)
+        left = column
+        for _ in range(2):
+            left -= tf.linalg.matvec(done, tf.linalg.matvec(done, left, transpose_a=True))
+            left /= tf.norm(left) + _TINY
+        done = tf.concat([done, left[:, None]], 1)
+    return done

@@ -230,6 +230,9 @@ def reduced(
     strategy, share = tf.distribute.get_strategy(), batch_share.current()
     exchange, out = options_of(strategy).gradients, list(grads)
     dtype = sent_as(exchange)
+    for number in in_parts:  # TensorFlow knows no shape of a gradient, as of a layer on sentences of any length.
+        if isinstance(out[number], tf.Tensor):
+            out[number] = tf.ensure_shape(out[number], variables[number].shape)
     for number in alike & in_parts:
         out[number] = own_part(out[number], variables[number])
     whole_only = {number for number, memory in enumerate(memories) if memory is not None}
