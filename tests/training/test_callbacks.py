@@ -50,7 +50,7 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     monkeypatch.setattr(rich, "get_console", lambda: console)
     monkeypatch.setattr("toolkit.training.callbacks.recorder._BAR_SECONDS", 0)
     monkeypatch.setattr("toolkit.training.callbacks.recorder._LINE_SECONDS", 0)
-    tracker = Tracker(epochs=2, resumed=Position())
+    tracker = Tracker(epochs=2, resumed=Position(), global_batch_size=8)
     tracker.set_params({"steps": 3})
     tracker.on_train_begin()
     display = Recorder(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
