@@ -1,5 +1,7 @@
 """What users do outside of steps and of a strategy's scope gives one device's answers."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -69,3 +71,37 @@ def test_replicas_draw_for_themselves(four_devices):
     one, other = (draw.numpy() for draw in strategy.experimental_local_results(drawn()))
     assert not np.array_equal(one, other)
     np.testing.assert_array_equal(one, keras.random.normal((3,), seed=keras.random.SeedGenerator(1)))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("where", ["outside", "built in the scope", "in the scope"])
+def test_a_loop_without_replicas_trains_as_on_one_device(four_devices, where, traced):
+    """Reinforcement learning updates a network by single episodes, without `strategy.run`."""
+
+    def trained(strategy, where):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
+            optimizer = keras.optimizers.Nadam(0.01)  # It has a variable that is no slot.
+            if where == "built in the scope":
+                optimizer.build(model.trainable_variables)
+
+        def update(states):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.log_softmax(model(states))[:, 0] ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        step = tf.function(update) if traced else update
+        with strategy.scope() if where == "in the scope" else contextlib.nullcontext():
+            losses = [float(step(X[first : first + 7])) for first in range(0, 28, 7)]
+        kept = [strategy.experimental_local_results(each.value) for each in [*model.variables, *optimizer.variables]]
+        return losses, [[copy.numpy() for copy in copies] for copies in kept]
+
+    one, own = trained(tf.distribute.get_strategy(), "outside")
+    losses, copies = trained(strategies.create("mirrored", devices=four_devices[:2]), where)
+    np.testing.assert_allclose(losses, one, rtol=1e-6)
+    for (mine,), theirs in zip(own, copies, strict=True):
+        assert len(theirs) == 2
+        np.testing.assert_allclose(theirs, [mine, mine], atol=1e-6)

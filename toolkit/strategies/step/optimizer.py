@@ -115,6 +115,8 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     attach_to(optimizer)
+    if here.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
+        _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
     if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
@@ -275,12 +277,20 @@ def _between_replicas(optimizer: Any) -> bool:
     return mesh.replicas(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
 
 
+def _build_in_scope(optimizer: Any, variables: Sequence) -> None:
+    """Builds an optimizer of several replicas outside of them, also where a function is traced."""
+    strategy = optimizer._distribution_strategy
+    if not optimizer.built and mesh.replicas(strategy) > 1:
+        with tf.init_scope(), strategy.scope():
+            optimizer.build(variables)
+
+
 def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any) -> None:
     """Makes each replica contribute its part of gradients that are already whole."""
     strategy = optimizer._distribution_strategy
     count = mesh.replicas(strategy)
-    if not optimizer.built and trainable_variables is not None:
-        optimizer.build(trainable_variables)
+    if trainable_variables is not None:
+        _build_in_scope(optimizer, trainable_variables)
 
     def apply_part() -> None:
         parts = [None if each is None else mapped(each, lambda whole: whole / count) for each in grads]

@@ -61,6 +61,8 @@ def _gradient(
     """Treats a vector of losses as its sum: its gradients are added, while those of a mean are averaged."""
     share = batch_share.current()
     if share is None:
+        if tf.distribute.in_cross_replica_context():  # What is read there is the first copy.
+            sources = tf.nest.map_structure(_first_copy, sources)
         return original(tape, target, sources, output_gradients, **kwargs)
 
     def seed(each: Any) -> tf.Tensor:
@@ -87,6 +89,13 @@ def _gradient(
         out[number] = total
     share.known.add(totals, [variables[number] for number in wanted], ReplicaShardedVariable)
     return tf.nest.pack_sequence_as(sources, out)
+
+
+def _first_copy(source: Any) -> Any:
+    held = getattr(source, "_value", source)  # Of a Keras variable.
+    if not isinstance(held, tf.distribute.DistributedValues):
+        return source
+    return tf.distribute.get_strategy().experimental_local_results(held)[0]
 
 
 def _of_a_jacobian() -> bool:
