@@ -29,6 +29,7 @@ class _Here(threading.local):
         recorded: The `Trial`, in a step on tensors without values.
         recomputes: Whether what is called is a part of what runs again in the backward pass.
         iterator: The object by which Keras's loop is to read, while it asks for its data.
+        on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         divided: Whether a step's batch is a replica's share, read by Keras's loop.
         whole: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
         rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
@@ -46,6 +47,7 @@ class _Here(threading.local):
     squares: Any = None
     recorded: Any = None
     iterator: Any = None
+    on_batch: str | None = None
     rows: Any = None
     whole: frozenset = frozenset()
     ps_step: Any = None

@@ -11,10 +11,12 @@ from typing import Any
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.fit import building
 from toolkit.strategies.fit.export import export
-from toolkit.strategies.fit.out_of_scope import predict_once, quantize
+from toolkit.strategies.fit.on_batch import call_on_batch, make_dividing
+from toolkit.strategies.fit.out_of_scope import quantize
 from toolkit.strategies.input.epoch_iterator import trains
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
@@ -56,11 +58,13 @@ def _attach_to(model: Any) -> None:
         attach(model, name, save)
     if mesh.replicas(strategy) > 1:
         layer_losses.attach_to(model)
-        attach(model, "predict_on_batch", predict_once)
         attach(model, "predict_step", predict_own)
         attach(model, "quantize", quantize)
         attach(model, "make_train_function", functools.partial(make_function, "train_step"))
         attach(model, "make_test_function", functools.partial(make_function, "test_step"))
+        for kind in ("train", "test", "predict"):
+            attach(model, f"{kind}_on_batch", functools.partial(call_on_batch, kind))
+            attach(model, f"make_{kind}_function", functools.partial(make_dividing, kind))
         for each in optimizers_of(model):
             optimizer.attach_to(each)
 
@@ -90,4 +94,4 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
-    building.build(model, data_batch, trains=trains(iterator))
+    building.build(model, data_batch, trains=trains(iterator) and here.on_batch != "test")

@@ -1,23 +1,20 @@
 """Makes work outside of steps and of a strategy's scope what works there on one device.
 
-A model is compiled again after its scope, with an optimizer that was made there; a callback prints a learning rate; a
-single batch is predicted. Variables of several replicas are TensorFlow's, which are no Python numbers, can't be mixed
-with plain ones, and give each replica the whole of a batch that no data set brings.
+A model is compiled again after its scope, with an optimizer that was made there; a callback prints a learning rate.
+Variables of several replicas are TensorFlow's, which are no Python numbers, and can't be mixed with plain ones.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import mesh
 from toolkit.strategies.processes.agreement import processes
 from toolkit.support.wrapping import add
 
-__all__ = ["adapt_calls", "predict_once", "quantize"]
+__all__ = ["adapt_calls", "quantize"]
 
 
 def adapt_calls() -> None:
@@ -38,10 +35,3 @@ def quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
             remedy="Save the model, load it in a process that trains alone, and quantize it there",
         )
     return original(model, *args, **kwargs)
-
-
-def predict_once(original: Callable, model: Any, x: Any) -> Any:
-    """Returns the first replica's predictions, since all replicas get the whole batch."""
-    outputs = original(model, x)
-    count = mesh.replicas(model.distribute_strategy)
-    return outputs if count == 1 else keras.tree.map_structure(lambda each: each[: len(each) // count], outputs)

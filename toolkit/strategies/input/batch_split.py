@@ -19,6 +19,7 @@ __all__ = [
     "packed",
     "row_count",
     "row_range",
+    "share_of",
     "shares_of_worker",
     "split",
     "with_cardinality",
@@ -80,28 +81,35 @@ def split(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf
         A dataset with len(indices) elements for each batch, each a `Part`.
     """
     cardinality, spec, divided = dataset.cardinality(), dataset.element_spec, by_example(dataset)
-    whole = {str(number): True for number, examples in enumerate(divided) if not examples}
 
-    def share(batch: Any, index: Any) -> Part:
-        # A share's index is a Python int or an int64 tensor.
-        index = tf.cast(index, tf.int64)
-        leaves = tf.nest.flatten(batch)
-        start, stop = row_range(
-            row_count([leaf for leaf, each in zip(leaves, divided, strict=True) if each]), index, count
-        )
-        shares = [
-            _share(leaf, index, count) if examples else leaf for leaf, examples in zip(leaves, divided, strict=True)
-        ]
-        return Part(tf.nest.pack_sequence_as(batch, shares), stop - start, whole)
+    def share(batch: tuple, index: Any) -> Part:
+        return share_of(packed(batch, spec), index, count, divided)
 
     if len(indices) == 1:
-        cut = dataset.map(lambda *batch: share(packed(batch, spec), indices[0]), num_parallel_calls=1)
+        cut = dataset.map(lambda *batch: share(batch, indices[0]), num_parallel_calls=1)
     else:
         mine = tf.constant(list(indices), tf.int64)
         cut = dataset.flat_map(
-            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda index: share(packed(batch, spec), index))
+            lambda *batch: tf.data.Dataset.from_tensor_slices(mine).map(lambda index: share(batch, index))
         )
     return with_cardinality(cut, cardinality) if cardinality == tf.data.INFINITE_CARDINALITY else cut
+
+
+def share_of(batch: Any, index: Any, count: int, divided: Sequence[bool]) -> Part:
+    """Returns one of `count` shares of a batch.
+
+    Args:
+        batch: The batch, in any structure.
+        index: The share's index, a Python int or an int64 scalar.
+        count: The number of shares.
+        divided: For each of the batch's components, flattened, whether it is by example; each share has all of others.
+    """
+    index, leaves = tf.cast(index, tf.int64), tf.nest.flatten(batch)
+    by_example = [leaf for leaf, each in zip(leaves, divided, strict=True) if each]
+    start, stop = row_range(row_count(by_example), index, count)
+    shares = [_share(leaf, index, count) if each else leaf for leaf, each in zip(leaves, divided, strict=True)]
+    whole = {str(number): True for number, each in enumerate(divided) if not each}
+    return Part(tf.nest.pack_sequence_as(batch, shares), stop - start, whole)
 
 
 def without_copies(parts: tf.data.Dataset) -> tf.data.Dataset:

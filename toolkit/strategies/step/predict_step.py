@@ -18,7 +18,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step.batch_share import Share, entered
 
-__all__ = ["of_one", "predict_own"]
+__all__ = ["has_one_size", "of_one", "predict_own"]
 
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
 
@@ -30,7 +30,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     leaves = [each if n in here.whole else _of_any_size(each) for n, each in enumerate(tf.nest.flatten(data))]
     outputs = original(model, tf.nest.pack_sequence_as(data, leaves))
     by_example = [_is_by_example(leaf) for leaf in keras.tree.flatten(outputs)]
-    if not all(by_example) and not tf.executing_eagerly() and not _has_one_size(model):
+    if not all(by_example) and not tf.executing_eagerly() and not has_one_size(model):
         return _of_whole(original, model, data, by_example)
     if here.rows is None:
         return outputs
@@ -62,7 +62,7 @@ def _is_by_example(leaf: Any) -> bool:
     return leaf.shape.rank > 0 and leaf.shape[0] is None
 
 
-def _has_one_size(model: Any) -> bool:
+def has_one_size(model: Any) -> bool:
     """Returns whether a model was made for batches of one size, as a stateful one is."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     sizes = any(each.shape and each.shape[0] is not None for each in inputs)
