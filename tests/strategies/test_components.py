@@ -162,15 +162,28 @@ class Pairs(keras.Model):
         return {"distance": loss}
 
 
+def stacked():
+    return tf.data.Dataset.from_tensor_slices(X.reshape(3, 2, 4, 4))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("taken", "known"), [(lambda pair: (pair[0], pair[1]), False), (tf.unstack, True)])
-def test_an_axis_0_that_is_not_the_batch_is_named(taken, known, four_devices):
-    data = tf.data.Dataset.from_tensor_slices(X.reshape(3, 2, 4, 4))
-    if not known:
-        data = data.map(lambda pair: tf.numpy_function(lambda x: x, [pair], tf.float32))
-        data = data.map(lambda pair: tf.ensure_shape(pair, (None, 4, 4)))
+def test_what_is_stacked_along_axis_0_is_one_devices(four_devices):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Pairs(lambda pair: (pair[0], pair[1]))
+            model.compile(keras.optimizers.SGD(0.1))
+        history = model.fit(stacked(), epochs=2, verbose=0, shuffle=False).history["distance"]
+        return np.concatenate([history, *map(np.ravel, model.get_weights())])
+
+    mirrored = strategies.create("mirrored", devices=four_devices[:2])
+    np.testing.assert_allclose(trained(mirrored), trained(tf.distribute.get_strategy()), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_that_takes_rows_apart_is_told_why_it_cannot(four_devices):
     with strategies.create("mirrored", devices=four_devices[:2]).scope():
-        model = Pairs(taken)
+        model = Pairs(tf.unstack)
         model.compile("sgd")
-    with pytest.raises(StrategyError, match=r"single rows of the batch's component 0, but axis 0 .* is the batch"):
-        model.fit(data, verbose=0, shuffle=False)
+    with pytest.raises(StrategyError, match="takes a tensor apart along axis 0.*Take rows by their number"):
+        model.fit(stacked(), verbose=0, shuffle=False)

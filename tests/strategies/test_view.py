@@ -167,6 +167,36 @@ def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(
     assert said.count("the batch") == 1  # Only layers read y.
 
 
+@pytest.mark.slow
+def test_a_loop_compares_its_examples_with_all_of_the_batch(four_devices):
+    def trained(strategy):
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            net = keras.Sequential([keras.Input((6,)), layers.Dense(4)])
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build(net.trainable_variables)
+        batches = strategy.experimental_distribute_dataset(data().take(2))
+
+        @tf.function
+        def step(x, y):
+            def one(x, y):
+                with tf.GradientTape() as tape:
+                    scores = tf.matmul(net(x), strategies.batch_rows(net(y)), transpose_b=True)
+                    loss = -tf.reduce_sum(tf.nn.log_softmax(scores)[:, 0]) / BATCH
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables, strict=True)
+                )
+
+            strategy.run(one, (x, y))
+
+        for x, y in batches:
+            step(x, y)
+        return np.concatenate([np.ravel(each) for each in net.get_weights()])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=1e-6)
+
+
 # Layers.
 
 

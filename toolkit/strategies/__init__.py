@@ -104,8 +104,9 @@ def batch_rows(values):
         values: A tensor with this replica's examples along its first axis; of any dtype but strings.
 
     Returns:
-        A tensor of the same dtype, the same on every replica. Its gradient is that by this replica's examples. On one
-        device, what was given. Call it outside of a `tf.function`, a branch or a loop within the step.
+        A tensor of the same dtype, the same on every replica. Its gradient adds up what the losses of all replicas ask
+        of this replica's examples: divide each loss by the global batch, as TensorFlow's guides to such loops have it.
+        On one device, what was given. Call it outside of a branch or a loop within the step.
     """
     from toolkit.strategies.step import batch_share
 

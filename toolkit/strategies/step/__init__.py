@@ -20,7 +20,7 @@ compression   what an optimizer keeps for gradients that are compressed
 local_state   what replicas that train by themselves keep of their own
 exchange_schedule  what steps do from some step on
 step_count    how many steps a model has made
-single_rows   a step that takes rows of data whose first axis isn't the batch
+single_rows   why a step can't take the rows of a batch apart
 predict_step  predictions of a replica's examples, and what isn't by example once
 train_step    the step itself: it knows its share, and its logs are the whole batch's
 sharded_optimizer  what an optimizer needs for sharded variables

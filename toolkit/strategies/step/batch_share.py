@@ -282,9 +282,24 @@ def batch_rows(values: Any) -> tf.Tensor:
         return share.rows_of_all(values)
     if collectives.replica_id_and_count()[1] == 1:
         return calling("batch_rows", values, lambda: tf.identity(values), lambda *_: ALIKE)
-    share = Share(1)  # In one's own loop gradients are sums over replicas, and no share weights them.
-    share._weight = tf.ones([], tf.float64)
-    return share.rows_of_all(values)
+    return _rows_in_a_loop(values)
+
+
+def _rows_in_a_loop(values: tf.Tensor) -> tf.Tensor:
+    """Returns all replicas' rows in one's own loop, where gradients are sums over replicas."""
+    if not values.dtype.is_floating:
+        return tf.cast(collectives.rows_of_all(tf.cast(values, tf.int64))[0], values.dtype)
+
+    @tf.custom_gradient
+    def gather(x: tf.Tensor) -> tuple:
+        rows, first = collectives.rows_of_all(x)
+
+        def gradient(upstream: Any) -> tf.Tensor:
+            return collectives.all_reduce(tf.convert_to_tensor(upstream))[first : first + tf.shape(x)[0]]
+
+        return rows, gradient
+
+    return gather(values)
 
 
 def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:

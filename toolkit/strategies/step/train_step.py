@@ -33,7 +33,7 @@ from toolkit.strategies.step.no_examples import state_of_own
 from toolkit.strategies.step.predict_step import of_one
 from toolkit.strategies.step.results import Result, results_noted
 from toolkit.strategies.step.shown import Found, shown
-from toolkit.strategies.step.single_rows import takes_no_rows
+from toolkit.strategies.step.single_rows import rows_stay_together
 from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -88,13 +88,13 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         if found.opened:
             view = View(share, found.trial, f"{type(model).__name__}.{name}")
             with results_noted(model) as noted:
-                with view.entered(), inlining(), state_of_own(model, share):
+                with view.entered(), inlining(), state_of_own(model, share), rows_stay_together():
                     logs = step(view.open(data))
                 view.describe()
                 return _of_all_replicas(logs, noted, view=view)
         share.sums = found.sums
         with entered(share), inlining(), results_noted(model) as noted:
-            with state_of_own(model, share), takes_no_rows(data):
+            with state_of_own(model, share):
                 logs = step(data)
             return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
 
