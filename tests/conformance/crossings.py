@@ -147,12 +147,10 @@ KNOWN = {
         "The chief alone draws an order of a shuffle: from then on workers keep their shares of different orders.",
         kinds=("multi_worker",),
     ),
-    "small batches": Known(
-        lambda c: (
-            c["call"] != "predict"
-            and (c["sizes"][1] < c["replicas"] or any(0 < count < c["replicas"] for count in examples(c)))
-        ),
-        "Batches, or data, smaller than the replicas are refused.",
+    "copies": Known(
+        lambda c: trains_on_less(c) or validates_on_less(c),
+        "A replica without examples of a batch computes with a copy, which counts for nothing but which the model notes.",
+        compared=("history", "weights", "iterations", "summary steps", "readings"),
     ),
     "steps that data has not": Known(
         lambda c: (
@@ -160,35 +158,6 @@ KNOWN = {
             and ((c["several"] > 1 and steps_of(c) % c["several"] != 0) or (c["steps"] and c["data"] not in ENDLESS))
         ),
         "A run counts the steps that Keras asks for, not those that the data has.",
-    ),
-    "on batch, sums": Known(
-        lambda c: (
-            c["call"] == "on_batch"
-            and (c["loss"] in ("sum", "coupled", "dice", "masked") or c["metrics"] in ("counting", "vector", "dict"))
-        ),
-        "train_on_batch gives each replica the whole batch.",
-    ),
-    "on batch": Known(
-        lambda c: c["call"] == "on_batch",
-        "train_on_batch gives each replica the whole batch.",
-        compared=("history", "weights", "iterations"),
-    ),
-    "short batches, steps": Known(
-        lambda c: trains_on_less(c) and c["steps"] is not None,
-        "A batch smaller than the replicas joins the one before, so so many steps reach further into the data.",
-    ),
-    "short validation, one step": Known(
-        lambda c: validates_on_less(c) and c["validation"] == "one_step",
-        "A validation batch smaller than the replicas borrows from the one before, or joins it.",
-        compared=("weights", "iterations"),
-    ),
-    "an empty share": Known(
-        lambda c: (
-            c["data"] in ("arrays", "shuffled_by_keras", "dropped")
-            and (c["replicas"] - 1) * -(-c["sizes"][1] // c["replicas"]) >= c["sizes"][1]
-            and (c["model"] == "adds_loss" or c["step"] not in ("keras", "own", "clipped"))
-        ),
-        "Of whole batches of 4 TensorFlow gives three replicas 2, 2 and 0 examples: a mean of one's own is NaN.",
     ),
     "Keras counts the end, and goes by it": Known(
         lambda c: (
@@ -217,20 +186,6 @@ KNOWN = {
     "endless shuffle, second fit": Known(
         lambda c: c["call"] in ("fit_twice", "recompiled") and c["data"] == "batches_repeated",
         "What is read ahead at the end of a call draws the order of passes that another call begins with.",
-    ),
-    "short batches, stop": Known(
-        lambda c: trains_on_less(c) and c["stop"] is not None,
-        "A batch smaller than the replicas joins the one before, and a resumed run counts other batches.",
-    ),
-    "short batches": Known(
-        trains_on_less,
-        "A batch smaller than the replicas borrows from the one before, or joins it.",
-        compared=("used",),
-    ),
-    "short validation": Known(
-        lambda c: validates_on_less(c) and (c["loss"] in ("sum", "coupled", "masked", "dice") or c["metrics"]),
-        "As for training: what isn't a mean over examples differs.",
-        compared=("used", "weights", "iterations"),
     ),
 }
 

@@ -119,6 +119,11 @@ def test_batches_of_two_sizes_with_a_table_train_as_on_one_device(four_devices):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_batch_that_is_made_from_a_number_has_examples():
+    made = tf.data.Dataset.range(3).map(lambda n: (tf.ones((4, 2)) * tf.cast(n, tf.float32), tf.ones((5, 2))))
+    assert by_example(made) == [True, False]
+
+
 class Mixed(keras.Model):
     """Multiplies by a table that comes with each batch, and before its examples."""
 

@@ -60,8 +60,11 @@ def _of_function(dataset: Any, source: Any, leaves: list) -> list[bool]:
         zip(tf.nest.flatten(source.element_spec), by_example(source), strict=True),
         dataset._map_func.function.graph,
     )
+    # A batch may be made from numbers, such as of its first example.
     arguments = {
-        tensor.op: _size(spec) for tensor, (spec, examples) in zip(graph.inputs, given, strict=False) if examples
+        tensor.op: _size(spec)
+        for tensor, (spec, examples) in zip(graph.inputs, given, strict=False)
+        if examples or (has_shape(spec) and spec.shape.rank == 0)
     }
 
     def is_batch(leaf: Any, tensor: tf.Tensor) -> bool:

@@ -330,7 +330,7 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
             sample_weight = counted(share)
         elif 0 in here.whole and not keras.ops.shape(sample_weight):
             # Keras counts the rows of the first component, of which every replica has all.
-            sample_weight = tf.cast(sample_weight, tf.float64) * counted(share)
+            sample_weight = tf.cast(sample_weight, tf.float64) * tf.cast(counted(share), tf.float64)
     return original(metric, values, sample_weight)
 
 
