@@ -149,7 +149,7 @@ KNOWN = {
     ),
     "copies": Known(
         lambda c: trains_on_less(c) or validates_on_less(c),
-        "A replica without examples of a batch computes with a copy, which counts for nothing but which the model notes.",
+        "A replica without examples of a batch computes with a copy, which counts for nothing; the model notes it.",
         compared=("history", "weights", "iterations", "summary steps", "readings"),
     ),
     "steps that data has not": Known(
