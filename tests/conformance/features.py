@@ -15,6 +15,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+import whole_batch
 from keras import layers, ops
 
 import toolkit
@@ -720,6 +721,97 @@ def a_loss_that_is_a_sum():
         return tf.reduce_sum(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)) / BATCH
 
     return fitted_with(summed)
+
+
+def looking_at_the_batch(of):
+    """A model whose own step, in training and validation, looks at the batch as a whole."""
+    model = whole_batch.Own(of)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    data = batches(X, X[::-1])
+    return seen(model, model.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False))
+
+
+@feature
+def in_batch_negatives_with_a_learnt_scale():
+    return looking_at_the_batch(whole_batch.negatives)
+
+
+@feature
+def supervised_contrast():
+    return looking_at_the_batch(whole_batch.supervised)
+
+
+@feature
+def a_correlation_matrix_of_the_batch():
+    return looking_at_the_batch(whole_batch.barlow)
+
+
+@feature
+def variance_and_covariance_of_the_batch():
+    return looking_at_the_batch(whole_batch.vicreg)
+
+
+@feature
+def hardest_negatives_of_the_batch():
+    return looking_at_the_batch(whole_batch.hardest)
+
+
+@feature
+def mixup_with_the_reversed_batch():
+    return looking_at_the_batch(whole_batch.mixup)
+
+
+@feature
+def a_masked_mean_by_hand():
+    return looking_at_the_batch(whole_batch.masked)
+
+
+@feature
+def a_sum_divided_by_the_batch_size():
+    return looking_at_the_batch(whole_batch.by_batch)
+
+
+def with_a_layer(layer):
+    given = keras.Input((6,))
+    return trained(compiled(keras.Model(given, layers.Dense(2)(layer(layers.Dense(4, "tanh")(given))))))
+
+
+@feature
+def balance_of_experts():
+    return with_a_layer(whole_batch.Router())
+
+
+@feature
+def a_layer_initialised_by_its_first_batch():
+    return with_a_layer(whole_batch.ActNorm())
+
+
+class TwoStreams(keras.Model):
+    """Learns from labelled examples, and from more that have no labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential([keras.Input((6,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+        self.total = keras.metrics.Mean("total")
+
+    def train_step(self, data):
+        free, (x, y) = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.body(x)[:, 0] - tf.cast(y, tf.float32)) ** 2)
+            loss += 0.1 * tf.reduce_mean(self.body(free) ** 2)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        self.total.update_state(loss)
+        return {"total": self.total.result()}
+
+
+@feature
+def a_zip_of_two_batch_sizes():
+    model = TwoStreams()
+    model.compile(keras.optimizers.SGD(0.1))
+    data = tf.data.Dataset.zip(batches(X[:96], batch=32), batches(X[:24], Y[:24], batch=8))
+    return seen(model, model.fit(data, epochs=2, verbose=0, shuffle=False))
 
 
 @feature

@@ -6,133 +6,24 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conformance import whole_batch as wb
+from conformance.whole_batch import BATCH
 from keras import layers, ops
 
 from toolkit import strategies
 
 RANDOM = np.random.default_rng(0)
 X, Y = (RANDOM.normal(size=(47, 6)).astype("float32") for _ in range(2))
-BATCH = 16  # The last batch has 15 examples.
 
 
 def data():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
 
 
-def negatives(m, x, y):
-    """In-batch negatives with a learnt scale, as CLIP and NT-Xent have them."""
-    scores = m.scale * tf.matmul(m.net(x), m.net(y), transpose_b=True)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(scores)[0]), scores))
-
-
-def supervised(m, x, y):
-    """SupCon: positives are the examples of the same class in the batch."""
-    z = tf.math.l2_normalize(m.net(x), -1)
-    same = tf.cast(y[:, :1] > 0, tf.float32)
-    same = tf.matmul(same, same, transpose_b=True) + tf.matmul(1 - same, 1 - same, transpose_b=True)
-    share = tf.nn.log_softmax(m.scale * tf.matmul(z, z, transpose_b=True))
-    return -tf.reduce_mean(tf.reduce_sum(share * same, -1) / tf.reduce_sum(same, -1))
-
-
-def barlow(m, x, y):
-    a, b = m.head(m.net(x)), m.head(m.net(y))
-    norm = lambda v: (v - tf.reduce_mean(v, 0)) / (tf.math.reduce_std(v, 0) + 0.1)  # noqa: E731
-    c = tf.matmul(norm(a), norm(b), transpose_a=True) / tf.cast(tf.shape(a)[0], tf.float32)
-    return m.scale * tf.reduce_sum((c - tf.eye(4)) ** 2)
-
-
-def vicreg(m, x, y):
-    a, b = m.net(x), m.net(y)
-    spread = tf.reduce_mean(tf.nn.relu(1 - tf.sqrt(tf.math.reduce_variance(a, 0) + 1e-4)))
-    centred = a - tf.reduce_mean(a, 0)
-    c = tf.matmul(centred, centred, transpose_a=True) / tf.cast(tf.shape(a)[0] - 1, tf.float32)
-    return (
-        tf.reduce_mean((a - b) ** 2) + spread + 0.04 * tf.reduce_sum((c - tf.linalg.diag(tf.linalg.diag_part(c))) ** 2)
-    )
-
-
-def hardest(m, x, y):
-    a, b = m.net(x), m.net(y)
-    distances = tf.reduce_sum((a[:, None] - b[None]) ** 2, -1)
-    away = distances + 1e3 * tf.eye(tf.shape(a)[0])
-    return tf.reduce_mean(tf.nn.relu(tf.linalg.diag_part(distances) - tf.reduce_min(away, 1) + 1.0))
-
-
-def mixup(m, x, y):
-    """Between two layers, with the batch reversed, and a rate for the whole batch."""
-    h = m.net(0.7 * x + 0.3 * x[::-1])
-    h = 0.7 * h + 0.3 * h[::-1]
-    return tf.sqrt(tf.reduce_mean((m.head(h) - y[:, :4]) ** 2))
-
-
-def masked(m, x, y):
-    kept = y[:, :1] > 0.5
-    return tf.reduce_sum(tf.where(kept, m.net(x), 0.0)) / tf.reduce_sum(tf.cast(kept, tf.float32))
-
-
-def by_batch(m, x, y):
-    return tf.reduce_sum((m.net(x) - y[:, :4]) ** 2) / BATCH
-
-
-def adversarial(m, x, y):
-    """Real and made examples in one call, compared with the mean of the real ones."""
-    real, made = tf.split(m.head(m.net(tf.concat([x, y], 0))), 2)
-    return tf.reduce_mean(tf.math.softplus(made - tf.reduce_mean(real, 0)))
-
-
-def plain(m, x, y):
-    return tf.reduce_mean((m.head(m.net(x)) - y[:, :4]) ** 2)
-
-
-def penalised(m, x, y):
-    """A gradient by a tensor, in a loss that is differentiated again, as WGAN-GP has it."""
-    mixed = 0.5 * x + 0.5 * y
-    with tf.GradientTape() as tape:
-        tape.watch(mixed)
-        out = m.net(mixed)
-        value = tf.reduce_sum(out * tf.nn.softmax(out, 0))
-    norm = tf.norm(tape.gradient(value, mixed), axis=1)
-    return tf.reduce_mean((norm - 1) ** 2) + tf.reduce_mean(m.net(x))
-
-
-class Own(keras.Model):
-    """A step of its own, tested by another of its own."""
-
-    def __init__(self, of):
-        super().__init__()
-        self.of = of
-        self.net = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(4)])
-        self.head = keras.Sequential([keras.Input((4,)), layers.Dense(4, activation="tanh"), layers.Dense(4)])
-        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
-        self.track = keras.metrics.Mean("own")
-        self.seen = keras.metrics.Sum("seen")
-
-    @property
-    def metrics(self):
-        return [self.track, self.seen]
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.of(self, x, y)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        pairs = [(g, v) for g, v in zip(gradients, self.trainable_variables, strict=True) if g is not None]
-        gradients, _ = tf.clip_by_global_norm([g for g, _ in pairs], 1.0)
-        self.optimizer.apply(gradients, [v for _, v in pairs])
-        self.track.update_state(loss)
-        self.seen.update_state(tf.ones_like(x[:, 0]))
-        return {"own": self.track.result(), "raw": loss, "seen": self.seen.result()}
-
-    def test_step(self, data):
-        self.track.update_state(self.of(self, *data))
-        self.seen.update_state(tf.ones_like(data[0][:, 0]))
-        return {"own": self.track.result(), "seen": self.seen.result()}
-
-
 def trained(strategy, of):
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = Own(of)
+        model = wb.Own(of)
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
         model.optimizer.build(model.trainable_variables)
     history = model.fit(data(), validation_data=data(), epochs=2, shuffle=False, verbose=0).history
@@ -140,8 +31,20 @@ def trained(strategy, of):
     return np.concatenate([*(np.ravel(v) for v in history.values()), *map(np.ravel, model.get_weights())])
 
 
-STEPS = [negatives, supervised, barlow, vicreg, hardest, mixup, masked, by_batch, adversarial, plain, penalised]
-IN_CI = (negatives, mixup, penalised)
+STEPS = [
+    wb.negatives,
+    wb.supervised,
+    wb.barlow,
+    wb.vicreg,
+    wb.hardest,
+    wb.mixup,
+    wb.masked,
+    wb.by_batch,
+    wb.adversarial,
+    wb.plain,
+    wb.penalised,
+]
+IN_CI = (wb.negatives, wb.mixup, wb.penalised)
 
 
 @pytest.mark.slow
@@ -159,9 +62,9 @@ def test_a_step_is_one_devices(four_devices, of, count):
 def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(four_devices, caplog):
     caplog.set_level(logging.INFO)
     two = strategies.create("mirrored", devices=four_devices[:2])
-    trained(two, plain)
+    trained(two, wb.plain)
     assert "whole batch" not in caplog.text
-    trained(two, negatives)
+    trained(two, wb.negatives)
     said = next(record.getMessage() for record in caplog.records if "Own.train_step computes" in record.getMessage())
     assert said.count("sequential") == 2
     assert said.count("the batch") == 1  # Only layers read y.
@@ -200,59 +103,13 @@ def test_a_loop_compares_its_examples_with_all_of_the_batch(four_devices):
 # Layers.
 
 
-class Router(layers.Layer):
-    """A mixture of experts, whose balance is a product of two means over the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate, self.experts = layers.Dense(3), [layers.Dense(4, "tanh") for _ in range(3)]
-
-    def call(self, x):
-        p = ops.softmax(self.gate(x))
-        hot = ops.one_hot(ops.argmax(p, -1), 3)
-        self.add_loss(3 * ops.sum(ops.mean(hot, 0) * ops.mean(p, 0)))
-        return sum(p[:, i : i + 1] * e(x) for i, e in enumerate(self.experts))
-
-
-class ActNorm(layers.Layer):
-    """Begins with the statistics of its first batch."""
-
-    def build(self, shape):
-        self.shift = self.add_weight(shape=shape[1:], initializer="zeros")
-        self.ready = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-    def call(self, x):
-        first = -ops.mean(x, 0)
-        self.shift.assign(ops.where(self.ready > 0, self.shift, first))
-        self.ready.assign(ops.ones(()))
-        return x + self.shift
-
-
-class Centred(layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, 0)
-
-
-class Counter(layers.Layer):
-    def build(self, _):
-        self.n = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-    def call(self, x):
-        self.n.assign_add(ops.sum(ops.ones_like(x[:, 0])))
-        return x
-
-
-def gram(x):
-    return 0.01 * ops.sum(ops.matmul(x, ops.transpose(x)) ** 2)
-
-
 MIXING = {
-    "balance of experts": Router,
-    "initialised by data": ActNorm,
-    "centred": Centred,
-    "counter": Counter,
+    "balance of experts": wb.Router,
+    "initialised by data": wb.ActNorm,
+    "centred": wb.Centred,
+    "counter": wb.Counter,
     "a function that centres": lambda: layers.Lambda(lambda x: x - ops.mean(x, 0)),
-    "activity regularizer": lambda: layers.Dense(4, activity_regularizer=gram),
+    "activity regularizer": lambda: layers.Dense(4, activity_regularizer=wb.gram),
 }
 
 
