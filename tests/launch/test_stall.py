@@ -1,6 +1,8 @@
 """The limit without progress is learnt from how long steps took, and nothing is ended that none has been seen of."""
 
 import re
+import signal
+import time
 
 import pytest
 
@@ -44,6 +46,25 @@ def test_a_step_that_hangs_is_named_by_what_steps_took_so_far(trained, launcher)
     assert re.search(f"{said}.*trainer.py", err), err
     assert re.search(rf"{why}; the job is ended after 4 s of that \(--stall_timeout\)\. ", out), out
     assert launcher.nothing_left(within=1) is True
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_suspended_is_no_hang(launcher, trained):
+    body = 'from backend.tensorflow import trainer\ntrainer.fit(*[("step", 0.2)] * 40)\nprint("done")'
+    process = launcher.start(
+        "--workers=1", "--stall_floor=3", body=body.replace("trainer.fit", "print('up'); trainer.fit")
+    )
+    launcher.read_until(process, b"| up")
+    time.sleep(2.5)
+    every = launcher.left()
+    assert process.pid in [each.pid for each in every]
+    for number, seconds in ((signal.SIGSTOP, 5), (signal.SIGCONT, 0)):
+        for each in every:
+            each.send_signal(number)
+        time.sleep(seconds)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert b"| done" in out
 
 
 @pytest.mark.slow

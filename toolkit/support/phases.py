@@ -1,7 +1,7 @@
 """The phase that a task is in, which its agent can read at any moment: also while the task can't answer.
 
 Both have a small file in memory. A report would come too late, or not at all: steps are reported once in a while, and a
-task that hangs in native code may hold Python's interpreter lock. To enter a phase costs a microsecond.
+task that hangs in native code may hold Python's interpreter lock. To enter a phase costs some microseconds.
 """
 
 import contextlib

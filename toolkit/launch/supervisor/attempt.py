@@ -274,7 +274,7 @@ class Attempt:
 
     def _look_for_stall(self) -> None:
         alive = [task for task in self.tasks if task.alive]
-        found = state.stall(self.tasks, limit=self.spec.stall_timeout, floor=self.spec.stall_floor) if alive else None
+        found = self._stall() if alive else None
         quiet = time.monotonic() - found.last if found else 0.0
         if found is None or quiet < found.limit / 2 or found.last <= self._passed:
             return
@@ -284,6 +284,9 @@ class Attempt:
                 self._warn_of_stall(found, quiet)
             return
         where = self._where_tasks_are()
+        again = self._stall()
+        if again is None or again.last > found.last:  # The machine was suspended, and this launcher continued first.
+            return
         if found.why and not any(stacks.in_training(task.stacks) for task in alive):
             self._passed = found.last  # Its phase was left by an exception.
             return
@@ -295,6 +298,9 @@ class Attempt:
         raise TaskFailed(
             f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.directory}", code=1
         )
+
+    def _stall(self) -> state.Stall | None:
+        return state.stall(self.tasks, limit=self.spec.stall_timeout, floor=self.spec.stall_floor)
 
     def _warn_of_stall(self, found: state.Stall, quiet: float) -> None:
         begins = f"note: no task has written a line, taken a step or computed for {quiet:.0f} s"
