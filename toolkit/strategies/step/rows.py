@@ -424,6 +424,12 @@ def _elements(x: Rows, tensor: tf.Tensor) -> list[Rows] | None:
     return None
 
 
+def _with_value(x: Rows, tensor: tf.Tensor) -> Rows:
+    """Returns what a scalar is, with its value if that is a known size."""
+    value = _static(tensor) if x.is_alike and x.size is None and tensor.dtype.is_integer else None
+    return x if value is None else Rows(Of.ALIKE, size=int(value))
+
+
 def _vector(sizes: Sequence[Rows]) -> Rows:
     return Rows(Of.ALIKE if all(each.is_alike for each in sizes) else Of.SHAPE, sizes=tuple(sizes))
 
@@ -463,11 +469,11 @@ def _drawn(op: tf.Operation, args: Sequence[Rows]) -> Rows:
 
 
 def _packed(op: tf.Operation, args: Sequence[Rows]) -> Rows:
-    if all(each.is_alike for each in args):
-        return ALIKE
     axis = op.get_attr("axis")
     if op.outputs[0].shape.rank == 1 and all(each.of in (Of.ALIKE, Of.WHOLE) for each in args):
-        return Rows(Of.SHAPE, sizes=tuple(args))
+        return _vector([_with_value(each, tensor) for each, tensor in zip(args, op.inputs, strict=True)])
+    if all(each.is_alike for each in args):
+        return ALIKE
     if not all(each == args[0] for each in args) or args[0].of in (Of.WHOLE, Of.SHAPE):
         return WHOLE if not all(each.of is Of.ROWS for each in args) else _COUPLED
     rank = op.outputs[0].shape.rank
@@ -602,6 +608,8 @@ def _divides_rows(before: list[int | None], shape: tf.TensorShape, sizes: Sequen
     if shape.rank is None or shape[0] is not None:
         return False
     after = [size if size is not None else each.size for size, each in zip(shape, sizes, strict=True)][1:]
+    if any(size is not None and size < 0 for size in after):
+        return False
     if None in before or None in after:
         return after == before[len(before) - len(after) :] and after.count(None) <= 1
     own, entry = (math.prod(size or 0 for size in sizes) for sizes in (before, after))
@@ -854,9 +862,9 @@ def _rules() -> dict[str, Callable]:
         _multiplied: "Mul MulNoNan",
         _divided: "Div RealDiv DivNoNan",
         _elementwise: "Abs Acos Acosh Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Betainc "
-        "BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue ComplexAbs Complex Cos Cosh Digamma Elu Equal Erf Erfc "
-        "Erfinv Exp Expm1 Floor FloorDiv FloorMod Gelu Greater GreaterEqual Igamma Igammac Inv Invert IsFinite IsInf "
-        "IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Minimum Mod Ndtri "
+        "Bitcast BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue ComplexAbs Complex Cos Cosh Digamma Elu Equal Erf "
+        "Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Gelu Greater GreaterEqual Igamma Igammac Inv Invert IsFinite "
+        "IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Minimum Mod Ndtri "
         "NextAfter NotEqual Polygamma Pow Reciprocal Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh "
         "Softplus Softsign Sqrt Square SquaredDifference StringLower Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py "
         "Xlogy Zeta",
