@@ -862,12 +862,12 @@ def _rules() -> dict[str, Callable]:
         _multiplied: "Mul MulNoNan",
         _divided: "Div RealDiv DivNoNan",
         _elementwise: "Abs Acos Acosh Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Betainc "
-        "Bitcast BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue ComplexAbs Complex Cos Cosh Digamma Elu Equal Erf "
-        "Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Gelu Greater GreaterEqual Igamma Igammac Inv Invert IsFinite "
-        "IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Minimum Mod Ndtri "
-        "NextAfter NotEqual Polygamma Pow Reciprocal Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh "
-        "Softplus Softsign Sqrt Square SquaredDifference StringLower Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py "
-        "Xlogy Zeta",
+        "Bitcast BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue ComplexAbs Complex Cos Cosh Digamma Elu "
+        "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Gelu Greater GreaterEqual Igamma Igammac "
+        "Inv Invert IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd "
+        "LogicalNot LogicalOr Minimum Mod Ndtri NextAfter NotEqual Polygamma Pow Reciprocal Relu Relu6 "
+        "RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square "
+        "SquaredDifference StringLower Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta",
         _largest: "Maximum",
         _chosen: "Select SelectV2",
         _reduced: "Sum Mean Max Min Prod All Any EuclideanNorm",
