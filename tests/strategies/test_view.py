@@ -70,6 +70,39 @@ def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(
     assert said.count("the batch") == 1  # Only layers read y.
 
 
+class Denoiser(keras.Model):
+    """Draws noise in the shape of the whole batch, whose size is in the script."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.net, self.size = keras.Sequential([keras.Input((6,)), layers.Dense(6)]), size
+
+    def train_step(self, data):
+        x, _ = data
+        rows = BATCH if self.size == "constant" else x.shape[0]
+        noise = tf.reshape(tf.range(6.0 * rows) / (6 * rows), (rows, 6))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(x + noise) - noise) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["constant", "of the batch"])
+def test_a_step_may_know_the_size_of_the_batch(four_devices, size):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Denoiser(size)
+            model.compile(keras.optimizers.SGD(0.1))
+        whole = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
+        history = model.fit(whole, epochs=2, verbose=0, shuffle=False).history["loss"]
+        return np.concatenate([history, *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_loop_compares_its_examples_with_all_of_the_batch(four_devices):
     def trained(strategy):

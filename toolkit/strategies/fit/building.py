@@ -13,6 +13,7 @@ Keras has no public hook for it: `Model._maybe_symbolic_build`, which models of 
 
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -147,8 +148,21 @@ def _run_step(model: keras.Model, data: Any, step: str) -> None:
     before = -1
     while before != len(model.variables):  # Again, because a step may ask for variables before it creates them.
         before = len(model.variables)
-        done = trial.run(getattr(model, step), data)
+        done = _tried(getattr(model, step), data)
     for optimizer, variables in done.optimizers:
         if not optimizer.built:
             optimizer.build(variables)
     model._post_build()
+
+
+def _tried(step: Callable, data: Any) -> Any:
+    """Runs a step on batches of any size, or, where it asks for one, of that of a replica's share."""
+
+    def of_any_size(leaf: Any) -> Any:
+        dense = isinstance(leaf, (tf.TensorSpec, tf.Tensor)) and leaf.shape.rank
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if dense else leaf
+
+    try:
+        return trial.run(step, tf.nest.map_structure(of_any_size, data))
+    except Exception:  # The user's own code may raise anything.
+        return trial.run(step, data)

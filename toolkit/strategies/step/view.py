@@ -89,6 +89,7 @@ class View:
         self._own: dict[int, tuple[Any, Any]] = {}  # By whole tensors' ids: the tensor, and its own rows.
         self._calls = [] if trial is None else [_layers(trial.calls)]
         self._gathered: list[tuple[str, Any]] = []
+        self._size: int | None = None  # Of the batch, where that is known when the step is traced.
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -112,8 +113,8 @@ class View:
             if not leaf.shape.rank or number in here.whole:
                 return leaf
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
-            if not tf.executing_eagerly():  # Nobody takes its size for the batch's.
-                leaf = tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
+            if leaf.shape[0] is not None and here.rows is None and not tf.executing_eagerly():
+                self._size = self._size or leaf.shape[0] * collectives.replica_id_and_count()[1]
             return self._whole(leaf, reads, "the batch")
 
         return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
@@ -178,8 +179,11 @@ class View:
     def _is_by_row(self, x: Any, own: bool = False) -> bool:
         if id(x) in self._own or is_row_dimension(x):
             return True
-        if not tf.executing_eagerly() or not x.shape.rank:
+        if not x.shape.rank:
             return False
+        if not tf.executing_eagerly():
+            size = self._size and (self._size // collectives.replica_id_and_count()[1] if own else self._size)
+            return bool(size and x.shape[0] and x.shape[0] % size == 0)
         count = int(self._rows.count if own else self._rows.total_count)
         return count > 0 and x.shape[0] % count == 0
 
@@ -202,12 +206,15 @@ class View:
             sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
             found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
         else:
-            found = tf.identity(own)
+            found = own
+            if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
+                found = tf.raw_ops.PlaceholderWithDefault(input=own, shape=[None, *own.shape[1:]])
             mask = backend.get_keras_mask(own)
             if mask is not None:
                 backend.set_keras_mask(found, mask)
-        if not tf.executing_eagerly():
-            found.set_shape([None, *own.shape[1:]])
+        if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
+            rows = own.shape[0] and self._size and own.shape[0] * collectives.replica_id_and_count()[1]
+            found.set_shape([rows, *own.shape[1:]])
         self._own[id(found)] = (found, own)
         return found
 
