@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import sys
+import time
 
 import keras
 import numpy as np
@@ -81,23 +82,27 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_the_run_only_after_the_third
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Full(keras.callbacks.Callback):
-        def __init__(self, *, epochs):
+        def __init__(self, directory, *, epochs):
             super().__init__()
-            self.epochs = epochs
+            self.directory, self.epochs = directory, epochs
 
         def on_epoch_end(self, epoch, logs=None):
             full = epoch in self.epochs
+            for _ in range(300 if epoch == self.epochs[0] else 0):  # The first checkpoint is written meanwhile.
+                if CheckpointStore(self.directory / "checkpoints").names():
+                    break
+                time.sleep(0.1)
             resource.setrlimit(resource.RLIMIT_FSIZE, (300 if full else before[0], before[1]))
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # The file that pytest puts there could fill up, too.
     try:
-        summary = train(tmp_path / "two", batches(), extra=[Full(epochs=(1, 2))])
+        summary = train(tmp_path / "two", batches(), extra=[Full(tmp_path / "two", epochs=(1, 2))])
         assert summary["status"] == "completed"
         assert caplog.text.count("The checkpoint of step") == 2, caplog.text
         assert caplog.text.count("TensorBoard's files can't be written (") == 1, caplog.text
         assert CheckpointStore(tmp_path / "two/checkpoints").names() == ["step-00000003-end", "step-00000012-end"]
         with pytest.raises(CheckpointsFailing, match="3 checkpoints in a row"):
-            train(tmp_path / "three", batches(), extra=[Full(epochs=(1, 2, 3))])
+            train(tmp_path / "three", batches(), extra=[Full(tmp_path / "three", epochs=(1, 2, 3))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert CheckpointStore(tmp_path / "three/checkpoints").load().step == 3
