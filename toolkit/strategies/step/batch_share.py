@@ -185,8 +185,8 @@ class Share:
         size = tf.cast(tf.shape(whole)[0], tf.float64)
         begin, end = (tf.cast(size * at / self.total_count, tf.int32) for at in (self.first, self.first + self.count))
         if self.has_own is not None:  # A replica without examples has a copy of one.
-            begin = tf.minimum(begin, tf.shape(whole)[0] - 1)
-            end = tf.maximum(end, begin + 1)
+            begin = tf.minimum(begin, tf.maximum(tf.shape(whole)[0] - 1, 0))
+            end = tf.where(self.has_own, end, tf.maximum(end, begin + 1))
         return self._own_rows(whole, begin, end - begin)
 
     def _own_rows(self, whole: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:

@@ -170,6 +170,10 @@ class Graph:
     def _look(self, operations: Sequence[tf.Operation]) -> None:
         for op in operations:
             found = self._of(op)
+            if any(self[each].couples for each in op.inputs):  # What is computed of mixed rows is mixed.
+                values = found if isinstance(found, list) else [found]
+                found = [_COUPLED if each.of is Of.WHOLE else each for each in values]
+                found = found if len(found) > 1 else found[0]
             for tensor, value in zip(
                 op.outputs, found if isinstance(found, list) else itertools.repeat(found), strict=False
             ):
@@ -698,6 +702,13 @@ def _along(op: tf.Operation, args: Sequence[Rows]) -> Rows | list[Rows]:
     return dataclasses.replace(x, axis=x.axis - any(each < x.axis for each in axes)) if "Arg" in op.type else x
 
 
+def _rolled(op: tf.Operation, args: Sequence[Rows]) -> Rows:
+    x, axes, rank = args[0], _static(op.inputs[2]), op.inputs[0].shape.rank
+    if x.of is not Of.ROWS or axes is None or rank is None or not args[1].is_alike:
+        return ALIKE if all(each.is_alike for each in args) else WHOLE
+    return _COUPLED if x.axis in {int(each) % rank for each in axes.reshape(-1)} else x
+
+
 def _last(op: tf.Operation, args: Sequence[Rows], width: int = 1) -> Rows:
     """What is computed along the last axes of the first argument."""
     if all(each.is_alike for each in args):
@@ -887,6 +898,7 @@ def _rules() -> dict[str, Callable]:
         _tiled: "Tile",
         _padded: "Pad PadV2 MirrorPad",
         _along: "ArgMax ArgMin Cumsum Cumprod CumulativeLogsumexp ReverseV2",
+        _rolled: "Roll",
         _last: "Softmax LogSoftmax SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits TopKV2 InTopKV2 "
         "FFT IFFT RFFT IRFFT",
         _matrices: "MatrixBandPart MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 "

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
 from toolkit.strategies.step.batch_share import known_here
@@ -76,7 +77,14 @@ def _gradient(
     variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
     if vectors and output_gradients is None and len(variables) == len(flat):
         output_gradients = tf.nest.map_structure(seed, target)
-    within, scaled = share.differentiates or _of_a_jacobian(), _is_of(target, share.scaled)
+    jacobian = _of_a_jacobian()
+    if jacobian and here.view is not None and len(variables) < len(flat):
+        raise StrategyError(
+            asked="the step computes a Jacobian by what isn't a variable",
+            found="it looks at the batch as a whole, and its layers can't exchange rows in the loop of a Jacobian",
+            remedy="Compute the Jacobian in a layer's call, or its products by tape.gradient",
+        )
+    within, scaled = share.differentiates or jacobian, _is_of(target, share.scaled)
     with _differentiating(share, scaled):
         found = original(tape, target, sources, output_gradients, **kwargs)
     out = tf.nest.flatten(found)

@@ -47,10 +47,12 @@ class Reads:
     Attributes:
         values: Whether it reads values.
         shape: Whether it reads the shape.
+        differentiated: Whether a gradient by it is asked for, so that layers must be given what it is.
     """
 
     values: bool = True
     shape: bool = True
+    differentiated: bool = False
 
 
 class Trial:
@@ -62,6 +64,7 @@ class Trial:
         data: The tensors of its batch.
         opened: Whether it needs the whole batch.
         sums: Whether the losses that it differentiates are sums over rows, and not means.
+        replicated: Whether gradients are asked for in a loop, as of a Jacobian: layers can't exchange anything there.
         summed_logs: The numbers of those values that it returns which are sums over rows.
     """
 
@@ -70,7 +73,9 @@ class Trial:
         self.calls: list[Call] = []
         self.data: list = []
         self.opened = False
-        self.sums = False
+        self.sums = self.replicated = False
+        self._sources: set[int] = set()
+        self._read: set[int] = set()  # What is differentiated, which no operation shows here.
         self.summed_logs: frozenset[int] = frozenset()
         self._graph: Any = None
         self._within: list[list[Call]] = [self.calls]
@@ -176,7 +181,9 @@ class Trial:
 
     def reads(self, tensor: Any) -> Reads:
         """Returns how opened parts of the step use a tensor."""
-        if not isinstance(tensor, tf.Tensor) or any(each is tensor for each in self._returned.values()):
+        if not isinstance(tensor, tf.Tensor) or self.replicated or id(tensor) in self._sources:
+            return Reads(differentiated=True)
+        if id(tensor) in self._read or any(each is tensor for each in self._returned.values()):
             return Reads()
         reading = [op for op in tensor.consumers() if not self._is_closed(op)]
         return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
@@ -228,6 +235,9 @@ class Trial:
         targets = _tensors(target)
         if len(self._within) == 1:
             self._targets.append(targets)
+            self._sources |= {id(each) for each in _tensors(sources)}
+        self._read |= {id(each) for each in targets}
+        self.replicated = self.replicated or tf.compat.v1.get_default_graph() is not self._graph
 
         def of_rows(given: list[Rows], _: Any) -> Rows:
             *of, source = given

@@ -122,7 +122,9 @@ class View:
     def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""
         record = self._next(layer)
-        if record is None:
+        if self._trial is not None and self._trial.replicated:
+            opened = True
+        elif record is None:
             opened = not type(layer).__module__.startswith("keras.src.") or not self.is_any_by_row((args, kwargs))
         else:
             opened = record.opened or not self.is_any_by_row((args, kwargs))
@@ -215,7 +217,8 @@ class View:
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
             rows = own.shape[0] and self._size and own.shape[0] * collectives.replica_id_and_count()[1]
             found.set_shape([rows, *own.shape[1:]])
-        self._own[id(found)] = (found, own)
+        if not reads.differentiated:
+            self._own[id(found)] = (found, own)
         return found
 
     def _count_of(self, own: Any) -> tf.Tensor:
