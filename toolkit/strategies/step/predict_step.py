@@ -28,9 +28,11 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     if not here.divided or collectives.replica_id_and_count()[1] == 1:
         return original(model, data)
     leaves = [each if n in here.whole else _of_any_size(each) for n, each in enumerate(tf.nest.flatten(data))]
-    outputs = original(model, tf.nest.pack_sequence_as(data, leaves))
+    # A stateful LSTM of Keras 3.12 can't take a batch of any size.
+    given = data if has_one_size(model) else tf.nest.pack_sequence_as(data, leaves)
+    outputs = original(model, given)
     by_example = [_is_by_example(leaf) for leaf in keras.tree.flatten(outputs)]
-    if not all(by_example) and not tf.executing_eagerly() and not has_one_size(model):
+    if not all(by_example) and given is not data and not tf.executing_eagerly():
         return _of_whole(original, model, data, by_example)
     if here.rows is None:
         return outputs
