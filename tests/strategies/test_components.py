@@ -172,11 +172,12 @@ def stacked():
 
 
 @pytest.mark.slow
-def test_what_is_stacked_along_axis_0_is_one_devices(four_devices):
+@pytest.mark.parametrize("taken", [lambda pair: (pair[0], pair[1]), tf.unstack], ids=["by number", "unstacked"])
+def test_what_is_stacked_along_axis_0_is_one_devices(taken, four_devices):
     def trained(strategy):
         keras.utils.set_random_seed(1)
         with strategy.scope():
-            model = Pairs(lambda pair: (pair[0], pair[1]))
+            model = Pairs(taken)
             model.compile(keras.optimizers.SGD(0.1))
         history = model.fit(stacked(), epochs=2, verbose=0, shuffle=False).history["distance"]
         return np.concatenate([history, *map(np.ravel, model.get_weights())])
@@ -186,9 +187,9 @@ def test_what_is_stacked_along_axis_0_is_one_devices(four_devices):
 
 
 @pytest.mark.slow
-def test_a_step_that_takes_rows_apart_is_told_why_it_cannot(four_devices):
+def test_a_step_that_takes_uneven_rows_apart_is_told_why_it_cannot(four_devices):
     with strategies.create("mirrored", devices=four_devices[:2]).scope():
-        model = Pairs(tf.unstack)
+        model = Pairs(lambda three: tf.unstack(three)[:2])
         model.compile("sgd")
     with pytest.raises(StrategyError, match="takes a tensor apart along axis 0.*Take rows by their number"):
-        model.fit(stacked(), verbose=0, shuffle=False)
+        model.fit(tf.data.Dataset.from_tensor_slices(X.reshape(2, 3, 4, 4)), verbose=0, shuffle=False)

@@ -206,11 +206,13 @@ class Checkpointer:
         self.calls.append("closed")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in [getattr(keras.callbacks, "OrbaxCheckpoint", None)] if kind])
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("chief", [True, False])
-def test_all_read_what_the_chief_gives_orbax(adapted, monkeypatch, kind, background, chief):
+def test_all_read_what_the_chief_gives_orbax(adapted, monkeypatch, background, chief):
     """multiprocess/test_fit.py has the true one."""
+    kind = getattr(keras.callbacks, "OrbaxCheckpoint", None)
+    if kind is None:
+        pytest.skip("OrbaxCheckpoint of Keras 3.12 is missing")
     saving = kind.__new__(kind)  # Orbax needs JAX, and isn't installed everywhere.
     keras.callbacks.Callback.__init__(saving)
     ours = {"save_freq": "epoch", "save_best_only": False, "save_on_background": background, "save_weights_only": True}
