@@ -150,6 +150,20 @@ class Centred(layers.Layer):
         return x - ops.mean(x, 0)
 
 
+class Looped(layers.Layer):
+    """Calls a layer in a loop over the rows of the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.scan(lambda before, row: 0.5 * before + self.dense(row[None])[0], x)
+
+
 class Counter(layers.Layer):
     def build(self, _):
         self.n = self.add_weight(shape=(), initializer="zeros", trainable=False)

@@ -77,7 +77,7 @@ def _divided(model: Any, batch: Any) -> Any:
 
     every = [None if leaf is None else distributed(lambda part, n=n: part.batch[n]) for n, leaf in enumerate(leaves)]
     shares = tf.nest.pack_sequence_as(batch, every)
-    if all(divided) and rows >= count and not alone:
+    if all(divided) and rows % count == 0 and not alone:
         return shares
     return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].whole)
 

@@ -50,7 +50,6 @@ class Rows:
         parts: How many times the batch stands along that axis, one after another: 2 for `tf.concat([x, y], 0)`.
         sizes: Each element of a vector of sizes.
         size: The value of such an element, where it is known.
-        couples: Whether an operation is known to mix rows; of WHOLE.
     """
 
     of: Of
@@ -59,7 +58,6 @@ class Rows:
     parts: int = 1
     sizes: tuple["Rows", ...] = dataclasses.field(default=(), compare=False)
     size: int | None = dataclasses.field(default=None, compare=False)
-    couples: bool = False
 
     @property
     def is_mean(self) -> bool:
@@ -85,7 +83,6 @@ class Rows:
 ALIKE = Rows(Of.ALIKE)
 ROWS = Rows(Of.ROWS, axis=0)
 WHOLE = Rows(Of.WHOLE)
-_COUPLED = Rows(Of.WHOLE, couples=True)
 _COUNT = Rows(Of.ALIKE, power=1)
 MEAN = Rows(Of.SUM, power=-1)
 
@@ -170,10 +167,6 @@ class Graph:
     def _look(self, operations: Sequence[tf.Operation]) -> None:
         for op in operations:
             found = self._of(op)
-            if any(self[each].couples for each in op.inputs):  # What is computed of mixed rows is mixed.
-                values = found if isinstance(found, list) else [found]
-                found = [_COUPLED if each.of is Of.WHOLE else each for each in values]
-                found = found if len(found) > 1 else found[0]
             for tensor, value in zip(
                 op.outputs, found if isinstance(found, list) else itertools.repeat(found), strict=False
             ):
@@ -297,7 +290,7 @@ def _elementwise(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return ALIKE
     if not _plain(args):
         return WHOLE
-    return _aligned(op, args) or _COUPLED
+    return _aligned(op, args) or WHOLE
 
 
 def _cast(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -314,9 +307,9 @@ def _added(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return Rows(Of.SUM, power=sums.pop() - 1) if len(sums) == 1 else WHOLE
     if all(each.of is Of.ROWS for each in args) and len({each.power for each in args}) == 1:
         where = _aligned(op, args)
-        return _COUPLED if where is None else dataclasses.replace(where, power=args[0].power)
+        return WHOLE if where is None else dataclasses.replace(where, power=args[0].power)
     if any(each.of is Of.SUM for each in args) and all(each.of in (Of.ROWS, Of.SUM, Of.ALIKE) for each in args):
-        return _COUPLED  # Such as x - mean(x).
+        return WHOLE  # Such as x - mean(x).
     return _elementwise(op, args)
 
 
@@ -332,9 +325,9 @@ def _multiplied(op: tf.Operation, args: Sequence[Rows], sign: int = 1) -> Rows:
     if sign == 1 and one.of is Of.ALIKE and two.of is Of.SUM:
         return Rows(Of.SUM, power=power)
     if Of.SUM in (one.of, two.of):
-        return _COUPLED
+        return WHOLE
     where = _aligned(op, args)
-    return _COUPLED if where is None else dataclasses.replace(where, power=power)
+    return WHOLE if where is None else dataclasses.replace(where, power=power)
 
 
 def _divided(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -374,7 +367,7 @@ def _reduced(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return WHOLE
     axes = {int(each) % rank for each in axes.reshape(-1)}
     if x.axis in axes:
-        return Rows(Of.SUM, power=x.power - (op.type == "Mean")) if linear else _COUPLED
+        return Rows(Of.SUM, power=x.power - (op.type == "Mean")) if linear else WHOLE
     if x.power and not linear:
         return WHOLE
     before = 0 if op.get_attr("keep_dims") else len([each for each in axes if each < x.axis])
@@ -455,7 +448,7 @@ def _fill(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return WHOLE
     own = counted[0] - (len(sizes) - tensor.shape.rank)
     rows = Rows(Of.ROWS, axis=counted[0], parts=sizes[counted[0]].parts)
-    return rows if own < 0 or tensor.shape[own] == 1 else _COUPLED
+    return rows if own < 0 or tensor.shape[own] == 1 else WHOLE
 
 
 def _drawn(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -469,7 +462,7 @@ def _drawn(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return WHOLE
     if sizes and len(counted) == 1 and sizes[counted[0]].power == 1:
         return Rows(Of.ROWS, axis=counted[0], parts=sizes[counted[0]].parts)
-    return _COUPLED
+    return WHOLE
 
 
 def _packed(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -479,7 +472,7 @@ def _packed(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     if all(each.is_alike for each in args):
         return ALIKE
     if not all(each == args[0] for each in args) or args[0].of in (Of.WHOLE, Of.SHAPE):
-        return WHOLE if not all(each.of is Of.ROWS for each in args) else _COUPLED
+        return WHOLE
     rank = op.outputs[0].shape.rank
     if args[0].of is not Of.ROWS or rank is None:
         return args[0] if args[0].of is Of.SUM else WHOLE
@@ -493,7 +486,7 @@ def _unpacked(op: tf.Operation, args: Sequence[Rows]) -> Rows | list[Rows]:
     if x.of is not Of.ROWS:
         return x
     axis = op.get_attr("axis") % op.inputs[0].shape.rank
-    return _COUPLED if axis == x.axis else dataclasses.replace(x, axis=x.axis - (axis < x.axis))
+    return WHOLE if axis == x.axis else dataclasses.replace(x, axis=x.axis - (axis < x.axis))
 
 
 def _concatenated(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -507,12 +500,12 @@ def _concatenated(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         found = [_elements(each, tensor) for each, tensor in zip(values, tensors, strict=True)]
         return WHOLE if any(each is None for each in found) else _vector([e for part in found for e in part or ()])
     if not all(each.of is Of.ROWS for each in values):
-        return _COUPLED if _plain(values) else WHOLE
+        return WHOLE
     if len({(each.axis, each.power) for each in values}) != 1:
-        return _COUPLED
+        return WHOLE
     if int(axis) % rank == values[0].axis:
         return dataclasses.replace(values[0], parts=sum(each.parts for each in values))
-    return values[0] if len({each.parts for each in values}) == 1 else _COUPLED
+    return values[0] if len({each.parts for each in values}) == 1 else WHOLE
 
 
 def _split(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -525,7 +518,7 @@ def _split(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     count = len(op.outputs)
     if op.type == "Split" and x.parts % count == 0:
         return dataclasses.replace(x, parts=x.parts // count)
-    return _COUPLED
+    return WHOLE
 
 
 def _sliced(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -541,7 +534,7 @@ def _sliced(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         if begin is None or end is None:
             return WHOLE
         whole = begin[x.axis] == 0 and end[x.axis] == -1
-        return x if whole else _COUPLED
+        return x if whole else WHOLE
     masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     length = op.inputs[1].shape[0]
     rank = tensor.shape.rank
@@ -562,7 +555,7 @@ def _sliced(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         if at == x.axis:
             all_of_it = masks["begin"] >> n & 1 or (begin is not None and begin[n] == 0)
             all_of_it = all_of_it and masks["end"] >> n & 1 and strides is not None and strides[n] == 1
-            return dataclasses.replace(x, axis=out) if all_of_it and not shrinks else _COUPLED
+            return dataclasses.replace(x, axis=out) if all_of_it and not shrinks else WHOLE
         at, out = at + 1, out + (not shrinks)
     return dataclasses.replace(x, axis=out + x.axis - at)
 
@@ -597,10 +590,8 @@ def _reshaped(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return WHOLE
     if x.axis == 0:
         if not sizes or any(each.power for each in sizes[1:]):
-            return _COUPLED
-        return (
-            x if sizes[0].power == 1 or _divides_rows(list(tensor.shape)[1:], op.outputs[0].shape, sizes) else _COUPLED
-        )
+            return WHOLE
+        return x if sizes[0].power == 1 or _divides_rows(list(tensor.shape)[1:], op.outputs[0].shape, sizes) else WHOLE
     before = list(tensor.shape)[: x.axis]
     after = list(op.outputs[0].shape)[: x.axis]
     same = None not in before and before == after and len(sizes) > x.axis
@@ -640,7 +631,7 @@ def _squeezed(op: tf.Operation, args: Sequence[Rows]) -> Rows:
         return WHOLE
     axes = [each % shape.rank for each in op.get_attr("squeeze_dims")]
     axes = axes or [n for n, size in enumerate(shape) if size == 1]
-    return _COUPLED if x.axis in axes else dataclasses.replace(x, axis=x.axis - sum(each < x.axis for each in axes))
+    return WHOLE if x.axis in axes else dataclasses.replace(x, axis=x.axis - sum(each < x.axis for each in axes))
 
 
 def _transposed(op: tf.Operation, args: Sequence[Rows]) -> Rows:
@@ -683,7 +674,7 @@ def _padded(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     x, padding = args[0], _static(op.inputs[1])
     if x.of is not Of.ROWS or x.power or padding is None:
         return ALIKE if all(each.is_alike for each in args) else WHOLE
-    return x if not padding[x.axis].any() and all(each.is_alike for each in args[1:]) else _COUPLED
+    return x if not padding[x.axis].any() and all(each.is_alike for each in args[1:]) else WHOLE
 
 
 def _along(op: tf.Operation, args: Sequence[Rows]) -> Rows | list[Rows]:
@@ -698,7 +689,7 @@ def _along(op: tf.Operation, args: Sequence[Rows]) -> Rows | list[Rows]:
         return WHOLE
     axes = {int(each) % rank for each in axes.reshape(-1)}
     if x.axis in axes:
-        return _COUPLED
+        return WHOLE
     return dataclasses.replace(x, axis=x.axis - any(each < x.axis for each in axes)) if "Arg" in op.type else x
 
 
@@ -706,7 +697,7 @@ def _rolled(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     x, axes, rank = args[0], _static(op.inputs[2]), op.inputs[0].shape.rank
     if x.of is not Of.ROWS or axes is None or rank is None or not args[1].is_alike:
         return ALIKE if all(each.is_alike for each in args) else WHOLE
-    return _COUPLED if x.axis in {int(each) % rank for each in axes.reshape(-1)} else x
+    return WHOLE if x.axis in {int(each) % rank for each in axes.reshape(-1)} else x
 
 
 def _last(op: tf.Operation, args: Sequence[Rows], width: int = 1) -> Rows:
@@ -717,12 +708,12 @@ def _last(op: tf.Operation, args: Sequence[Rows], width: int = 1) -> Rows:
     if not _plain(args) or None in ranks:
         return WHOLE
     if args[0].of is not Of.ROWS or args[0].axis >= ranks[0] - width:
-        return _COUPLED
+        return WHOLE
     for each, tensor, rank in zip(args[1:], list(op.inputs)[1:], ranks[1:], strict=True):
         if each.of is Of.ROWS and (each.axis, each.parts) != (args[0].axis, args[0].parts):
-            return _COUPLED
+            return WHOLE
         if each.of is not Of.ROWS and rank > args[0].axis and op.type in _PAIRS and tensor.shape[args[0].axis] != 1:
-            return _COUPLED
+            return WHOLE
     return args[0]
 
 
@@ -755,13 +746,13 @@ def _gathered(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     axis = int(axis) % rank
     wide = op.inputs[1].shape.rank - batch
     if x.of is Of.ROWS and indices.of is Of.ROWS:
-        return x if x.axis == indices.axis < batch and x.parts == indices.parts else _COUPLED
+        return x if x.axis == indices.axis < batch and x.parts == indices.parts else WHOLE
     if indices.of is Of.ROWS:
         if indices.axis < batch:
-            return _COUPLED
+            return WHOLE
         return dataclasses.replace(indices, axis=axis + indices.axis - batch)
     if x.axis == axis or x.axis < batch:
-        return _COUPLED
+        return WHOLE
     return dataclasses.replace(x, axis=x.axis if x.axis < axis else x.axis - 1 + wide)
 
 
@@ -822,16 +813,16 @@ def _contracted(op: tf.Operation, args: Sequence[Rows], given: list[list[str]], 
     sums = [each for each in args if each.of is Of.SUM]
     rows = [(each, labels) for each, labels in zip(args, given, strict=True) if each.of is Of.ROWS]
     if sums:
-        return Rows(Of.SUM, power=power) if len(sums) == 1 and not rows else _COUPLED
+        return Rows(Of.SUM, power=power) if len(sums) == 1 and not rows else WHOLE
     if not rows:
         return Rows(Of.ALIKE, power=power)
     names = {labels[each.axis] for each, labels in rows}
     if len(names) != 1 or len({each.parts for each, _ in rows}) != 1:
-        return _COUPLED
+        return WHOLE
     name = names.pop()
     for each, labels, tensor in zip(args, given, op.inputs, strict=True):
         if each.of is not Of.ROWS and name in labels and tensor.shape[labels.index(name)] != 1:
-            return _COUPLED  # A factor for each row's number.
+            return WHOLE  # A factor for each row's number.
     if name in result:
         return Rows(Of.ROWS, power=power, axis=result.index(name), parts=rows[0][0].parts)
     return Rows(Of.SUM, power=power)
@@ -854,7 +845,7 @@ def _seeds(_: tf.Operation, args: Sequence[Rows]) -> Rows:
 
 
 def _range(_: tf.Operation, args: Sequence[Rows]) -> Rows:
-    return ALIKE if all(each.is_alike for each in args) else _COUPLED
+    return ALIKE if all(each.is_alike for each in args) else WHOLE
 
 
 def _constant(op: tf.Operation, args: Sequence[Rows]) -> Rows:

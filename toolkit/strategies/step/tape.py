@@ -17,8 +17,6 @@ have added to it what only one replica knows.
 """
 
 import contextlib
-import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,13 +30,12 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
 from toolkit.strategies.step.batch_share import known_here
 from toolkit.strategies.step.optimizer import reduced
+from toolkit.strategies.step.trial import of_a_jacobian
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_tapes", "batch_gradients"]
-
-_TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 
 
 def adapt_tapes() -> None:
@@ -77,11 +74,11 @@ def _gradient(
     variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
     if vectors and output_gradients is None and len(variables) == len(flat):
         output_gradients = tf.nest.map_structure(seed, target)
-    jacobian = _of_a_jacobian()
-    if jacobian and here.view is not None and len(variables) < len(flat):
+    jacobian = of_a_jacobian()
+    if jacobian and here.view is not None and not here.view.replicated:
         raise StrategyError(
-            asked="the step computes a Jacobian by what isn't a variable",
-            found="it looks at the batch as a whole, and its layers can't exchange rows in the loop of a Jacobian",
+            asked="the step computes a Jacobian",
+            found="it can't be traced without values, and its layers can't exchange rows in the loop of a Jacobian",
             remedy="Compute the Jacobian in a layer's call, or its products by tape.gradient",
         )
     within, scaled = share.differentiates or jacobian, _is_of(target, share.scaled)
@@ -104,14 +101,6 @@ def _first_copy(source: Any) -> Any:
     if not isinstance(held, tf.distribute.DistributedValues):
         return source
     return tf.distribute.get_strategy().experimental_local_results(held)[0]
-
-
-def _of_a_jacobian() -> bool:
-    """Whether TensorFlow's own file asks for a gradient, for example for a row of a Jacobian."""
-    asking: Any = sys._getframe(1)
-    while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
-        asking = asking.f_back
-    return asking is not None and asking.f_code.co_filename == _TAPES
 
 
 def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:

@@ -8,7 +8,6 @@ travel in one exchange. Any other scalar x_r counts by its replica's share: sum 
 import functools
 import logging
 import random
-import threading
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -32,12 +31,11 @@ from toolkit.strategies.step.moments import attach_to
 from toolkit.strategies.step.no_examples import state_of_own
 from toolkit.strategies.step.predict_step import of_one
 from toolkit.strategies.step.results import Result, results_noted
-from toolkit.strategies.step.shown import Found, shown
+from toolkit.strategies.step.shown import Tries
 from toolkit.strategies.step.single_rows import rows_stay_together
 from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support.scopes import outside
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_seeds", "make_function"]
@@ -98,7 +96,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
                 logs = step(data)
             return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
 
-    tries = _Tries(model)
+    tries = Tries(model)
 
     def make() -> Any:
         watch(model)
@@ -118,32 +116,6 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
     if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
         return make()
     return put_before(model, make)
-
-
-class _Tries:
-    """What is known of a model's step: whether its replicas' rows are enough.
-
-    Args:
-        model: It keeps what is found until its step function is made once more.
-    """
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        self._found: dict[str, Found] = {}
-        self._lock = threading.Lock()
-
-    def of(self, step: Callable, data: Any) -> Found:
-        """Returns what is known of a step with such data; the number of examples doesn't count."""
-        with self._lock:
-            key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in _tensors_of(data)])
-            if key not in self._found:
-                table = here.whole
-                self._found[key] = outside(lambda: shown(self._model, step, data, table))
-            return self._found[key]
-
-
-def _tensors_of(data: Any) -> list:
-    return [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
 
 
 def _global_seeds(model: keras.Model) -> Any:

@@ -5,13 +5,15 @@ graph that is left shows which layers and losses the step calls and what it comp
 
 A replica's rows are enough for a step if each loss that it differentiates is a mean or a sum over rows, if each value
 that it returns or gives to a metric is a mean or by row, and if what it assigns is the same for every part of the
-batch. A layer is by row unless its operations show that it mixes rows, that it returns or adds to the loss what is no
-mean over them, or that it assigns what depends on them. A step or a layer that isn't by row is opened: it is computed
-of the whole batch, and the layers that it calls of a replica's rows (see `view`).
+batch. A layer of the user's is by row if each output is, if what it adds to the loss is a mean, and if it assigns
+nothing that depends on rows; Keras's own layers are, but for some. A step or a layer that isn't by row is opened: it is
+computed of the whole batch, and the layers that it calls of a replica's rows (see `view`).
 """
 
 import bisect
 import dataclasses
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,6 +31,7 @@ __all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_row_dimension", "may
 _MIXING = ("CutMix", "MixUp")
 _OF_USERS = ("Lambda",)  # Keras's classes around functions of the user's.
 _BY_ENTRY = ("L1", "L2", "L1L2")  # Regularizers of Keras's that add up entries.
+_TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
@@ -66,9 +69,14 @@ class Trial:
         sums: Whether the losses that it differentiates are sums over rows, and not means.
         replicated: Whether gradients are asked for in a loop, as of a Jacobian: layers can't exchange anything there.
         summed_logs: The numbers of those values that it returns which are sums over rows.
+        by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
+
+    Args:
+        returns_rows: Whether each replica is to return its own rows of what the step returns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, returns_rows: bool = False) -> None:
+        self._returns_rows = returns_rows
         self.optimizers: list[tuple[Any, list]] = []
         self.calls: list[Call] = []
         self.data: list = []
@@ -77,6 +85,7 @@ class Trial:
         self._sources: set[int] = set()
         self._read: set[int] = set()  # What is differentiated, which no operation shows here.
         self.summed_logs: frozenset[int] = frozenset()
+        self.by_example: dict[int, bool] = {}
         self._graph: Any = None
         self._within: list[list[Call]] = [self.calls]
         self._targets: list[list] = []
@@ -101,6 +110,7 @@ class Trial:
         results = noted()
         leaves = dict(enumerate(keras.tree.flatten(logs)))
         self._returned = {n: each for n, each in leaves.items() if tf.is_tensor(each) and id(each) not in results}
+        self.by_example = {number: is_row_dimension(each) for number, each in self._returned.items()}
         self._assigned = dict(scope.state_mapping)
         return logs
 
@@ -135,11 +145,16 @@ class Trial:
         self.summed_logs = frozenset(n for n, x in self._returned.items() if x.shape.rank == 0 and found[x].is_sum)
         means = [x for n, x in self._returned.items() if n not in self.summed_logs]
         means += [each for _, scalars in self._updates for each in scalars]
-        if not all(found[each].is_mean or (each.shape.rank != 0 and found[each].by_row) for each in means):
+        if not all(self._may_be_returned(found[each], each) for each in means):
             return False
         if not all(found[each].by_row or found[each].is_alike for batches, _ in self._updates for each in batches):
             return False
         return self._assigns_alike(found, self.calls, 0, len(self._graph.get_operations()))
+
+    def _may_be_returned(self, found: Rows, tensor: Any) -> bool:
+        if self._returns_rows:
+            return found.by_row or found.is_alike
+        return found.is_mean or (tensor.shape.rank != 0 and found.by_row)
 
     def _assigns_alike(self, found: Graph, inner: list[Call], first: int, last: int) -> bool:
         """Whether variables are set to what is the same for every part of the batch."""
@@ -164,7 +179,7 @@ class Trial:
         if not may_mix(layer):
             return False
         own = _is_of_user(layer)
-        if not own and type(layer).__name__ in _MIXING:
+        if not own and (type(layer).__name__ in _MIXING or _is_along_rows(layer)):
             return True
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
         if not own:  # What Keras's own layers compute is by row; what the regularizer makes of it is the question.
@@ -174,16 +189,16 @@ class Trial:
             return True
         if not own:
             return False
-        if any(not is_row_dimension(each) and not found[each].is_alike for each in call.outputs):
+        if not all(found[each].by_row or found[each].is_alike for each in call.outputs):
             return True
-        mixed = any(found[each].couples for each in call.outputs)
-        return mixed or not self._assigns_alike(found, call.calls, call.first, call.last)
+        return not self._assigns_alike(found, call.calls, call.first, call.last)
 
     def reads(self, tensor: Any) -> Reads:
         """Returns how opened parts of the step use a tensor."""
         if not isinstance(tensor, tf.Tensor) or self.replicated or id(tensor) in self._sources:
             return Reads(differentiated=True)
-        if id(tensor) in self._read or any(each is tensor for each in self._returned.values()):
+        returned = not self._returns_rows and any(each is tensor for each in self._returned.values())
+        if returned or id(tensor) in self._read:
             return Reads()
         reading = [op for op in tensor.consumers() if not self._is_closed(op)]
         return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
@@ -237,7 +252,7 @@ class Trial:
             self._targets.append(targets)
             self._sources |= {id(each) for each in _tensors(sources)}
         self._read |= {id(each) for each in targets}
-        self.replicated = self.replicated or tf.compat.v1.get_default_graph() is not self._graph
+        self.replicated = self.replicated or of_a_jacobian() or tf.compat.v1.get_default_graph() is not self._graph
 
         def of_rows(given: list[Rows], _: Any) -> Rows:
             *of, source = given
@@ -252,16 +267,34 @@ class Trial:
         return tf.nest.map_structure(one, sources)
 
 
+def of_a_jacobian() -> bool:
+    """Returns whether TensorFlow's own file asks for a gradient, as for a row of a Jacobian."""
+    asking: Any = sys._getframe(1)
+    while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
+        asking = asking.f_back
+    return asking is not None and asking.f_code.co_filename == _TAPES
+
+
 def may_mix(layer: Any) -> bool:
     """Returns whether a layer may need more than a replica's rows; most of Keras's own don't."""
-    if _is_of_user(layer) or type(layer).__name__ in _MIXING:
+    if _is_of_user(layer) or type(layer).__name__ in _MIXING or _is_along_rows(layer):
         return True
     regularizer = layer.activity_regularizer
     return regularizer is not None and type(regularizer).__name__ not in _BY_ENTRY
 
 
+def _is_along_rows(layer: Any) -> bool:
+    """Whether a layer of Keras's computes along axis 0, as `Softmax(axis=0)` does."""
+    axis = getattr(layer, "axis", None)
+    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+
+
 def _is_of_user(layer: Any) -> bool:
-    return type(layer).__name__ in _OF_USERS or not type(layer).__module__.startswith("keras.src.")
+    """Whether what a layer computes between the layers that it calls is a script's own."""
+    if type(layer).__name__ in _OF_USERS or not type(layer).__module__.startswith("keras.src."):
+        return True
+    # A functional model may have operations between its layers, such as keras.ops.mean.
+    return any(not isinstance(each, keras.layers.Layer) for each in getattr(layer, "operations", ()))
 
 
 def _tensors(given: Any) -> list:
@@ -292,13 +325,14 @@ def watched(given: Any) -> None:
         here.recorded.update(given)
 
 
-def run(step: Callable, data: Any, noted: Callable[[], dict] = dict) -> Trial:
+def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_rows: bool = False) -> Trial:
     """Runs a step without values; its variables are created when it has ended.
 
     Args:
-        step: A `train_step` or `test_step`.
+        step: A `train_step`, `test_step` or `predict_step`.
         data: What it takes: whatever has shapes and dtypes, with a first axis of any size.
         noted: As of `Trial.follow`.
+        returns_rows: As of `Trial`.
 
     Raises:
         Whatever the step raises.
@@ -309,7 +343,7 @@ def run(step: Callable, data: Any, noted: Callable[[], dict] = dict) -> Trial:
         none_is_leaf=True,
     )
     adapt_trials()
-    trial = Trial()
+    trial = Trial(returns_rows)
     with known(recorded=trial, inlines=True):
         backend.compute_output_spec(lambda data: trial.follow(step, data, noted), given)
     return trial

@@ -75,17 +75,21 @@ class View:
         rows: The share of this replica's rows.
         trial: What is known of the step; None if it couldn't be traced without values.
         name: The step, for a message.
+        sized: Whether all replicas have as many rows as this one, if the batch's shape shows their number.
 
     Attributes:
         share: The step's own share: all of the batch.
         draws: Numbers the random operations between layers.
+        replicated: As of `Trial`.
     """
 
-    def __init__(self, rows: Share, trial: Trial | None, name: str) -> None:
+    def __init__(self, rows: Share, trial: Trial | None, name: str, *, sized: bool = True) -> None:
         adapt_draws()
         self.share = ViewShare(rows)
         self.draws = itertools.count(1)
+        self.replicated = trial is not None and trial.replicated
         self._rows, self._trial, self._name = rows, trial, name
+        self._sized = sized and here.rows is None
         self._own: dict[int, tuple[Any, Any]] = {}  # By whole tensors' ids: the tensor, and its own rows.
         self._calls = [] if trial is None else [_layers(trial.calls)]
         self._gathered: list[tuple[str, Any]] = []
@@ -113,16 +117,21 @@ class View:
             if not leaf.shape.rank or number in here.whole:
                 return leaf
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
-            if leaf.shape[0] is not None and here.rows is None and not tf.executing_eagerly():
-                self._size = self._size or leaf.shape[0] * collectives.replica_id_and_count()[1]
+            if leaf.shape[0] is not None and isinstance(leaf, tf.Tensor) and not tf.executing_eagerly():
+                if self._sized:
+                    self._size = self._size or leaf.shape[0] * collectives.replica_id_and_count()[1]
+                else:
+                    leaf = _of_any_size(leaf)
             return self._whole(leaf, reads, "the batch")
 
         return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
 
     def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""
+        if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all.
+            return original(layer, *args, **kwargs)
         record = self._next(layer)
-        if self._trial is not None and self._trial.replicated:
+        if self.replicated:
             opened = True
         elif record is None:
             opened = not type(layer).__module__.startswith("keras.src.") or not self.is_any_by_row((args, kwargs))
@@ -145,7 +154,7 @@ class View:
 
     def by_row(self, function: Callable, args: Any, kwargs: Any, name: str, reads: Callable[[], Reads] = Reads) -> Any:
         """Calls a function with this replica's rows, and returns its results as the step sees them."""
-        args, kwargs = keras.tree.map_structure(self._cut, (args, kwargs))
+        args, kwargs = keras.tree.map_structure(self.cut, (args, kwargs))
         with self._by_row():
             outputs = function(args, kwargs)
 
@@ -189,7 +198,8 @@ class View:
         count = int(self._rows.count if own else self._rows.total_count)
         return count > 0 and x.shape[0] % count == 0
 
-    def _cut(self, x: Any) -> Any:
+    def cut(self, x: Any) -> Any:
+        """Returns this replica's rows of a tensor of the step's; what isn't by row is returned as it is."""
         if not tf.is_tensor(x) or not self._is_by_row(x):
             return x
         if id(x) in self._own:
@@ -210,7 +220,7 @@ class View:
         else:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
-                found = tf.raw_ops.PlaceholderWithDefault(input=own, shape=[None, *own.shape[1:]])
+                found = _of_any_size(own)
             mask = backend.get_keras_mask(own)
             if mask is not None:
                 backend.set_keras_mask(found, mask)
@@ -244,6 +254,11 @@ class View:
             what = ", ".join(f"{name} {_size(own)}" for name, own in self._gathered)
             why = "" if self._trial is not None else " (it can't be traced without values)"
             _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)
+
+
+def _of_any_size(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose number of rows isn't known when it is traced."""
+    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]])
 
 
 def _size(own: Any) -> str:
