@@ -14,7 +14,7 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
+from toolkit.strategies.input.pipelines import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher

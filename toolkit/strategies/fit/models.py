@@ -17,7 +17,7 @@ from toolkit.strategies.fit import building
 from toolkit.strategies.fit.export import export
 from toolkit.strategies.fit.on_batch import call_on_batch, make_dividing
 from toolkit.strategies.fit.out_of_scope import quantize
-from toolkit.strategies.input.epoch_iterator import trains
+from toolkit.strategies.input.pipelines import trains
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
 from toolkit.strategies.step.predict_step import predict_own
