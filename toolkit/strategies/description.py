@@ -46,7 +46,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if isinstance(strategy, tf.distribute.MirroredStrategy):
             described["strategy"] = "mirrored"
         elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            from toolkit.strategies.exchange.internals import communication_of
+            from toolkit.strategies.exchange.communication import communication_of
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
         from toolkit.strategies.exchange.mesh import made_here, mesh_of

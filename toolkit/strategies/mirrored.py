@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange.internals import number_by_call
+from toolkit.strategies.exchange.communication import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
 from toolkit.strategies.input.pipelines import (
