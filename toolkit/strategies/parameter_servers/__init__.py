@@ -20,6 +20,6 @@ share_step  a step of which each worker computes a share
 rounds     steps that the workers do together
 totals     what the chief keeps: counters, and totals of the metrics
 calls      functions traced once, and calls of them for workers
-server     the life of a worker or ps: it serves until the chief is done
 session    what `fit`, `evaluate` and `predict` call
+strategy   the chief's strategy; a worker or ps serves until the chief is done
 """
