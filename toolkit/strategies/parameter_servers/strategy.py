@@ -26,11 +26,10 @@ from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable
+from toolkit.strategies.parameter_servers.placement import Placement, ServerShardedVariable, bytes_by_task, table
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
+from toolkit.strategies.parameter_servers.worker_step import adapt_updates
 from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch
