@@ -17,8 +17,7 @@ from toolkit.strategies.exchange import communication, overlap
 from toolkit.strategies.exchange.communication import options_for
 from toolkit.strategies.fit.adapt import adapt_workers
 from toolkit.strategies.input.worker_input import ReadsShares
-from toolkit.strategies.processes.agreement import processes
-from toolkit.strategies.processes.consistency import seed_alike
+from toolkit.strategies.processes.agreement import processes, seed_alike
 from toolkit.strategies.processes.resolver import (
     ends_in,
     expect_heartbeats,
@@ -26,9 +25,9 @@ from toolkit.strategies.processes.resolver import (
     resolve,
     resolver_here,
     tasks,
+    wait_at_exit,
     wait_for_others,
 )
-from toolkit.strategies.processes.shutdown import wait_at_exit
 from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over

@@ -27,8 +27,7 @@ from toolkit.strategies.input.pipelines import (
     untuned,
     whole_for_keras,
 )
-from toolkit.strategies.processes.agreement import extremes, process_index, processes
-from toolkit.strategies.processes.consistency import difference
+from toolkit.strategies.processes.agreement import difference, extremes, process_index, processes
 
 __all__ = ["JoinedDataset", "Order", "ReadsShares", "show"]
 
