@@ -12,8 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from toolkit.devices.inventory import Inventory, take
-from toolkit.devices.usage import look
+from toolkit.devices.inventory import Inventory, look, take
 from toolkit.errors import DeviceError
 
 __all__ = ["FREE", "environment", "resolve", "restart", "shown", "tensorflow_names", "unused"]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
 from toolkit.parallel.graph import is_graph, is_whole
-from toolkit.support.graphs import computed_from
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import computed_from, outside
 from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.batch_share import WholeShare, entered
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.train_step import results_noted
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 __all__ = [
     "NotSums",

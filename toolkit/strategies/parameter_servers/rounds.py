@@ -33,8 +33,7 @@ from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.batch_share import Share, current, entered
 from toolkit.strategies.step.shown import shown
-from toolkit.support.graphs import assigns_others, derives_from
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import assigns_others, derives_from, outside
 
 __all__ = ["RoundShare", "Rounds", "ShareStep", "run_shares"]
 

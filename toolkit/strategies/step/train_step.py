@@ -37,7 +37,7 @@ from toolkit.strategies.step.single_rows import rows_stay_together
 from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables.model_variables import optimizers_of
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
 __all__ = ["ReducesForKeras", "adapt_seeds", "make_function"]
