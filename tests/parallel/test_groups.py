@@ -9,7 +9,7 @@ import test_layers
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.parallel import ShardedDense
-from toolkit.strategies.variables import model_variables
+from toolkit.strategies.variables import equality
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +65,10 @@ def test_a_group_that_holds_other_weights_is_found(mesh):
     with mesh.scope():
         model = test_layers.network(**test_layers.PAIR)
         model.compile("sgd", "mse")
-    model_variables.check_equal_weights(model)
+    equality.check_equal_weights(model)
     model.weights[2].shards[3].assign_add(tf.ones(model.weights[2].shard_shape))
     with pytest.raises(StrategyError, match=f"different values of {model.weights[2].path}"):
-        model_variables.check_equal_weights(model)
+        equality.check_equal_weights(model)
 
 
 def test_of_shards_of_one_nothing_is_sharded(four_devices):

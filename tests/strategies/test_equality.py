@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toolkit.strategies.variables.model_variables import _sum_of_bits
+from toolkit.strategies.variables.equality import _sum_of_bits
 
 
 def sums(*arrays):

@@ -23,7 +23,8 @@ from toolkit.strategies.exchange.local_steps import agree
 from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
-from toolkit.strategies.variables.model_variables import average_statistics, check_equal_weights, variables_of
+from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
+from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.sharded_variable import (
     ReplicaShardedVariable,
     drop_snapshots,

@@ -32,7 +32,7 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
 from toolkit.strategies.step.predict_step import has_one_size, predict_own
 from toolkit.strategies.step.train_step import make_function
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.outside import holds_variables, take_in
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.wrapping import attach, wrap

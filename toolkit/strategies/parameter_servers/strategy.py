@@ -33,7 +33,7 @@ from toolkit.strategies.parameter_servers.worker_step import adapt_updates
 from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support import redaction, signals, status
 
 __all__ = ["ParameterServerStrategy", "create"]

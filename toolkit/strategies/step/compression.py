@@ -14,7 +14,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
 from toolkit.strategies.options import options_of
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import WHOLE, make_in_scope
 from toolkit.support.wrapping import attach

@@ -15,7 +15,7 @@ from toolkit.strategies.exchange.local_steps import LocalFunction
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.compression import check_smaller, send_all
 from toolkit.strategies.step.local_state import velocities_of
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["local_function", "put_before", "trains_by_itself"]

@@ -41,7 +41,7 @@ from toolkit.strategies.step import accumulation, batch_share, compression, loss
 from toolkit.strategies.step.loss_scale import counting_alone
 from toolkit.strategies.step.routes import Routes, check_branch, check_rate, routes_of
 from toolkit.strategies.step.sharded_optimizer import finite_alike
-from toolkit.strategies.variables.model_variables import trained_by
+from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.strategies.variables.outside import refuse_outside
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered

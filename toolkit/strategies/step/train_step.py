@@ -36,7 +36,7 @@ from toolkit.strategies.step.shown import Found, shown
 from toolkit.strategies.step.single_rows import rows_stay_together
 from toolkit.strategies.step.view import View
 from toolkit.strategies.step.whole_batch import is_whole, watch
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 

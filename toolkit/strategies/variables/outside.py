@@ -15,7 +15,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.options import options_of
-from toolkit.strategies.variables.model_variables import optimizers_of
+from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.support.graphs import outside
 
 __all__ = ["refuse_outside", "take_in"]

@@ -110,7 +110,7 @@ def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> 
     Raises:
         StrategyError: On every process, where any two differ.
     """
-    from toolkit.strategies.variables.model_variables import difference
+    from toolkit.strategies.variables.equality import difference
 
     found = difference(strategy, facts)
     if found is not None:
@@ -133,7 +133,7 @@ def check_restored(model: "keras.Model", *, step: int) -> None:
         CheckpointError: On every process, where any two differ.
     """
     from toolkit.strategies.processes.agreement import processes
-    from toolkit.strategies.variables.model_variables import checksum, difference
+    from toolkit.strategies.variables.equality import checksum, difference
 
     if processes(model.distribute_strategy) == 1:
         return

@@ -166,7 +166,7 @@ def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
 
     from toolkit.strategies.step import accumulation, compression, local_state
-    from toolkit.strategies.variables.model_variables import is_built
+    from toolkit.strategies.variables.model_optimizers import is_built
 
     # By number, in the order of construction. Paths contain counters such as the 3 of "conv2d_3" or "sgd_3", which
     # depend on what else the process has built; so does "variable_3", the name of a weight without a given name.
@@ -197,7 +197,7 @@ def _owner(name: str) -> int:
 
 
 def _optimizers(model: "keras.Model") -> list:
-    from toolkit.strategies.variables.model_variables import optimizers_of
+    from toolkit.strategies.variables.model_optimizers import optimizers_of
 
     return optimizers_of(model)
 
@@ -206,7 +206,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
     """Returns for each of several optimizers which variables it trains; only its first step shows that."""
     import numpy as np
 
-    from toolkit.strategies.variables.model_variables import trained_by
+    from toolkit.strategies.variables.model_optimizers import trained_by
 
     optimizers = _optimizers(model)
     if len(optimizers) < 2:
