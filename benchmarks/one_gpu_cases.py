@@ -151,9 +151,9 @@ def memory(place: str, way: str) -> None:
 
 
 def _used() -> int:
-    from toolkit.devices import usage
+    from toolkit.devices import inventory
 
-    return usage.look()[1][0].memory_used_mib or 0
+    return inventory.look()[1][0].memory_used_mib or 0
 
 
 def overlap(place: str) -> None:

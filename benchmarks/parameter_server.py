@@ -32,7 +32,9 @@ def main() -> None:
         compare(strategy, int(size), int(steps))
 
 
-def compare(strategy: "toolkit.strategies.parameter_server.ParameterServerStrategy", size: int, steps: int) -> None:
+def compare(
+    strategy: "toolkit.strategies.parameter_servers.strategy.ParameterServerStrategy", size: int, steps: int
+) -> None:
     """Measures both ways in turn, after a warm-up of each."""
     ways = {"plain": plain(strategy, size), "toolkit": fitted(strategy, size)}
     for way in ways.values():

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 
 from toolkit.cluster import describe_program
-from toolkit.cluster.program import remedy
+from toolkit.cluster.rendezvous import remedy
 from toolkit.support import status
 
 

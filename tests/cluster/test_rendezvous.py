@@ -140,7 +140,7 @@ def test_a_second_process_that_finds_its_port_taken_tells_the_first(ports, monke
     def second():
         time.sleep(0.5)
         with monkeypatch.context() as unshared:
-            unshared.setattr("toolkit.cluster.sockets.os.environ", {})
+            unshared.setattr("toolkit.cluster.rendezvous.os.environ", {})
             wait_for_tasks(cluster, Task("worker", 0), timeout=20)
 
     errors = together(lambda: wait_for_tasks(cluster, Task("worker", 0), timeout=20), second)

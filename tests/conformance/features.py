@@ -19,7 +19,7 @@ import whole_batch
 from keras import layers, ops
 
 import toolkit
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 BATCH, EXAMPLES = 20, 103  # The last batch has 3.
 RANDOM = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import recorded
 import rich
 
 from toolkit.cli.main import main
-from toolkit.devices.usage import host, look
+from toolkit.devices.inventory import host, look
 from toolkit.devices.visible import tensorflow_names
 
 

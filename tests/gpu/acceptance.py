@@ -46,7 +46,7 @@ def limited(strategy, devices, place):
 
 
 def _memory(devices, place, **memory):
-    from toolkit.devices.usage import look
+    from toolkit.devices.inventory import look
 
     before = look()[1][0].memory_used_mib
     configured(devices, place, **memory)

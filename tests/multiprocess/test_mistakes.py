@@ -192,9 +192,9 @@ print("SEEN", json.dumps(int(keras.ops.convert_to_numpy(model.optimizer.iteratio
 
 def test_a_call_that_others_do_not_make_is_named(tmp_path):
     body = """
-import toolkit.strategies.processes.agreement, toolkit.strategies.processes.shutdown
+import toolkit.strategies.processes.agreement, toolkit.strategies.processes.resolver
 toolkit.strategies.processes.agreement._SILENCE = 2.0
-toolkit.strategies.processes.shutdown._SECONDS = 4.0
+toolkit.strategies.processes.resolver._END_SECONDS = 4.0
 if me == 0: model.evaluate(x, y, batch_size=20, verbose=0)
 """
     done = launch(tmp_path, body)
@@ -203,8 +203,8 @@ if me == 0: model.evaluate(x, y, batch_size=20, verbose=0)
 
 def test_one_that_ends_early_is_named(tmp_path):
     body = """
-import toolkit.strategies.processes.shutdown
-toolkit.strategies.processes.shutdown._SECONDS = 8.0  # That it waits at its exit for the others.
+import toolkit.strategies.processes.resolver
+toolkit.strategies.processes.resolver._END_SECONDS = 8.0  # That it waits at its exit for the others.
 if me == 1: sys.exit(0)
 model.fit(x, y, batch_size=4, epochs=50, verbose=0)
 """

@@ -12,7 +12,7 @@ from toolkit import models
 from toolkit.cli.plan_scaling import powers, scaling
 from toolkit.errors import ModelError, StrategyError
 from toolkit.parallel import Choice, Link, Machine, Plan, Setting, choose, costs, slots_of
-from toolkit.parallel.plan.step_time import REPLICATED, exchanges, step
+from toolkit.parallel.plan.step_cost import REPLICATED, exchanges, step
 
 L = keras.layers
 SLOW = Machine(name="slow network", speed=5e12, inside=Link(bandwidth=12e9), between=Link(bandwidth=125e6), hosts=2)

@@ -10,8 +10,7 @@ import pytest
 from toolkit import models
 from toolkit.errors import StrategyError
 from toolkit.parallel import Link, Machine, Setting, choose, choose_within, costs
-from toolkit.parallel.plan.comm_model import exchanges
-from toolkit.parallel.plan.memory import layer_memory, memory_of
+from toolkit.parallel.plan.step_cost import exchanges, layer_memory, memory_of
 
 L = keras.layers
 MACHINE = Machine(speed=1e12, inside=Link(bandwidth=1e10, latency=1e-5), between=Link(bandwidth=1e8, latency=1e-4))

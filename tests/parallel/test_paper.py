@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from toolkit.parallel import Choice, Link, Machine, Setting, costs
-from toolkit.parallel.plan.step_time import step
+from toolkit.parallel.plan.step_cost import step
 
 SPEED_UPS = {2: 1.95, 4: 3.74, 8: 6.25}
 # 1,281,167 training pictures (ILSVRC 2012), 90 times, in batches of 128.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toolkit import devices
 from toolkit.strategies.input import batch_split
 from toolkit.strategies.input.pipelines import in_order, untuned
-from toolkit.strategies.input.same_order import show
+from toolkit.strategies.input.worker_input import show
 
 
 def rows(parts):

@@ -8,9 +8,8 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies.input.batch_split import split, without_copies
-from toolkit.strategies.input.components import by_example
-from toolkit.strategies.input.pipelines import in_order
-from toolkit.strategies.input.same_order import show
+from toolkit.strategies.input.pipelines import by_example, in_order
+from toolkit.strategies.input.worker_input import show
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True).astype("float32")

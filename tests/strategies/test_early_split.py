@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.early_split import undecoded
+from toolkit.strategies.input.batch_split import undecoded
 
 decoded = []
 

@@ -6,7 +6,6 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from toolkit import strategies
-from toolkit.strategies.exchange import internals
 from toolkit.strategies.input import pipelines
 
 
@@ -28,7 +27,7 @@ def test_datasets_between_pipeline_and_device_are_not_tuned(monkeypatch, four_de
 def test_an_operation_can_wait_for_one_that_was_made_later():
     with tf.Graph().as_default():
         first, second = tf.constant(1.0).op, tf.constant(2.0).op
-        internals.runs_after(first, second)
+        first._add_control_input(second)
         assert first.control_inputs == [second], "TensorFlow orders operations differently"
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from toolkit.parallel.plan.choose import Plan, choose
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.division import Setting
 from toolkit.parallel.plan.machine import Machine
+from toolkit.parallel.plan.step_cost import Setting
 
 __all__ = ["Point", "powers", "scaling"]
 

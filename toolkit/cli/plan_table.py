@@ -10,7 +10,7 @@ from toolkit.cli.tables import check_chart, save, table
 if TYPE_CHECKING:
     from toolkit.cli.plan_scaling import Point
     from toolkit.parallel import Plan
-    from toolkit.parallel.plan.step_time import Step
+    from toolkit.parallel.plan.step_cost import Step
 
 __all__ = ["Comparison", "draw", "show_comparisons", "show_exchange", "show_plan", "show_scaling"]
 
@@ -85,7 +85,7 @@ def show_memory(plan: "Plan", limit: float) -> None:
     import rich
 
     from toolkit.parallel.plan.choose import size_in_words
-    from toolkit.parallel.plan.memory import memory_of
+    from toolkit.parallel.plan.step_cost import memory_of
 
     console, setting, takes = rich.get_console(), plan.setting, plan.step.memory
     parts = memory_of(plan.layers, plan.choices, setting)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from toolkit.cli.plan_scaling import scaling
 from toolkit.parallel.plan.choose import Plan
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.division import Setting
 from toolkit.parallel.plan.machine import Link, Machine
+from toolkit.parallel.plan.step_cost import Setting
 
 __all__ = ["verdict"]
 

@@ -6,7 +6,7 @@ import json
 import re
 
 from toolkit.cluster import rules
-from toolkit.cluster.problems import Problem, inside, refusal, shown
+from toolkit.cluster.rules import Problem, inside, refusal, shown
 from toolkit.cluster.spec import Cluster, Task
 
 __all__ = ["Checked", "check", "parse"]

@@ -2,29 +2,46 @@
 
 TensorFlow waits for a missing peer without a word, holds Python's interpreter lock meanwhile and ignores SIGTERM. So
 the tasks have a rendezvous first, at the addresses that TensorFlow will use: each listens on its own, connects to every
-other, and sends who it is. When each has reached all others, they let go of the ports for TensorFlow.
+other, and sends one line: who it is, and what program it runs, so that tasks can compare theirs. When each has reached
+all others, they let go of the ports for TensorFlow.
 """
 
+import dataclasses
+import errno
+import hashlib
 import json
 import logging
 import os
+import pathlib
+import platform
+import re
 import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolkit import __version__
-from toolkit.cluster.program import remedy
-from toolkit.cluster.sockets import Incoming, Outgoing, ask, listen, ports_are_shared, reason
+from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.spec import Cluster, Task
 from toolkit.errors import ClusterError
 from toolkit.support import signals, status
 
-__all__ = ["wait_for_tasks"]
+__all__ = [
+    "Incoming",
+    "Outgoing",
+    "ask",
+    "describe_program",
+    "listen",
+    "ports_are_shared",
+    "reason",
+    "remedy",
+    "wait_for_tasks",
+]
 
 _LOG = logging.getLogger(__name__)
+
 _RETRY = 0.25  # Seconds between two connections to the same peer.
 _SAY_AFTER, _SAY_EVERY = 3.0, 5.0  # Seconds.
 _LONGEST = 1 << 16  # The most bytes of a greeting.
@@ -154,7 +171,7 @@ class _Rendezvous:
         connection.socket.close()
         self.reasons[task] = reason
 
-    def _proceed(self, connection: Outgoing) -> None:
+    def _proceed(self, connection: "Outgoing") -> None:
         """Sends the greeting over an open connection, or reads the answer."""
         task = connection.task
         try:
@@ -240,7 +257,7 @@ class _Rendezvous:
         connection.setblocking(False)
         self.selector.register(connection, selectors.EVENT_READ, Incoming(connection))
 
-    def _receive(self, connection: Incoming) -> None:
+    def _receive(self, connection: "Incoming") -> None:
         """Reads a greeting, and answers it."""
         known = None
         try:
@@ -270,3 +287,167 @@ class _Rendezvous:
             words.append(f"{task} at {self.cluster.address(task)} ({reason})")
         rest = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         return ", ".join(words) + rest
+
+
+_PATIENCE = 5.0  # Seconds in which a peer must answer.
+
+
+class Outgoing:
+    """A connection to a peer, perhaps still being made; raises OSError if that fails at once."""
+
+    def __init__(self, task: Task, address: str) -> None:
+        host, port = split(address)
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.task = task
+        self.greeted = False
+        self.text = b""
+        self.socket = socket.socket(family, kind, protocol)
+        self.socket.setblocking(False)
+        self._until = time.monotonic() + _PATIENCE
+        code = self.socket.connect_ex(where)
+        if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+            self.socket.close()
+            raise OSError(code, os.strerror(code))
+
+    def overdue(self, now: float) -> bool:
+        """Returns whether the peer's time to answer is over, by the monotonic clock."""
+        return now > self._until
+
+
+@dataclasses.dataclass(eq=False)
+class Incoming:
+    """A connection to this task, and the bytes received over it."""
+
+    socket: socket.socket
+    text: bytes = b""
+
+
+def ask(address: str, greeting: bytes) -> bytes:
+    """Returns the line that answers a greeting; b"" if none arrives."""
+    try:
+        with socket.create_connection(split(address), timeout=2) as connection:
+            connection.sendall(greeting)
+            return connection.makefile("rb").readline(1 << 16)
+    except OSError:
+        return b""
+
+
+def listen(address: str, own: Task) -> list[socket.socket]:
+    """Returns sockets that listen on this task's port, by IPv4 and, if the machine has it, IPv6.
+
+    Raises:
+        ClusterError: The port can't be had.
+    """
+    host, port = split(address)
+    # TensorFlow will listen on all interfaces, but for a local job that isn't needed now.
+    interfaces = ("127.0.0.1", "::1") if is_loopback(host) else ("0.0.0.0", "::")
+    listeners: list[socket.socket] = []
+    for family, interface in zip((socket.AF_INET, socket.AF_INET6), interfaces, strict=True):
+        try:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # No IPv6 on this machine.
+            continue
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if ports_are_shared():
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((interface, port))
+            listener.listen(min(4096, socket.SOMAXCONN))
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            if family == socket.AF_INET6:
+                continue
+            raise ClusterError(  # IPv4 comes first: nothing else is open yet.
+                asked=f"the cluster says that {own} listens on port {port}",
+                found=f"this process can't open that port ({error.strerror})",
+                remedy=f"End the program that listens on port {port} (ss -ltnp names it), or choose another port",
+            ) from error
+        listeners.append(listener)
+    return listeners
+
+
+def ports_are_shared() -> bool:
+    """Returns whether a launcher reserves the ports for its tasks, so that several processes may bind the same one."""
+    return bool(os.environ.get("TF_GRPC_REUSE_PORT"))
+
+
+def reason(error: OSError) -> str:
+    """Returns in words why a connection failed."""
+    if isinstance(error, socket.gaierror):
+        return "its name has no address"
+    return (error.strerror or str(error)).lower()
+
+
+# They name the task, or a place on its host, and may differ.
+_OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
+_OWN |= {"task", "task_id", "task_index", "task_type", "type", "visible_devices", "worker_id"}
+# Versions are compared, not the names of distributions.
+_PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"), "Keras": ("keras",)}
+_JOBS, _VERSIONS = "jobs", " versions"
+
+
+def describe_program(script: str | None, arguments: Sequence[str] | None, *, job: str | None = None) -> dict[str, str]:
+    """Returns what all tasks must share: words that complete "their ... differ" -> this task's value.
+
+    Args:
+        script: Path of the program; None where there is none, as in an interactive session.
+        arguments: The command line without the program; None where tasks may have flags, and a
+            text of the script, of their own: many a worker's script has its index written in it.
+        job: What all tasks of this job share and no other job's do; None where that isn't known.
+    """
+    described = _versions()
+    if job is not None:
+        described[_JOBS] = job
+    if script is not None:
+        # Some tutorials have a script for each worker, with the worker's index in its name.
+        described["scripts' names"] = re.sub(r"\d+", "", pathlib.Path(script).name)
+    if arguments is not None:
+        described["flags"] = json.dumps(sorted(_shared(arguments)))[1:-1]
+        try:
+            if script is not None:
+                described["scripts"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
+        except OSError:
+            pass
+    return described
+
+
+def remedy(differing: str) -> str:
+    """Returns the remedy for a difference, named by its key in `describe_program`."""
+    if differing == _JOBS:
+        return "End what is left of earlier jobs"
+    if differing.endswith(_VERSIONS):
+        return "Install the same versions for every task"
+    return "Start every task with the same script and flags"
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata  # Takes a quarter of an agent's start, and agents don't need it.
+
+    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
+    for name, packages in _PACKAGES.items():
+        for package in packages:
+            try:
+                # The part after a + names the builder.
+                found[name] = importlib.metadata.version(package).partition("+")[0]
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return {f"{name}{_VERSIONS}": version for name, version in found.items()}
+
+
+def _shared(arguments: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        name, given, _ = argument.lstrip("-").partition("=")
+        if argument.startswith("-"):
+            skip = name in _OWN and not given  # A flag whose value follows.
+            if name not in _OWN:
+                kept.append(argument)
+        elif not skip:
+            kept.append(argument)
+        else:
+            skip = False
+    return kept

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from toolkit.cluster import rules
-from toolkit.cluster.problems import refusal
+from toolkit.cluster.rules import refusal
 from toolkit.errors import ClusterError
 
 __all__ = ["Cluster", "Membership", "Task", "numbered"]

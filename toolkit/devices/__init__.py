@@ -1,17 +1,14 @@
 """Sets up this process's devices: GPUs, memory, logical devices and threads, before TensorFlow starts.
 
-inventory   what is there, as data: GPUs through NVML, cores
-usage       who uses which GPU, and how much
-visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free
-shared_node  a node's GPUs where a launcher shows all of them to each of its tasks
-memory      how much of a GPU: growth, a fraction, a limit, or all
-request     what may be asked, checked
+inventory   what is there, as data: GPUs through NVML, who uses them, and how much; cores
+visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free; a
+            task's part of a node's
+request     what may be asked, checked; how much of a GPU: growth, a fraction, a limit, or all
 setup       one call that configures TensorFlow and says what it did
 """
 
 from toolkit.devices.inventory import Gpu, Inventory, cores, take
-from toolkit.devices.memory import Memory
-from toolkit.devices.request import DeviceRequest
+from toolkit.devices.request import DeviceRequest, Memory
 from toolkit.devices.setup import Setup, configure, emulated
 from toolkit.devices.visible import environment, resolve, restart
 

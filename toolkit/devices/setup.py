@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.devices import inventory as _inventory
 from toolkit.devices.inventory import Gpu, Inventory
 from toolkit.devices.request import MOST_EMULATED, DeviceRequest
-from toolkit.devices.shared_node import own_gpus
-from toolkit.devices.visible import resolve, shown
+from toolkit.devices.visible import own_gpus, resolve, shown
 from toolkit.errors import DeviceError
 
 if TYPE_CHECKING:

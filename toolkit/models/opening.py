@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
-from toolkit.models.table import NAMES, build
+from toolkit.models.networks import NAMES, build
 from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:

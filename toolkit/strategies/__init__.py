@@ -4,8 +4,7 @@ A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange o
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
 
 context       what is known of the step that a thread is at
-options       what users give a strategy: how gradients are exchanged, where variables live
-one_device    everything on one device
+options       what users give a strategy, and which options go together
 processes     what processes that train together agree on, and how they begin and end together
 exchange      how tensors travel between replicas, and when
 variables     variables in shards, optimizers' slots in shards, and what all replicas have alike
@@ -15,17 +14,13 @@ fit           what Keras's `fit`, callbacks and saving need, and the list of wha
 mirrored      a replica on each device of this machine, gradients all-reduced
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once
 multi_worker  a replica on each device of several processes, gradients all-reduced
-parameter_server  variables on parameter servers, steps dispatched to workers
-description   what a strategy is, for the summary of a run
-option_rules  which options go together, and which ask for nothing
-table         names, `create`, and what "auto" means
+table         names, `create`, what "auto" means, and `describe`
 """
 
 from typing import Any
 
-from toolkit.strategies.description import describe
 from toolkit.strategies.options import GradientExchange, LocalSteps, ParameterServerOptions
-from toolkit.strategies.table import NAMES, create
+from toolkit.strategies.table import NAMES, create, describe
 
 __all__ = [
     "NAMES",

@@ -5,12 +5,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange.internals import number_by_call
+from toolkit.strategies.exchange.communication import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.components import by_example
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
-from toolkit.strategies.input.pipelines import adapt_pipelines, input_devices_kept, untuned
+from toolkit.strategies.input.pipelines import (
+    adapt_pipelines,
+    by_example,
+    epoch_iterator,
+    input_devices_kept,
+    untuned,
+    whole_for_keras,
+)
 from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
 

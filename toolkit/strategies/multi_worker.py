@@ -13,12 +13,11 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import mirrored
-from toolkit.strategies.exchange import internals, overlap
+from toolkit.strategies.exchange import communication, overlap
 from toolkit.strategies.exchange.communication import options_for
 from toolkit.strategies.fit.adapt import adapt_workers
 from toolkit.strategies.input.worker_input import ReadsShares
-from toolkit.strategies.processes.agreement import processes
-from toolkit.strategies.processes.consistency import seed_alike
+from toolkit.strategies.processes.agreement import processes, seed_alike
 from toolkit.strategies.processes.resolver import (
     ends_in,
     expect_heartbeats,
@@ -26,9 +25,9 @@ from toolkit.strategies.processes.resolver import (
     resolve,
     resolver_here,
     tasks,
+    wait_at_exit,
     wait_for_others,
 )
-from toolkit.strategies.processes.shutdown import wait_at_exit
 from toolkit.strategies.step.optimizer import update_alone
 from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over
@@ -157,7 +156,9 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds only methods, no state.
-        _ready(strategy, "CommunicationOptions don't ask for NCCL" * (internals.communication_of(strategy) != "nccl"))
+        _ready(
+            strategy, "CommunicationOptions don't ask for NCCL" * (communication.communication_of(strategy) != "nccl")
+        )
     return strategy
 
 
@@ -212,7 +213,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_workers()
-    internals.number_by_call(strategy)
+    communication.number_by_call(strategy)
     update_alone(strategy)
     seed_alike(strategy)
     wait_at_exit(strategy)

@@ -1,4 +1,7 @@
-"""Options of strategies: how gradients are exchanged, where variables live, how asynchronous training is."""
+"""Options of strategies: how gradients are exchanged, where variables live, how asynchronous training is.
+
+`check_together` and `check_served` refuse, before anything is started, options that exclude one another.
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -7,6 +10,7 @@ from toolkit.errors import StrategyError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
 
 __all__ = [
     "COMMUNICATIONS",
@@ -18,6 +22,8 @@ __all__ = [
     "LocalSteps",
     "Options",
     "ParameterServerOptions",
+    "check_served",
+    "check_together",
     "has_options",
     "options_of",
     "set_options",
@@ -230,3 +236,88 @@ class ParameterServerOptions:
                 found="a round computes all gradients from the same parameters, one step at a time",
                 remedy="Leave one of the two out",
             )
+
+
+_ELSEWHERE = "train under mirrored or multi_worker"
+
+
+def check_together(options: Options) -> None:
+    """Checks that no option for replicas excludes another.
+
+    Raises:
+        StrategyError: One does.
+    """
+    exchange, local = options.gradients, options.local
+    if local is None:
+        return
+    with_what = f"local steps ({local.every} between averages) with"
+    none = "replicas that train by themselves exchange nothing in a step"
+    _refuse(
+        (
+            options.shards is not None and options.shards > 1,
+            f"{with_what} sharded layers",
+            none,
+            "Leave one of the two out",
+        ),
+        (
+            options.optimizer_state != "replicated",
+            f"{with_what} optimizer_state='sharded'",
+            none,
+            "Leave one of the two out",
+        ),
+        (exchange.compression != "none", f"{with_what} compressed gradients", none, "Leave one of the two out"),
+        (
+            exchange.dtype != "float32" and not local.start_step,
+            f"{with_what} gradients in {exchange.dtype}",
+            "gradients aren't exchanged",
+            f"Give LocalSteps(dtype={exchange.dtype!r}), in which averages are sent",
+        ),
+    )
+
+
+def check_served(options: Options) -> None:
+    """Checks that parameter servers aren't given options that only replicas with an exchange can have.
+
+    Raises:
+        StrategyError: They are.
+    """
+    exchange, shards, local = options.gradients, options.shards, options.local
+    _refuse(
+        (
+            exchange.compression != "none",
+            f"gradients compressed by {exchange.compression} with parameter servers",
+            "parameter servers are sent whole gradients",
+            f"Leave compression out, or {_ELSEWHERE}",
+        ),
+        (
+            exchange.dtype != "float32",
+            f"gradients with communication dtype {exchange.dtype}",
+            "parameter servers exchange gradients in their own dtype",
+            f"Leave gradients out, or {_ELSEWHERE}",
+        ),
+        (
+            shards is not None,
+            f"shards={shards!r} with parameter servers",
+            "workers of parameter servers exchange no activations",
+            "Leave shards out (ParameterServerOptions(variables='sharded') shards variables over the ps), or "
+            f"{_ELSEWHERE}",
+        ),
+        (
+            options.optimizer_state != "replicated",
+            f"optimizer_state={options.optimizer_state!r} with parameter servers",
+            "there the ps tasks hold an optimizer's state beside its variables",
+            "Leave it out, or give ParameterServerOptions(variables='sharded')",
+        ),
+        (
+            local is not None,
+            f"local steps ({getattr(local, 'every', '')} between averages) with parameter servers",
+            "there workers push each gradient to the ps tasks, and keep no weights",
+            f"Leave local out, or {_ELSEWHERE}",
+        ),
+    )
+
+
+def _refuse(*rows: tuple[bool, str, str, str]) -> None:
+    for there, asked, found, remedy in rows:
+        if there:
+            raise StrategyError(asked=asked, found=found, remedy=remedy)

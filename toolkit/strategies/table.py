@@ -1,23 +1,32 @@
-"""The names of the strategies, and the meaning of "auto"."""
+"""The strategies by name: `create` makes one and knows what "auto" means, `describe` says what one is."""
 
+import dataclasses
+import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Membership, discover
-from toolkit.devices.shared_node import take_own_gpus
+from toolkit.devices.visible import take_own_gpus
 from toolkit.errors import StrategyError
-from toolkit.strategies import one_device
-from toolkit.strategies.description import all_devices
-from toolkit.strategies.option_rules import check, check_served, give
-from toolkit.strategies.options import GradientExchange, Options, ParameterServerOptions
+from toolkit.strategies.options import (
+    GradientExchange,
+    LocalSteps,
+    Options,
+    ParameterServerOptions,
+    check_served,
+    check_together,
+    has_options,
+    options_of,
+    set_options,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from toolkit.strategies.options import LocalSteps
+__all__ = ["NAMES", "create", "describe"]
 
-__all__ = ["NAMES", "create"]
+_LOG = logging.getLogger(__name__)
 
 NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")
 
@@ -29,11 +38,11 @@ def create(
     membership: Membership | None = None,
     start_timeout: float | None = None,
     parameter_server: ParameterServerOptions | None = None,
-    gradients: "GradientExchange | None" = None,
+    gradients: GradientExchange | None = None,
     communication: str = "auto",
     shards: int | None = None,
     optimizer_state: str = "replicated",
-    local: "LocalSteps | None" = None,
+    local: LocalSteps | None = None,
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -75,7 +84,7 @@ def create(
     StrategyError.check_choice(name, NAMES, asked=f"strategy {name!r}", found="there is no strategy of that name")
     exchange = GradientExchange() if gradients is None else gradients
     options = Options(gradients=exchange, local=local, optimizer_state=optimizer_state, shards=shards)
-    check(options)
+    check_together(options)
     _check_backend()
     from toolkit.strategies.fit.recompute import adapt_remat
     from toolkit.support import taken_over
@@ -88,7 +97,7 @@ def create(
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         check_served(options)
-        from toolkit.strategies import parameter_server as served
+        from toolkit.strategies.parameter_servers import strategy as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
         return served.create(who.cluster, who.task, options=parameter_server, start_timeout=start_timeout)
@@ -120,14 +129,14 @@ def create(
             remedy="Leave it out",
         )
     else:
-        devices = tuple(devices) or all_devices()
+        devices = tuple(devices) or _all_devices()
         if name == "mirrored" or (name == "auto" and len(devices) > 1):
             from toolkit.strategies import mirrored
 
             strategy = mirrored.create(devices)
         else:
-            strategy = one_device.create(devices)
-    give(strategy, options)
+            strategy = _one_device(devices)
+    _give_options(strategy, options)
     return strategy
 
 
@@ -153,3 +162,133 @@ def _check_backend() -> None:
             found=f"Keras runs on {backend!r}",
             remedy="Start with KERAS_BACKEND=tensorflow, or correct ~/.keras/keras.json",
         )
+
+
+def _one_device(devices: Sequence[str]) -> "tf.distribute.Strategy":
+    """Returns TensorFlow's default strategy, which is plain Keras on the first device.
+
+    Args:
+        devices: Exactly one logical device, the first of its kind, such as ("GPU:0",).
+
+    Raises:
+        StrategyError: There are several, or it isn't the device that TensorFlow uses by default.
+    """
+    import tensorflow as tf
+
+    first = _first_device()
+    if tuple(devices) != (first,):
+        raise StrategyError(
+            asked=f"strategy one_device on {', '.join(devices)}",
+            found=f"it uses one device, here {first}",
+            remedy="Configure gpus=1, or create mirrored, which takes any devices",
+        )
+    return tf.distribute.get_strategy()
+
+
+def _first_device() -> str:
+    """Returns the logical device of TensorFlow's default strategy: "GPU:0", or "CPU:0" without a GPU."""
+    import tensorflow as tf
+
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+    """Returns the description of a strategy as JSON values, for a run's summary.
+
+    Args:
+        strategy: Any, made by `create` or not.
+
+    Returns:
+        These, by name:
+
+        - strategy: The name by which `create` makes such a one; for others the name of the class.
+        - replicas: How many copies of the model train; under parameter servers the number of workers.
+        - devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
+        - cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
+        - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
+          copy of a model with sharded layers, and how many times.
+        - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
+        - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
+        - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
+    """
+    import tensorflow as tf
+
+    # `create`'s cluster also has the evaluators; TensorFlow's own ParameterServerStrategy has no resolver.
+    resolver = strategy.cluster_resolver
+    cluster = getattr(strategy, "cluster", None) or (resolver and resolver.cluster_spec())
+    described: dict[str, Any] = {"strategy": type(strategy).__name__, "replicas": strategy.num_replicas_in_sync}
+    if cluster and isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        workers = len(cluster.as_dict()["worker"])
+        described |= {"strategy": "parameter_server", "replicas": workers, "devices": list(_all_devices())}
+    elif type(strategy).__name__ == "_DefaultDistributionStrategy":  # It doesn't say which device it uses.
+        described |= {"strategy": "one_device", "devices": [_first_device()]}
+    else:
+        if isinstance(strategy, tf.distribute.MirroredStrategy):
+            described["strategy"] = "mirrored"
+        elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            from toolkit.strategies.exchange.communication import communication_of
+
+            described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
+        from toolkit.strategies.exchange.mesh import made_here, mesh_of
+
+        if made_here(strategy):
+            described["mesh"] = dataclasses.asdict(mesh_of(strategy))
+            described["optimizer_state"] = options_of(strategy).optimizer_state
+            if (local := options_of(strategy).local) is not None:
+                described["local_steps"] = dataclasses.asdict(local)
+            if (exchange := options_of(strategy).gradients).compression != "none":
+                described["compression"] = f"{exchange.compression}, rank {exchange.rank}"
+        devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+        described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
+    return {**described, "cluster": cluster.as_dict()} if cluster else described
+
+
+def _all_devices() -> tuple[str, ...]:
+    """Returns this process's logical devices: all GPUs that TensorFlow shows, or else all CPU devices."""
+    import tensorflow as tf
+
+    for kind in ("GPU", "CPU"):
+        # Once a chief is connected, TensorFlow also lists the devices of its workers and ps.
+        jobs = (tf.DeviceSpec.from_string(device.name).job for device in tf.config.list_logical_devices(kind))
+        found = [job for job in jobs if job not in ("worker", "ps")]
+        if found:
+            return tuple(f"{kind}:{i}" for i in range(len(found)))
+    raise AssertionError("TensorFlow always has a CPU device")
+
+
+def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
+    """Gives a strategy its options, unless it was created before with others.
+
+    Raises:
+        StrategyError: It was, or its replicas can't be divided into such groups.
+    """
+    from toolkit.strategies.exchange import mesh
+
+    if options.shards is not None:
+        mesh.check_shards(strategy, options.shards)
+    if strategy.num_replicas_in_sync == 1:
+        asked = ["PowerSGD"] if options.gradients.compression != "none" else []
+        asked += ["LocalSteps"] if options.local is not None else []
+        if asked:
+            _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
+        return
+    before = options_of(strategy)
+    if has_options(strategy) and before != options:
+        names = [each.name for each in dataclasses.fields(Options)]
+        name = next(name for name in names if getattr(before, name) != getattr(options, name))
+        raise StrategyError(
+            asked=f"a second strategy of several workers, with {name}={_short(getattr(options, name))}",
+            found=f"a process has one, and it was made with {name}={_short(getattr(before, name))}",
+            remedy=f"Give {name} to both calls of create, or to the first one only and use what it has returned",
+        )
+    set_options(strategy, options)
+
+
+def _short(value: Any) -> str:
+    """Returns how to write a value, without fields that have their defaults."""
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    given = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+    others = (f"{name}={here!r}" for name, here in given if here != getattr(type(value), name, None))
+    return f"{type(value).__name__}({', '.join(others)})"

@@ -6,8 +6,7 @@ one way in the whole house.
 umask       files that not everybody may write
 files       writing a file so that it is there whole or not at all, and its SHA-256
 redaction   which variables and flags hold secrets, and texts without them
-graphs      what a result is computed from in TensorFlow's graphs, and how
-scopes      work outside of the scopes of its caller
+graphs      what a result is computed from in TensorFlow's graphs, and how; work outside of its caller's graphs
 wrapping    a function of somebody else's, wrapped once
 taken_over  what is wrapped and called of Keras's and TensorFlow's insides: a table, checked before training
 words       numbers of things in words, and "Did you mean"

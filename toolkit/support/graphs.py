@@ -1,14 +1,19 @@
-"""Finds out from TensorFlow's graphs what a result is computed from, and how."""
+"""Finds out from TensorFlow's graphs what a result is computed from, and how.
+
+`outside` calls a function where none of its caller's graphs and scopes is entered.
+"""
 
 import collections
+import concurrent.futures
 import enum
 import re
 import sys
-from collections.abc import Collection, Container, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
 
 __all__ = [
     "Differs",
@@ -18,6 +23,7 @@ __all__ = [
     "derives_from",
     "differs",
     "is_elementwise",
+    "outside",
     "same_everywhere",
 ]
 
@@ -190,3 +196,15 @@ def _assigned(handle: "tf.Tensor", reader: Any) -> "list[tuple[tf.Tensor, tf.Ope
     if reader is not None and not in_loop:
         before = [each for each in before if each._id < reader._id]
     return [(value, each) for each in before for value in each.inputs[1:]]
+
+
+_Result = TypeVar("_Result")
+
+
+def outside(function: Callable[[], _Result]) -> _Result:
+    """Calls a function in a new thread, waits for it, and returns its result or raises its exception.
+
+    It sees no graph, strategy, replica, stateless scope or device that its caller has entered.
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(function).result()

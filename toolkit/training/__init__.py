@@ -6,8 +6,7 @@ checkpoints     what a run goes on from: variables, counters, random generators,
 loop            a model that stands for the user's own training loop
 summary         what a run leaves when it ends: summary.json, its last line, the model's file
 logs            metrics as single numbers, under the names of their columns
-identity        run.json: whose run a directory holds
-directory       the run directory: whose it is, who is in it
+directory       the run directory: whose it is (run.json), who is in it
 restore         bringing a model to where its run was stopped
 schedule        the learning rate: scaled with the batch, warmed up, cosine decay
 callbacks       what watches a run while it trains: speed, history, profile, checkpoints, signals

@@ -7,25 +7,28 @@ RUN_DIR/run.json        recipe and configuration, written when the run begins
         tensorboard/    for `tensorboard --logdir`
         model.keras     the trained model; model.weights.h5 where Keras can't save it whole
         best.keras      that of the best epoch, where a metric says which
+
+run.json names the script of a directory's run, its fixed configuration, and the logs of each launch.
 """
 
 import datetime
 import errno
 import fcntl
+import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
-from toolkit.training import identity
 from toolkit.training.checkpoints.store import REPLACED
 from toolkit.training.summary import write_model
 
 if TYPE_CHECKING:
     import keras
+
 
 __all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded"]
 
@@ -157,7 +160,7 @@ class RunDirectory:
         if not self._resume:
             self._config.update(config)
         try:
-            identity.write(self._identity, recipe=self._recipe, config=self._config, launches=self._launches)
+            _write_identity(self._identity, recipe=self._recipe, config=self._config, launches=self._launches)
         except OSError as error:
             raise self._unusable(error) from error
         if not self._resume:
@@ -226,7 +229,7 @@ class RunDirectory:
         return descriptor
 
     def _check_identity(self) -> dict[str, Any]:
-        before = identity.read(self._identity, needed=_has_checkpoint(self.checkpoints))
+        before = _read_identity(self._identity, needed=_has_checkpoint(self.checkpoints))
         if before is None:
             return {}
         if before["recipe"] != self._recipe:
@@ -285,3 +288,37 @@ class NullRunDirectory:
 
     def close(self) -> None:
         """Does nothing: no directory is locked."""
+
+
+def _read_identity(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None:
+    """Returns "recipe", "config" and "launches" of a run.json; None if there is none.
+
+    Args:
+        path: The file.
+        needed: Whether there must be one, because there are checkpoints beside it.
+
+    Raises:
+        RunDirectoryError: It can't be read, or is missing and needed.
+    """
+    try:
+        found = json.loads(files.read_text(path))
+        made = {"recipe": str(found["recipe"]), "config": dict(found["config"])}
+        return {**made, "launches": [each for each in found.get("launches", []) if isinstance(each, str)]}
+    except FileNotFoundError:
+        if not needed:
+            return None
+        reason = "it is missing"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        reason = "it can't be read"
+    raise RunDirectoryError(
+        asked=f"{path.parent} is where this run writes",
+        found=f"run.json doesn't name the script that wrote its checkpoints: {reason}",
+        remedy="Name another directory",
+    )
+
+
+def _write_identity(path: pathlib.Path, *, recipe: str, config: Mapping[str, Any], launches: Sequence[str]) -> None:
+    """Writes a run.json, with this launch's logs after those of earlier ones; raises an OSError if it can't."""
+    logs = status.logs()
+    every = [*launches, *([logs] if logs is not None and logs not in launches else [])]
+    files.write_json(path, {"recipe": recipe, "config": config, "launches": every})

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import toolkit
 from toolkit.cluster import Cluster
-from toolkit.strategies.parameter_server import ParameterServerStrategy
+from toolkit.strategies.parameter_servers.strategy import ParameterServerStrategy
 
 MODES = {"rounds": {"synchronous": True}, "in_turn": {"max_staleness": 0}, "free": {}}
 

@@ -61,7 +61,7 @@ def test_a_step_of_a_worker_that_died_is_applied_by_those_ps_only_that_have_not_
 
     session = Session.__new__(Session)
     session._variables = types.SimpleNamespace(ledgers=ledgers, applied_on=set(ledgers))
-    session._calls, session._first = types.SimpleNamespace(steps=steps), 0
+    session._functions, session._first = types.SimpleNamespace(steps=steps), 0
     session._lock, session.recovered, session.interrupted = threading.Lock(), 0, 0
     session._run_again(None, [(5, None), (6, None)])
     assert asked == [(5, frozenset({"CPU:1"})), (6, None)]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import tables
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable
+from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 
 ROWS = np.arange(28, dtype="float32").reshape(7, 4)
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from toolkit.strategies.parameter_servers.totals import Counters
+from toolkit.strategies.parameter_servers.session import Counters
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ Come here to teach the toolkit another launcher: a file with a function `members
 `cluster/discovery.py`.
 
 ranks       what launchers have in common that only number their processes
-hostlist    Slurm's compressed lists written out
-slurm       the membership of a process in an srun step
+slurm       the membership of a process in an srun step; Slurm's compressed lists written out
 open_mpi    the membership of a process that mpirun started
 kubernetes  the membership of a pod in an Indexed Job
 """

@@ -89,10 +89,10 @@ def _multi_worker(*args: Any, communication: Any = None, **kwargs: Any) -> Any:
 def _parameter_server(cluster_resolver: Any, variable_partitioner: Any = None) -> Any:
     """Creates our strategy. A partitioner means that large variables are sharded, in this toolkit's way."""
     from toolkit.cluster import Cluster, Task
-    from toolkit.strategies import parameter_server
     from toolkit.strategies.options import ParameterServerOptions
+    from toolkit.strategies.parameter_servers import strategy
 
     cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
     task = Task(cluster_resolver.task_type or "chief", cluster_resolver.task_id or 0)
     options = ParameterServerOptions(variables="sharded" if variable_partitioner is not None else "round_robin")
-    return parameter_server.create(cluster, task, options=options)
+    return strategy.create(cluster, task, options=options)

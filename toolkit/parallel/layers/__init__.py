@@ -1,7 +1,6 @@
 """Layers whose weights are sharded over the replicas of a group.
 
 activations   examples and features between replicas
-regularizers  regularizers and constraints of sharded variables
 base          what layers have in common whose weights are sharded
 dense         ShardedDense, ShardedEinsumDense and ShardedConv2D
 embedding     ShardedEmbedding

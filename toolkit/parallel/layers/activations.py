@@ -17,8 +17,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.step import batch_share
-from toolkit.support.graphs import computed_from, is_elementwise
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import computed_from, is_elementwise, outside
 
 __all__ = [
     "Counts",

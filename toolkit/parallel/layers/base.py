@@ -7,6 +7,8 @@ Split by outputs, each replica has all rows of some columns of the kernel: every
 go back to the replica whose examples they belong to. Split by inputs, each has some rows: everybody's inputs of those
 go there, and the sums come back. A layer that is split by outputs can leave its output so for one that is split by
 inputs, with elementwise layers between them, as Shoeybi et al., arXiv 1909.08053, section 3, pair them.
+
+Regularizers and constraints of a whole variable are given one shard of it in a step.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +19,11 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.parallel.layers import activations
-from toolkit.parallel.layers.regularizers import ShardedConstraint, ShardedRegularizer
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import DTYPES
+from toolkit.strategies.step import batch_share
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["Sharded", "in_a_step", "refuse"]
@@ -87,8 +89,8 @@ class Sharded(Exchanging):
                 kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]
             )
         regularizer, constraint = kwargs.get("regularizer"), kwargs.get("constraint")
-        variable.regularizer = regularizer and ShardedRegularizer(regularizer)
-        variable.constraint = constraint and ShardedConstraint(constraint)
+        variable.regularizer = regularizer and _ShardedRegularizer(regularizer)
+        variable.constraint = constraint and _ShardedConstraint(constraint)
         self._track_variable(variable)
         return variable
 
@@ -179,3 +181,52 @@ def in_a_step() -> bool:
 def refuse(asked: str, found: str, remedy: str) -> None:
     """Raises a StrategyError."""
     raise StrategyError(asked=asked, found=found, remedy=remedy)
+
+
+_SUMS_OF_ELEMENTS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+class _ShardedRegularizer(keras.regularizers.Regularizer):
+    """A regularizer of a whole variable, which Keras calls in a step with one shard.
+
+    In a step of `fit` every replica's loss has the penalty, and in the user's own loop 1/replicas of it. A shard's
+    gradient is summed over the groups of the mesh only: so a penalty that is a sum over elements counts 1/groups there,
+    and as often as there are shards here. Any other is computed from the gathered variable, whose gradient is brought
+    back.
+
+    Args:
+        whole: The user's regularizer.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __call__(self, variable: ReplicaShardedVariable) -> tf.Tensor:
+        _, count = collectives.replica_id_and_count(Among.GROUP)
+        if count == 1:
+            return self.whole(variable.whole())
+        shard = keras.ops.convert_to_tensor(variable)
+        if type(self.whole) in _SUMS_OF_ELEMENTS:
+            own = self.whole(shard)
+            groups = collectives.replica_id_and_count(Among.PEERS)[1]
+            times = count if batch_share.current() is None else 1 / groups
+            # The value is that of the whole variable on every replica; the gradient is that of the shard.
+            return tf.stop_gradient(collectives.all_reduce(own, among=Among.GROUP) - times * own) + times * own
+        return batch_share.weigh(self.whole(variable.gather(shard)))
+
+
+class _ShardedConstraint(keras.constraints.Constraint):
+    """A constraint of a whole variable, which in a step takes one shard and returns the new shard.
+
+    Args:
+        whole: The user's constraint.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __call__(self, variable: ReplicaShardedVariable) -> tf.Tensor:
+        shard = keras.ops.convert_to_tensor(variable)
+        if isinstance(self.whole, keras.constraints.NonNeg):  # An elementwise constraint.
+            return self.whole(shard)
+        return variable.shard_of(self.whole(variable.gather(shard)))

@@ -1,7 +1,11 @@
-"""The choice for each layer, with its reasons."""
+"""The choice for each layer, with its reasons, and the fastest plan within some memory.
+
+`choose` takes the setting as it is given. `choose_within` also chooses the number of shards, and what saves memory.
+"""
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -10,15 +14,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import ModelError, StrategyError
-from toolkit.parallel.plan.comm_model import exchanges
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.division import REPLICATED, Choice, Setting
 from toolkit.parallel.plan.machine import Link, Machine
-from toolkit.parallel.plan.memory import layer_memory, memory_of, recomputed
-from toolkit.parallel.plan.step_time import Step, layer_seconds, step
+from toolkit.parallel.plan.step_cost import (
+    REPLICATED,
+    Choice,
+    Setting,
+    Step,
+    exchanges,
+    layer_memory,
+    layer_seconds,
+    memory_of,
+    recomputed,
+    step,
+)
 from toolkit.support import files
 
-__all__ = ["WAYS", "Plan", "choose", "size_in_words"]
+__all__ = ["WAYS", "Plan", "choose", "choose_within", "size_in_words"]
 
 _FORMAT = 1  # The format of saved plans.
 WAYS = ("planned", "replicated", "sharded")
@@ -282,3 +294,61 @@ def size_in_words(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:.0f} B"
+
+
+def choose_within(
+    layers: Sequence[LayerCost],
+    machine: Machine,
+    setting: Setting,
+    *,
+    memory: float = math.inf,
+    conv: str = "planned",
+    fc: str = "planned",
+) -> Plan:
+    """Returns the fastest plan that fits into a replica's memory; if none fits, the smallest.
+
+    The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
+    micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
+    computed again. Where the given one says something of these, it stays: a number of shards, sharded state, more than
+    one micro-step, recomputation. Nothing is given up for
+    memory that isn't asked for: without a limit only the shards are chosen.
+
+    Args:
+        layers: As `costs` returns them.
+        machine: The devices on which the model is to train, and the network between them.
+        setting: How many replicas there are, and their batch.
+        memory: Bytes of each replica.
+        conv: As for `choose`; "planned" may become "sharded".
+        fc: The same.
+    """
+    saving = memory < math.inf
+    conv_ways, fc_ways = ([way, "sharded"] if way == "planned" and saving else [way] for way in (conv, fc))
+    plans = [
+        choose(layers, machine, each, conv=conv_way, fc=fc_way)
+        for each in _settings(setting, saving=saving)
+        for conv_way, fc_way in itertools.product(conv_ways, fc_ways)
+    ]
+    fitting = [plan for plan in plans if plan.step.memory <= memory]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.step.memory)
+    return min(fitting, key=lambda plan: plan.step.seconds)
+
+
+def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
+    """Yields plans with each number of shards and, if memory must be saved, with what saves it; the plainest first."""
+    replicas = setting.replicas
+    shards: list[int | None] = [n for n in range(replicas, 1, -1) if replicas % n == 0]
+    if setting.shards or not shards:
+        shards = [setting.shards]
+    steps, states = [setting.micro_steps], [setting.optimizer_state]
+    if saving and steps == [1]:
+        steps = [
+            1 << n
+            for n in range(int(setting.per_replica_batch).bit_length())
+            if setting.per_replica_batch % (1 << n) == 0
+        ] or [1]
+    if saving and replicas > 1 and states == ["replicated"]:
+        states = ["replicated", "sharded"]
+    again = [False, True] if saving and not setting.recompute else [setting.recompute]
+    for count, parts, state, recompute in itertools.product(steps, shards, states, again):
+        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=recompute)

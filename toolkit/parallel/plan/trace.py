@@ -1,7 +1,8 @@
 """Observes the layers of any Keras model in one call of it, however they are connected.
 
-The model is called once on symbolic tensors. TensorFlow's graph of that call has every operation with the shapes of its
-tensors, in the order in which they were made; each operation belongs to the layer that was being called.
+The model is called once on symbolic tensors, of the shapes and dtypes that it takes. TensorFlow's graph of that call
+has every operation with the shapes of its tensors, in the order in which they were made; each operation belongs to the
+layer that was being called.
 """
 
 import dataclasses
@@ -11,15 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
-from toolkit.parallel.graph import is_whole
-from toolkit.parallel.plan.arguments import check, specs_of
-from toolkit.support.graphs import computed_from
-from toolkit.support.scopes import outside
+from toolkit.parallel.graph import is_graph, is_whole
+from toolkit.support.graphs import computed_from, outside
 from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
 
 __all__ = ["Call", "Trace", "size_of", "trace"]
 
@@ -144,12 +144,12 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
     import keras
     import tensorflow as tf
 
-    check(model)
+    _check(model)
     recorder = _Recorder(model, keras.layers.Layer.__call__)
     counted: list[int] = []
 
     def traced() -> Any:
-        specs, arguments = specs_of(model, length, examples=_EXAMPLES)
+        specs, arguments = _specs_of(model, length, examples=_EXAMPLES)
 
         @tf.function(autograph=False)
         def called(*tensors: Any) -> Any:
@@ -295,3 +295,58 @@ def _handles(value: Any) -> list:
 def size_of(tensor: Any) -> int | None:
     """Returns the number of elements of a tensor; None if it isn't known before it is computed."""
     return math.prod(tensor.shape) if tensor.shape.is_fully_defined() else None
+
+
+def _check(model: Any) -> None:
+    """Raises ModelError unless this is a built Keras model."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            asked="a plan is made for a Keras model",
+            found=f"this is a {type(model).__name__}",
+            remedy="Give a keras.Model",
+        )
+    if not model.built:
+        raise ModelError(
+            asked=f"model {model.name!r} is to be planned",
+            found="it isn't built, so its layers have no shapes yet",
+            remedy="Begin it with keras.Input(shape), call model.build(shape), or call it once on a batch",
+        )
+
+
+def _specs_of(model: Any, length: int | None, *, examples: int) -> tuple[list, Callable[[list], tuple]]:
+    """Returns a model's input shapes and dtypes as a flat list, and a function that makes (args, kwargs) of tensors."""
+    import keras
+    import tensorflow as tf
+
+    def spec(shape: Sequence, dtype: str) -> Any:
+        fixed = is_graph(model) and shape[0] is not None
+        sizes = [length if size is None else size for size in shape[1:]]
+        return tf.TensorSpec([shape[0] if fixed else examples, *sizes], dtype)
+
+    if is_graph(model):
+        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        flat = keras.tree.flatten(inputs)
+        specs = [spec(each.shape, each.dtype) for each in flat]
+        return specs, lambda tensors: ([keras.tree.pack_sequence_as(inputs, tensors)], {})
+    config = model.get_build_config() or {}
+    named = {name.removesuffix("_shape"): shape for name, shape in config.get("shapes_dict", {}).items()}
+    shapes = named or config.get("input_shape")
+    if shapes is None:
+        raise ValueError("it doesn't say with what shapes it was built")
+    # Indices of words may arrive as floats, which Keras's layers accept.
+    dtype = keras.config.floatx()
+    if named:
+        return [spec(shape, dtype) for shape in named.values()], lambda tensors: (
+            [],
+            dict(zip(named, tensors, strict=True)),
+        )
+    if isinstance(shapes, dict):
+        return [spec(shape, dtype) for shape in shapes.values()], lambda tensors: (
+            [dict(zip(shapes, tensors, strict=True))],
+            {},
+        )
+    if isinstance(shapes[0], (list, tuple)):
+        return [spec(shape, dtype) for shape in shapes], lambda tensors: ([list(tensors)], {})
+    return [spec(shapes, dtype)], lambda tensors: (tensors, {})

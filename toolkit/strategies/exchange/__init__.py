@@ -2,10 +2,7 @@
 
 mesh          groups of replicas that hold one copy of a sharded model between them
 communication  NCCL or the ring between processes
-internals     what only private parts of TensorFlow allow
-packing       several tensors as one, and back
-collective_ops  TensorFlow's collective operations between processes, with their keys
-collectives   exchanges between the replicas of a step, each with its gradient
+collectives   exchanges between the replicas of a step, each with its gradient; several tensors as one
 overlap       gradients that travel while others are computed, between processes
 local_steps   steps without an exchange, and averages every so many
 powersgd      gradients of matrices, sent as two thin factors

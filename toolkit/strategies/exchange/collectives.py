@@ -2,7 +2,8 @@
 
 tf.distribute has an all-reduce, and an all-gather that asks for every shape first and whose gradient is a whole
 all-reduce. Here are the exchanges that layers split over replicas need, none of which moves a byte too many. Within one
-process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them.
+process a replica reads the others' tensors; between processes TensorFlow's own collective operations move them, each
+call with its own keys (`_call`).
 
 Call them in a replica context (`strategy.run`, or a layer in `fit`), by every replica, in the same order, with tensors
 of the same shape. Each says among which replicas of the mesh it is, and takes a communication dtype, None for the
@@ -14,18 +15,22 @@ tests/strategies/test_mesh.py.
 """
 
 import contextlib
-from collections.abc import Callable
+import itertools
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import internals
-from toolkit.strategies.exchange.collective_ops import call, ring_sum
+from toolkit.strategies.exchange import communication
 from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
 
 __all__ = [
+    "_call",
     "all_gather",
     "all_reduce",
     "all_reduce_max",
@@ -34,11 +39,14 @@ __all__ = [
     "begins_by_itself",
     "by_itself",
     "concatenated",
+    "joined",
     "on_cpus_of_one_process",
     "own_id",
     "reduce_scatter",
     "replica_id_and_count",
+    "ring_sum",
     "rows_of_all",
+    "shaped",
     "sum_before",
 ]
 
@@ -90,7 +98,7 @@ def on_cpus_of_one_process() -> bool:
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return several and internals.communication_of(strategy) != "nccl"
+    return several and communication.communication_of(strategy) != "nccl"
 
 
 def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
@@ -218,7 +226,7 @@ def _adds_on_the_way(x: tf.Tensor, dtype: tf.DType | None) -> bool:
     adds in the dtype that is sent, and with two summands the order doesn't change the sum.
     """
     long = (x.shape.num_elements() or 0) * x.dtype.size >= _LONG
-    on_ring = internals.communication_of(tf.distribute.get_strategy()) != "nccl"
+    on_ring = communication.communication_of(tf.distribute.get_strategy()) != "nccl"
     return long and on_ring and dtype in (None, x.dtype) and x.dtype in (tf.float32, tf.float64)
 
 
@@ -268,4 +276,84 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
-    return call(operation, x, among, *_members(among))
+    return _call(operation, x, among, *_members(among))
+
+
+# Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.
+_KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
+_TIMEOUT = 0.0  # Seconds. TensorFlow's own heartbeat ends a collective whose peer is lost.
+
+
+class _Eager:
+    """Stands for no function."""
+
+
+_EAGER = _Eager()
+_counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.WeakKeyDictionary()
+
+
+def ring_sum(**given: Any) -> tf.Tensor:
+    """TensorFlow's own all-reduce, for `call`."""
+    return tf.raw_ops.CollectiveReduceV2(merge_op="Add", final_op="Id", **given)
+
+
+def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int], place: int) -> tf.Tensor:
+    """Runs one of TensorFlow's collectives on this replica. They don't accept bfloat16, so its bits are sent.
+
+    On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
+    calls are in the order of TensorFlow's own.
+    All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
+    a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
+    another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
+    end the training with an error: so the key is made of the place, of the operation and of the tensor's size, and
+    what is sent is flat, or has a row for each replica. Two calls with one key by chance differ in operation, dtype or
+    size, because the same ones at two places never have one key: TensorFlow ends the step with an error.
+
+    Args:
+        operation: `ring_sum`, or of `tf.raw_ops` such as `CollectiveGatherV2`.
+        x: What is sent.
+        among: Which replicas exchange, as the mesh names them.
+        members: Their ids.
+        place: This replica's position in that list.
+    """
+    if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
+        return tf.bitcast(_call(operation, tf.bitcast(x, tf.float16), among, members, place), tf.bfloat16)
+    strategy, replica_id = tf.distribute.get_strategy(), members[place]
+    nccl = communication.communication_of(strategy) == "nccl"
+    in_process = len(strategy.extended.worker_devices)
+    kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
+    number = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
+    return operation(
+        input=x,
+        group_size=len(members),
+        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
+        instance_key=tf.cast(tf.math.floormod(number, 2**31 - 1), tf.int32),
+        ordering_token=[communication.ordering_token(strategy, replica_id % in_process)] if nccl else [],
+        communication_hint="nccl" if nccl else "auto",
+        timeout_seconds=_TIMEOUT,
+    )
+
+
+def _places(replica_id: int) -> Iterator[int]:
+    """Returns the counter of a replica's calls in the function being traced, branches and loops included."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return _counts.setdefault(graph or _EAGER, defaultdict(itertools.count))[replica_id]
+
+
+def joined(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+    """Returns tensors of one dtype as one flat tensor, and a function that unpacks such a tensor."""
+
+    def split(flat: tf.Tensor) -> list[tf.Tensor]:
+        parts = tf.split(flat, tf.stack([tf.size(each) for each in tensors]), num=len(tensors))
+        return [shaped(part, each) for part, each in zip(parts, tensors, strict=True)]
+
+    return tf.concat([tf.reshape(each, [-1]) for each in tensors], 0), split
+
+
+def shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
+    """Returns a tensor with another's shape, as far as it is known statically."""
+    part = tf.reshape(part, tf.shape(like))
+    part.set_shape(like.shape)
+    return part

@@ -1,11 +1,12 @@
 """How several processes exchange tensors: with NCCL between GPUs, or TensorFlow's ring over gRPC.
 
 TensorFlow takes the ring unless it is asked for NCCL, with GPUs too. NCCL wants a GPU for each replica, and all its
-calls in one order on every device.
+calls in one order on every device. What is read and wrapped of private parts of TensorFlow here is tested in
+`tests/strategies/test_exchange_internals.py`.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,8 +14,9 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.options import COMMUNICATIONS
+from toolkit.support.wrapping import attach
 
-__all__ = ["choose", "kind_of", "options_for"]
+__all__ = ["choose", "communication_of", "kind_of", "number_by_call", "options_for", "ordering_token"]
 
 _IMPLEMENTATIONS = {
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
@@ -94,3 +96,34 @@ def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
 def kind_of(options: Any) -> str:
     """Returns TensorFlow's choice for some options: "nccl" or "ring"."""
     return "nccl" if options.implementation == _IMPLEMENTATIONS["nccl"] else "ring"
+
+
+def number_by_call(strategy: tf.distribute.Strategy) -> None:
+    """Allows functions with collectives in loops under a strategy. Later calls do nothing."""
+    ways = (getattr(strategy.extended, name, None) for name in ("_cross_device_ops", "_collective_ops"))
+    for launcher in {id(each): each for way in ways for each in getattr(way, "_launchers", ())}.values():
+        attach(launcher, "_use_unique_instance_key", _unique_outside_loops)
+
+
+def communication_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns how the processes of a strategy exchange tensors: "nccl" or "ring"."""
+    return kind_of(strategy.extended._communication_options)
+
+
+def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
+    """Returns the resource with which TensorFlow orders its calls of NCCL on one of this process's replicas.
+
+    Other calls on the same device must be ordered by the same one.
+    """
+    return strategy.extended._cross_device_ops._launchers[replica]._get_ordering_token()
+
+
+def _unique_outside_loops(original: Callable, launcher: Any) -> bool:
+    """Numbers the collectives of a function that is traced in a branch or a loop.
+
+    Else TensorFlow numbers them when it is called, through a placeholder that nothing feeds there:
+    `compile(steps_per_execution=2)` then fails on several replicas with "You must feed a value for
+    placeholder". All workers trace the same functions in the same order.
+    """
+    outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+    return not getattr(outer, "is_control_flow_graph", False) and bool(original(launcher))

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives, overlap
-from toolkit.strategies.exchange.packing import joined
+from toolkit.strategies.exchange.collectives import joined
 from toolkit.strategies.options import LocalSteps
 
 __all__ = ["LocalFunction", "agree", "agrees", "begin", "count_rows", "resume"]

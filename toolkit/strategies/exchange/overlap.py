@@ -18,8 +18,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives, internals
-from toolkit.strategies.exchange.packing import joined, shaped
+from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.collectives import joined, shaped
 
 __all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
 
@@ -69,7 +69,8 @@ def weights_first(gradients: Sequence[tf.Tensor]) -> None:
         last = max(needed, key=order.__getitem__, default=None)
         consumers = {each for tensor in last.outputs for each in tensor.consumers()} if last is not None else set()
         for other in consumers - all_makers:
-            internals.runs_after(other, operation)
+            # `tf.control_dependencies` is public, but for operations that are still to be made.
+            other._add_control_input(operation)
 
 
 def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.packing import joined
+from toolkit.strategies.exchange.collectives import joined
 
 __all__ = ["Memory", "matrix_shape", "shrinks", "sums"]
 

@@ -1,8 +1,5 @@
 """What Keras's `fit`, callbacks and saving need under a strategy, with everything that is wrapped of Keras.
 
-export        `Model.export`: whole weights, written by one process
-out_of_scope  what users do outside of steps and of a strategy's scope
-on_batch      a single batch of a script's, divided between replicas
 building      a model's variables, made before its first step
 models        what models of our strategies have instead of some of Keras's methods
 callbacks     callbacks of several processes: who writes, who stops

@@ -1,15 +1,18 @@
 """The list of everything wrapped of Keras and TensorFlow for our strategies. What is called first is wrapped last."""
 
+import tensorflow as tf
+from tensorflow.python.distribute import values
+
 from toolkit.strategies.fit.callbacks import adapt_callbacks
 from toolkit.strategies.fit.models import adapt_models
-from toolkit.strategies.fit.out_of_scope import adapt_calls
-from toolkit.strategies.input.epoch_iterator import adapt_epoch_iterator
+from toolkit.strategies.input.pipelines import adapt_epoch_iterator
 from toolkit.strategies.processes.shared_files import adapt_checkpoints
 from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.step.inlining import adapt_functions
 from toolkit.strategies.step.optimizer import adapt_optimizers
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.train_step import adapt_seeds
+from toolkit.support.wrapping import add
 
 __all__ = ["adapt_keras", "adapt_replicas", "adapt_workers"]
 
@@ -25,7 +28,7 @@ def adapt_replicas() -> None:
     """Gives steps of several replicas one device's numbers. Later calls do nothing."""
     adapt_keras()
     adapt_optimizers()
-    adapt_calls()
+    _adapt_numbers()
     adapt_means()
     adapt_tapes()
     adapt_functions()
@@ -36,3 +39,12 @@ def adapt_workers() -> None:
     """Makes saving safe for several processes as well."""
     adapt_replicas()
     adapt_checkpoints()
+
+
+def _adapt_numbers() -> None:
+    """Lets variables of several replicas be used as numbers, as one device's can. Later calls do nothing.
+
+    Keras's `float(variable)` is that of what it holds, and TensorFlow's class of it has none.
+    """
+    add(values.DistributedVariable, "__float__", lambda variable: float(tf.convert_to_tensor(variable).numpy()))
+    add(values.DistributedVariable, "__int__", lambda variable: int(tf.convert_to_tensor(variable).numpy()))

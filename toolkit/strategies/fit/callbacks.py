@@ -25,8 +25,12 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
-from toolkit.strategies.variables.read_together import drop_snapshots, snapshots_of, take_snapshots
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.sharded_variable import (
+    ReplicaShardedVariable,
+    drop_snapshots,
+    snapshots_of,
+    take_snapshots,
+)
 from toolkit.support.wrapping import attach, instead, wrap
 
 __all__ = ["adapt_callbacks"]

@@ -2,28 +2,39 @@
 
 A model is given them where it is made under one of our strategies, or where it is trained under one. Its class, its
 files and its clones are as without us; under any other strategy Keras's own code runs.
+
+No data set brings a batch that a script hands to `train_on_batch`, `test_on_batch` or `predict_on_batch`, so the
+strategy doesn't divide it, and each replica would be given the whole of it: what is a sum or a count would be
+multiplied by the number of replicas. Here such a batch is divided. A SavedModel has one variable where a strategy has
+one on each device, of a sharded weight the first shard: `export` has it write whole weights, in one process.
 """
 
+import contextlib
 import functools
 import logging
+import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-from toolkit.strategies.context import here
+from toolkit.errors import StrategyError
+from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.fit import building
-from toolkit.strategies.fit.export import export
-from toolkit.strategies.fit.on_batch import call_on_batch, make_dividing
-from toolkit.strategies.fit.out_of_scope import quantize
-from toolkit.strategies.input.epoch_iterator import trains
+from toolkit.strategies.input.batch_split import Part, row_count, share_of, shares_of_worker
+from toolkit.strategies.input.pipelines import trains
+from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import layer_losses, optimizer
-from toolkit.strategies.step.predict_step import predict_own
+from toolkit.strategies.step.predict_step import has_one_size, predict_own
 from toolkit.strategies.step.train_step import make_function
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.outside import holds_variables, take_in
+from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_models", "prepare"]
@@ -53,18 +64,18 @@ def _attach_to(model: Any) -> None:
     strategy = model._distribute_strategy
     attach(model, "compile", _compile)
     attach(model, "_maybe_symbolic_build", _maybe_build)
-    attach(model, "export", export)
+    attach(model, "export", _export)
     for name in ("save", "save_weights"):
         attach(model, name, save)
     if mesh.replicas(strategy) > 1:
         layer_losses.attach_to(model)
         attach(model, "predict_step", predict_own)
-        attach(model, "quantize", quantize)
+        attach(model, "quantize", _quantize)
         attach(model, "make_train_function", functools.partial(make_function, "train_step"))
         attach(model, "make_test_function", functools.partial(make_function, "test_step"))
         for kind in ("train", "test", "predict"):
-            attach(model, f"{kind}_on_batch", functools.partial(call_on_batch, kind))
-            attach(model, f"make_{kind}_function", functools.partial(make_dividing, kind))
+            attach(model, f"{kind}_on_batch", functools.partial(_call_on_batch, kind))
+            attach(model, f"make_{kind}_function", functools.partial(_make_dividing, kind))
         for each in optimizers_of(model):
             optimizer.attach_to(each)
 
@@ -95,3 +106,103 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
     building.build(model, data_batch, trains=trains(iterator) and here.on_batch != "test")
+
+
+def _call_on_batch(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has a script's batch divided between replicas, while Keras's method of this kind runs."""
+    with known(on_batch=kind):
+        return original(model, *args, **kwargs)
+
+
+def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes Keras create a step function that divides such batches; those of a data set are divided already."""
+    name = f"{kind}_function"
+    before = getattr(model, name)
+    result = original(model, *args, **kwargs)
+    function = getattr(model, name)
+    if function is None or function is before:
+        return result
+
+    @functools.wraps(function)
+    def dividing(batches: Any) -> Any:
+        if here.on_batch != kind:
+            return function(batches)
+        return function([_divided(model, batch) for batch in batches])
+
+    setattr(model, name, dividing)
+    return result
+
+
+def _divided(model: Any, batch: Any) -> Any:
+    """Returns a batch, which all processes have, with replicas' shares in place of tensors.
+
+    What isn't by example, such as a number, is given to every replica. With a model for batches of one size, such as a
+    stateful one, the first replica has all examples, and the others count for nothing.
+    """
+    strategy = model.distribute_strategy
+    count, local = mesh.replicas(strategy), len(strategy.extended.worker_devices)
+    batch = tf.nest.map_structure(_tensor, batch)
+    leaves = tf.nest.flatten(batch)
+    rows = next((int(row_count(leaf)) for leaf in leaves if _counts(leaf)), 0)
+    alone = has_one_size(model)
+    divided = [_counts(leaf) and int(row_count(leaf)) == rows for leaf in leaves]
+
+    def own(context: Any) -> Part:
+        worker, place = divmod(context.replica_id_in_sync_group, local)
+        index = shares_of_worker(tf.distribute.InputContext(count // local, worker, count))[place]
+        if not any(divided) or alone:
+            return Part(leaves, tf.constant(rows if index == 0 else 0, tf.int64), {})
+        return share_of(leaves, index, count, divided)
+
+    parts: dict[int, Part] = {}
+
+    def distributed(pick: Callable) -> Any:
+        def value(context: Any) -> Any:
+            number = context.replica_id_in_sync_group
+            if number not in parts:
+                parts[number] = own(context)
+            return pick(parts[number])
+
+        return strategy.experimental_distribute_values_from_function(value)
+
+    every = [None if leaf is None else distributed(lambda part, n=n: part.batch[n]) for n, leaf in enumerate(leaves)]
+    shares = tf.nest.pack_sequence_as(batch, every)
+    if all(divided) and rows and rows % count == 0 and not alone:
+        return shares
+    return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].whole)
+
+
+def _tensor(leaf: Any) -> Any:
+    composite = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+    return leaf if leaf is None or composite else tf.convert_to_tensor(leaf)
+
+
+def _counts(leaf: Any) -> bool:
+    return leaf is not None and bool(leaf.shape.rank)
+
+
+def _export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Exports the same files as on one device."""
+    strategy = model.distribute_strategy
+    together = processes(strategy) > 1
+    with contextlib.ExitStack() as stack:
+        for variable in model.variables:
+            if isinstance(variable, ReplicaShardedVariable):
+                stack.enter_context(variable.in_one_place())
+        if together and not is_chief(strategy):  # The directory is shared; for tracing, all processes use the same.
+            filepath = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-")), "exported")
+        result = original(model, filepath, *args, **kwargs)
+    if together:  # The other processes may load it next.
+        extremes(strategy, np.array([0], np.int64))
+    return result
+
+
+def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuses what several workers can't do."""
+    if processes(model.distribute_strategy) > 1:
+        raise StrategyError(
+            asked="model.quantize on several workers",
+            found="TensorFlow sends no variables of 8 bits from one worker to the others",
+            remedy="Save the model, load it in a process that trains alone, and quantize it there",
+        )
+    return original(model, *args, **kwargs)

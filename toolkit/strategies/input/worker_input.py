@@ -1,6 +1,14 @@
-"""How a worker reads: the whole dataset, of which it keeps its share of each batch."""
+"""How a worker reads: the whole dataset, of which it keeps its share of each batch.
 
-from collections.abc import Callable
+If the processes read different data, each keeps a share of other examples. `Order` compares what they read: the first
+batch when all have trained on it, and an epoch's batches at its end, because tf.data's `shuffle` draws a new order for
+every iterator of a dataset: one that a single worker makes shifts that worker's orders. Where each worker reads its own
+data, a `JoinedDataset` ends an epoch on all workers with the shortest.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,16 +16,197 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.components import by_example
-from toolkit.strategies.input.draws import draws_of
-from toolkit.strategies.input.early_split import undecoded
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
-from toolkit.strategies.input.pipelines import in_order, untuned
-from toolkit.strategies.input.same_order import Order, show
-from toolkit.strategies.input.uneven_inputs import JoinedDataset
-from toolkit.strategies.processes.agreement import extremes, process_index, processes
+from toolkit.strategies.input.batch_split import Part, undecoded, with_cardinality
+from toolkit.strategies.input.pipelines import (
+    Draw,
+    by_example,
+    draws_of,
+    epoch_iterator,
+    in_order,
+    other_in_each_process,
+    untuned,
+    whole_for_keras,
+)
+from toolkit.strategies.processes.agreement import difference, extremes, process_index, processes
 
-__all__ = ["ReadsShares"]
+__all__ = ["JoinedDataset", "Order", "ReadsShares", "show"]
+
+_LOG = logging.getLogger(__name__)
+
+_SETS = (
+    ". Sets of texts have another order in each worker, and so do labels that are numbered by it: use sorted(), or set "
+    "PYTHONHASHSEED=0 before Python starts, as `toolkit launch` does"
+)
+_KEPT = 1024  # Batches by which a process may have read further than another.
+_SHOWN = 64  # Elements of a batch's first example.
+
+
+class Order:
+    """The batches of each process's data, of which each keeps its share.
+
+    Args:
+        strategy: The strategy whose processes read the data.
+        draws: Functions of the data that draw random numbers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, draws: Sequence[Draw] = ()) -> None:
+        self._strategy = strategy
+        self._draws = draws
+        self._differs = False
+        self._sums: dict[int, int] = {}  # Of all batches up to one, by its index.
+        self._first = 0
+
+    def take(self, index: int, *parts: np.ndarray) -> None:
+        """Records a batch when it is read.
+
+        Args:
+            index: Its index in its iterator.
+            parts: The first batch, and the beginnings of others.
+        """
+        if index == 0:
+            self._sums.clear()
+        total = self._sums.get(index - 1, 0)
+        for part in parts:
+            raw = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
+            total = zlib.crc32(raw, total)
+        self._sums[index] = total
+        self._sums.pop(index - _KEPT, None)
+        self._first = self._sums.get(0, self._first)
+
+    def compare_first(self) -> None:
+        """Warns if the processes' first batches differ. All must call it when they have read one."""
+        found = difference(self._strategy, {"first batch": self._first})
+        self._differs = found is not None
+        if found is not None and (words := other_in_each_process(self._draws)):
+            _LOG.warning(words)
+        elif found is not None:
+            sets = difference(self._strategy, {"order of sets": hash("a text")})
+            _LOG.warning(
+                "%s read a different first batch than %s. Each worker keeps its share of every batch and leaves the "
+                "rest to the others, so if their data differ, most examples are never used. Give all workers the same "
+                "data, or set AutoShardPolicy.OFF if each has its own%s",
+                found.process,
+                found.chief,
+                "" if sets is None else _SETS,
+            )
+
+    def compare_epoch(self, epoch: int) -> None:
+        """Warns once if the batches of an epoch differ. All must call it at the epoch's end."""
+        if self._differs:  # All know it.
+            return
+        sums = dict(self._sums)
+        last = int(extremes(self._strategy, np.array([max(sums, default=-1)], np.int64))[0][0])
+        found = difference(self._strategy, {"order": sums.get(last)})
+        self._differs = found is not None
+        if found is not None:
+            _LOG.warning(
+                "In epoch %d %s read other batches than %s, so some examples were used twice and others not at all. A "
+                "dataset shuffles differently on a worker that alone makes an iterator of it, as next(iter(data)) in a "
+                "callback does: do that on all workers, or with another dataset. Leave deterministic=False out of "
+                "the data's functions",
+                epoch,
+                found.process,
+                found.chief,
+            )
+
+
+def show(dataset: tf.data.Dataset, look: Callable) -> tf.data.Dataset:
+    """Returns the same dataset, which passes what it reads to a function.
+
+    Args:
+        dataset: Any dataset.
+        look: Takes an element's index, and a NumPy array for each dense component: of the first element all of it, of
+            others the beginning of the first row. What it returns isn't used. An iterator that goes on from a
+            checkpoint goes on with its index.
+    """
+
+    def seen(index: np.int64, *parts: Any) -> np.bool_:
+        look(int(index), *parts)
+        return np.True_
+
+    def beginning(leaf: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(leaf[:1] if leaf.shape.rank else leaf, [-1])[:_SHOWN]
+
+    def keep(index: tf.Tensor, batch: Any) -> tf.Tensor:
+        dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant]
+
+        # Stateless, so that the dataset's iterators can be saved. Only its result keeps it in the graph.
+        def shown(parts: list) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(seen, [index, *parts], tf.bool, stateful=False), ())
+
+        return tf.cond(tf.equal(index, 0), lambda: shown(dense), lambda: shown([beginning(leaf) for leaf in dense]))
+
+    return with_cardinality(dataset.enumerate().filter(keep).map(lambda _, batch: batch), dataset.cardinality())
+
+
+class JoinedDataset:
+    """A distributed dataset for Keras that ends on all workers when the first one runs out.
+
+    TensorFlow gives a worker that has run out empty batches, whose mean is NaN, and Keras ends its
+    epoch by itself, so that the others wait for ever. Here the workers ask one another, while a batch
+    is read, whether each has one more: 1 to 2 ms a step.
+
+    A generator, whose length nobody knows, is read by one iterator on all workers, so that they see
+    the same batches.
+
+    Args:
+        strategy: The strategy whose workers read.
+        source: The strategy's own distributed dataset.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, source: Any) -> None:
+        self._strategy = strategy
+        self._source = source
+        self._warned = False
+
+    @property
+    def element_spec(self) -> Any:
+        """TensorFlow's spec of an element."""
+        return self._source.element_spec
+
+    def __iter__(self) -> "_JoinedIterator":
+        return _JoinedIterator(self, iter(self._source))
+
+    def _warn(self) -> None:
+        if not self._warned:
+            _LOG.warning("The workers have different numbers of batches: an epoch ends when one runs out")
+        self._warned = True
+
+
+class _JoinedIterator(Iterator):
+    def __init__(self, dataset: JoinedDataset, source: Iterator) -> None:
+        self._dataset = dataset
+        self._source = source
+        self._begun = False
+
+    def __next__(self) -> Any:
+        # Workers can't exchange anything when an iterator is created: Keras creates some that it doesn't use, and not
+        # on
+        # every worker.
+        if not self._begun:
+            self._begun = True
+            self._read_ahead()
+        if not self._more:
+            # Keras takes this for the end; a StopIteration would be lost on the way.
+            raise tf.errors.OutOfRangeError(None, None, "a worker has run out of data")
+        batch = self._held
+        self._read_ahead()
+        return batch
+
+    def _read_ahead(self) -> None:
+        self._held = next(self._source, None)
+        lowest, highest = extremes(self._dataset._strategy, np.array([self._is_whole(self._held)], np.int64))
+        self._more = bool(lowest[0])
+        if lowest[0] != highest[0]:
+            self._dataset._warn()
+
+    def _is_whole(self, batch: Any) -> bool:
+        """Returns whether this worker has a batch, of which TensorFlow may have given a replica nothing."""
+        if batch is None or isinstance(batch, Part):
+            return batch is not None
+        first = tf.nest.flatten(batch)[0]
+        return all(int(tf.shape(part)[0]) > 0 for part in self._dataset._strategy.experimental_local_results(first))
+
 
 _READ_AHEAD = 2  # Batches, where TensorFlow has no thread that copies them to devices.
 _Policy = tf.data.experimental.AutoShardPolicy

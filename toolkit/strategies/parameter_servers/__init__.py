@@ -3,23 +3,16 @@
 The chief runs `fit`; a step pulls variables from the ps, computes on a worker, and pushes gradients, each applied once.
 
 internals  what only private parts of TensorFlow and Keras allow
-ps_sharded_variable  a variable whose rows are sharded over several ps
-placement  which task holds which variable, and the table of it
+placement  which task holds which variable, the table of it, and variables with rows on several ps
 ledger     what each ps has applied, once each, and with which staleness
 local_values  what takes a variable's place in a step
 tables     large tables of which a step pulls and pushes a few rows
-variables  a model's variables, by what a step does with them, and a step's own copy
-pushes     what a step assigns, sent to the ps
-worker_step  a step: pull, compute, push
-updates    of variables that are sharded, in a step and in the user's own loop
-whole_metrics  metrics whose state is no sum
+variables  a model's variables, by what a step does with them, a step's own copy, and what it sends of it
+worker_step  a step: pull, compute, push; updates of variables that are sharded
 functions  what workers run: steps of training, batches to evaluate or predict
 sources    where a step's batch comes from
 dispatch   steps on their way to workers and back, and how many at once
-share_step  a step of which each worker computes a share
-rounds     steps that the workers do together
-totals     what the chief keeps: counters, and totals of the metrics
-calls      functions traced once, and calls of them for workers
-server     the life of a worker or ps: it serves until the chief is done
-session    what `fit`, `evaluate` and `predict` call
+rounds     steps that the workers do together, each with its share of the batch
+session    what `fit`, `evaluate` and `predict` call, with the counters and totals that the chief keeps
+strategy   the chief's strategy; a worker or ps serves until the chief is done
 """

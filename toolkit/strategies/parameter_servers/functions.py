@@ -1,7 +1,12 @@
-"""What workers run, traced on the chief: training steps, batches to evaluate, a batch to predict."""
+"""What workers run, traced on the chief: training steps, batches to evaluate, a batch to predict.
+
+The chief can't add up what steps do to a metric whose state isn't a sum, such as a running maximum (`NotSums`). Each
+step is sent the state that the one before has left, and none may be under way beside it. Which metrics these are shows
+when a step is traced.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,18 +15,19 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.placement import CHIEF
-from toolkit.strategies.parameter_servers.pushes import changes, push
-from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
-from toolkit.strategies.parameter_servers.whole_metrics import whole_batch
+from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, push
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.step.batch_share import WholeShare, entered
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.train_step import results_noted
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 __all__ = [
+    "NotSums",
     "Traced",
     "branched",
     "build_optimizers",
+    "check_in_turn",
     "conditional_in",
     "evaluation",
     "fetched",
@@ -34,6 +40,7 @@ __all__ = [
     "trace",
     "traced",
     "training",
+    "whole_batch",
 ]
 
 # A function for a worker, how often one of its steps assigns each of `Variables.counters`, and the indices of those
@@ -315,3 +322,45 @@ def scalars(logs: Any) -> dict[str, tf.Tensor]:
         for name, value in (logs.items() if isinstance(logs, dict) else ())
         if getattr(value, "shape", None) is not None and value.shape.rank == 0
     }
+
+
+class NotSums(Exception):
+    """Metrics whose state isn't a sum.
+
+    Args:
+        by_variable: By the ids of their variables, their names.
+    """
+
+    def __init__(self, by_variable: dict[int, str]) -> None:
+        super().__init__(by_variable)
+        self.by_variable = by_variable
+
+
+@contextlib.contextmanager
+def whole_batch(variables: Variables) -> Iterator[None]:
+    """A context in which a step of a whole batch is traced.
+
+    Raises:
+        NotSums: At its end, where it has updated metrics whose state is no sum, and which aren't known for it.
+    """
+    found: list[Any] = []
+    with entered(WholeShare(found.append)):
+        yield
+    new = {id(v): metric.name for metric in found for v in metric.variables if id(v) not in variables.told}
+    if new:
+        raise NotSums(new)
+
+
+def check_in_turn(variables: Variables, names: Iterable[str]) -> None:
+    """Checks that no two steps are under way at once if there are such metrics.
+
+    Raises:
+        StrategyError: There are, and several workers train at the same time.
+    """
+    first = next(iter(names), None)
+    if first is not None and not variables.in_turn:
+        raise StrategyError(
+            asked=f"the metric {first} beside parameter servers",
+            found="its state isn't a sum over examples, and several workers train at the same time",
+            remedy="Give ParameterServerOptions(max_staleness=0), or make it of sums",
+        )

@@ -1,7 +1,13 @@
-"""What `fit`, `evaluate` and `predict` of a model call instead of Keras's own step functions."""
+"""What `fit`, `evaluate` and `predict` of a model call instead of Keras's own step functions.
+
+A `Session` sends a model's steps to workers, with functions that are each traced once (`TracedFunctions`). While steps
+are under way the chief keeps counters and totals of the metrics.
+"""
 
 import collections
+import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,21 +17,20 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.options import ParameterServerOptions
-from toolkit.strategies.parameter_servers.calls import Calls
+from toolkit.strategies.parameter_servers import functions, internals
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
-from toolkit.strategies.parameter_servers.functions import fetched
+from toolkit.strategies.parameter_servers.functions import NotSums, check_in_turn, fetched
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
-from toolkit.strategies.parameter_servers.rounds import run_shares
+from toolkit.strategies.parameter_servers.rounds import Rounds, run_shares
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
-from toolkit.strategies.parameter_servers.totals import Counters, MetricTotals
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.parameter_servers.whole_metrics import NotSums, check_in_turn
 from toolkit.strategies.step.step_count import count_dispatched
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
-__all__ = ["Session"]
+__all__ = ["Counters", "MetricTotals", "Session", "TracedFunctions"]
 
 _LOG = logging.getLogger(__name__)
+
 _EVALUATED = 8  # Batches with numbers that are evaluated in one dispatch.
 
 
@@ -75,7 +80,7 @@ class Session:
         self._variables = Variables(*of, min_lazy_bytes=lazy, in_turn=in_turn, not_sums=self._not_sums)
         self._counters = Counters(self._variables)
         self._totals = MetricTotals(self._variables)
-        self._calls = Calls(self._variables, self._counters)
+        self._functions = TracedFunctions(self._variables, self._counters)
 
     def begin_epoch(self, steps: int | None, epochs: int) -> None:
         """Begins an epoch of this many steps (None: unknown), with this many epochs left, itself included."""
@@ -93,7 +98,7 @@ class Session:
                 self._flush()
                 self._stream = reader.stream
                 if not all(optimizer.built for optimizer in optimizers_of(self.model)):
-                    self._calls.build_optimizers(self._stream)
+                    self._functions.build_optimizers(self._stream)
                     self._take_variables()
             if not (self._in_rounds and self._round(reader.stream, item)):
                 self._pending.append((self._first + self._sent, item))
@@ -205,7 +210,7 @@ class Session:
         self._dispatched += 1
         if pending[0][0] < 0:
             stream, order = self._stream, self._dispatched
-            call = self._traced(lambda: self._calls.batches(stream, [item for _, item in pending]))
+            call = self._traced(lambda: self._functions.batches(stream, [item for _, item in pending]))
 
             def done(result: list) -> None:
                 self._totals.add(result, kind="test", order=order)
@@ -222,7 +227,7 @@ class Session:
 
     def _send(self, stream: Stream, pending: list[tuple[int, Any]]) -> None:
         first, items = pending[0][0], [item for _, item in pending]
-        call = self._traced(lambda: self._calls.steps(stream, items, first, first - self._first))
+        call = self._traced(lambda: self._functions.steps(stream, items, first, first - self._first))
         check_in_turn(self._variables, self._not_sums.values())
 
         def run(attempt: int) -> list:
@@ -252,7 +257,7 @@ class Session:
                 with self._lock:
                     self.recovered += 1
                     self.interrupted += INTERRUPTED in entries.values()
-            call = self._calls.steps(stream, [item], number, number - self._first, only=only)
+            call = self._functions.steps(stream, [item], number, number - self._first, only=only)
             outputs.append(call(index == 0))
         return fetched(outputs)
 
@@ -261,7 +266,7 @@ class Session:
 
         Returns whether it did: False, from then on, for a step that can't be divided.
         """
-        function, applying, undivided = self._calls.round(stream, self.dispatcher.workers)
+        function, applying, undivided = self._functions.round(stream, self.dispatcher.workers)
         if undivided is not None:
             self._train_in_turn(undivided)
             return False
@@ -289,9 +294,326 @@ class Session:
         self._take_variables()
 
     def _predicted(self, batch: Any) -> Any:
-        call = self._calls.batch(batch)
+        call = self._functions.batch(batch)
         results: list = []
         work = Work(1, lambda _: tf.nest.map_structure(lambda tensor: tensor.numpy(), call()), results.append)
         self.dispatcher.send(work, staleness=None)
         self.dispatcher.wait(lambda: bool(results))
         return results[0]
+
+
+class TracedFunctions:
+    """A model's functions, each traced once, and their calls for workers: Python functions with all arguments bound."""
+
+    def __init__(self, variables: Variables, counters: "Counters") -> None:
+        self._variables = variables
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._made: dict[Any, Any] = {}
+
+    def steps(
+        self, stream: Stream, items: Sequence[Any], first: int, since: int, *, only: frozenset | None = None
+    ) -> Callable[[bool], Any]:
+        """Returns a call of some training steps; its argument says whether the worker's process may be another one.
+
+        Args:
+            stream: Where their batches come from.
+            items: What the stream's reader took for each step.
+            first: The first step's number in the ledgers.
+            since: How many steps before the first one the chief has last set what counts.
+            only: Devices of the ps whose variables are to be updated; None for all.
+        """
+
+        def make() -> Any:
+            run, assigned, conditional = functions.training(
+                self._variables, stream.batch, signature=stream.signature(len(items)), count=len(items), only=only
+            )
+            self._counters.note(assigned, conditional)
+            return run
+
+        run = self._once(("steps", stream.key, len(items), only), make)
+        return self._call(run, stream, items, first, since)
+
+    def build_optimizers(self, stream: Stream) -> None:
+        """Creates the variables of optimizers that a step is the first to use."""
+        with tf.device(None):
+            functions.build_optimizers(self._variables, stream.batch, signature=stream.signature(1))
+
+    def batches(self, stream: Stream, items: Sequence[Any]) -> Callable[[bool], Any]:
+        """Returns a call that evaluates some batches, as `steps` does."""
+        run = self._once(
+            ("batches", stream.key),
+            lambda: functions.evaluation(self._variables, stream.batch, signature=stream.signature(1)),
+        )
+        return self._call(run, stream, items, len(items), 0)
+
+    def batch(self, batch: Any) -> Callable[[], Any]:
+        """Returns a call that predicts a batch of Keras's."""
+        there = [isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(batch)]
+        tensors = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
+
+        def whole(given: list) -> Any:
+            rest = iter(given)
+            return tf.nest.pack_sequence_as(batch, [next(rest) if real else None for real in there])
+
+        signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in tensors]
+        structure = tf.nest.map_structure(lambda _: 0, batch)
+        run = self._once(
+            ("batch", str(signature), str(structure)),
+            lambda: functions.prediction(self._variables, whole, signature=signature),
+        )
+        zero, counters = tf.constant(0, tf.int64), self._counters_after(0)
+        return lambda: run(zero, zero, counters, tensors)
+
+    def round(self, stream: Stream, shares: int) -> tuple[Any, Any, str | None]:
+        """Returns the functions of a share and of applying a round, or the reason why steps can't be divided."""
+
+        def make() -> Any:
+            rounds = Rounds(self._variables, shares)
+            run, assigned = rounds.share(stream)
+            if rounds.undivided is not None:
+                return None, None, rounds.undivided
+            applying, conditional = rounds.applying()
+            self._counters.note(assigned, conditional)
+            return run, applying, None
+
+        return self._once(("round", stream.key), make)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if key not in self._made:
+                with tf.device(None):  # Created in a worker's thread, it serves the others as well.
+                    self._made[key] = make()
+            return self._made[key]
+
+    def _counters_after(self, steps: int) -> list[tf.Tensor]:
+        return [_on_chief(value) for value in self._counters.after(steps)]
+
+    def _call(self, run: Any, stream: Stream, items: Sequence[Any], second: int, since: int) -> Callable[[bool], Any]:
+        counters = self._counters_after(since)
+        scalars = _on_chief(np.int64(items[0] if stream.kind == "numbered" else 0)), _on_chief(np.int64(second))
+        sent = [leaf for item in items for leaf in item] if stream.kind == "sent" else []
+
+        def call(restarted: bool) -> Any:
+            # Known when other workers' steps are done.
+            for index, value in self._counters.branched_after(since).items():
+                counters[index] = _on_chief(value)
+            if stream.kind == "per worker":
+                return run(*scalars, counters, [stream.iterator(internals.worker_index(), restarted=restarted)])
+            return run(*scalars, counters, sent)
+
+        return call
+
+
+def _on_chief(value: np.generic | np.ndarray) -> tf.Tensor:
+    with tf.device(None), tf.device("CPU:0"):  # A worker's thread has that worker's device.
+        return tf.constant(value)
+
+
+class Counters:
+    """The values of counters at each step: an optimizer's steps, seeds, a learning rate that was set.
+
+    A worker that counted would read a count that others change: workers are sent where it stands, and
+    the chief sets it when all is done.
+    """
+
+    def __init__(self, variables: Variables) -> None:
+        self._variables = variables.counters
+        self._start: list[np.ndarray] = []  # Their values when no step was under way last.
+        self._increments: list[np.ndarray] = []
+        self._conditional: list[int] = []  # Which ones a step assigns in a branch; the worker reports those.
+        self._corrections: dict[int, np.ndarray] = {}  # How much those differ from their values without the branch.
+        self._scales = _scales(variables)
+        self._told = [index for index, v in enumerate(self._variables) if id(v) in variables.told]
+        self._lock = threading.Lock()
+
+    def note(self, assigned: Sequence[int], conditional: Sequence[int]) -> None:
+        """Records how often a step assigns each: it increases a seed generator's second element by that, or a count.
+
+        Args:
+            assigned: For each, how often.
+            conditional: The indices of those that it assigns in a branch.
+        """
+        pairs = zip(self._variables, assigned, strict=True)
+        self._increments = [np.array([0, times] if tuple(v.shape) == (2,) else times) for v, times in pairs]
+        for index in [scale.finite for scale in self._scales] + self._told:
+            self._increments[index] = np.array(0)
+        self._conditional = list(conditional)
+
+    def take(self, branched: np.ndarray, steps: int) -> None:
+        """Records what this many steps did to counters in branches: their values before and after, in one array.
+
+        It is called in a worker's thread. Batches that were evaluated are no steps, and tell of `Variables.told` alone.
+        """
+        told = self._conditional if steps else self._told
+        like = [self._variables[index] for index in told] * 2
+        ends = np.cumsum([math.prod(v.shape) for v in like], dtype=int)
+        values = [part.reshape(v.shape) for v, part in zip(like, np.split(branched, ends)[:-1], strict=True)]
+        before = dict(zip(told, values[: len(values) // 2], strict=True))
+        after = dict(zip(told, values[len(values) // 2 :], strict=True))
+        with self._lock:
+            for scale in self._scales:
+                if scale.value in after:
+                    self._take_scale(scale, before, after)
+            for index, value in after.items():
+                if any(index in (scale.value, scale.finite) for scale in self._scales):
+                    continue
+                if _is_whole(self._start[index]):
+                    more = value - before[index] - (self._increments[index] * steps if steps else 0)
+                    self._corrections[index] = self._corrections.get(index, 0) + more
+                else:
+                    self._variables[index].assign(value)
+
+    def _take_scale(self, of: "_Scale", before: dict[int, np.ndarray], after: dict[int, np.ndarray]) -> None:
+        """Takes a worker's loss scale: always if it is smaller, otherwise if it began with the current one."""
+        now = float(self._variables[of.value].numpy())
+        finite = self._start[of.finite] + self._corrections.get(of.finite, 0)
+        sent, found = float(before[of.value]), float(after[of.value])
+        if found < min(sent, now) or found > sent == now:
+            now, finite = found, after[of.finite]
+        elif found == sent == now:
+            finite = np.maximum(0, finite + after[of.finite] - before[of.finite])
+        self._variables[of.value].assign(now)
+        # A worker doubles the scale at exactly this count.
+        self._corrections[of.finite] = np.minimum(finite, of.growth - 1) - self._start[of.finite]
+
+    def after(self, steps: int) -> list[np.ndarray]:
+        """Returns the values this many steps after no step was under way."""
+        if not self._start:
+            self._start = [np.array(v.numpy()) for v in self._variables]
+        values = []
+        with self._lock:
+            for index, (variable, start) in enumerate(zip(self._variables, self._start, strict=True)):
+                if not _is_whole(start):
+                    values.append(np.array(variable.numpy()))  # Such as a learning rate that a callback sets.
+                elif self._increments or index in self._corrections:
+                    moved = (self._increments[index] * steps if steps else 0) + self._corrections.get(index, 0)
+                    values.append((start + moved).astype(start.dtype))
+                else:
+                    values.append(start)
+        return values
+
+    def branched_after(self, steps: int) -> dict[int, np.ndarray]:
+        """Returns those that are assigned in branches, by index, as far as results have arrived; others as `after`."""
+        told = {*self._conditional, *self._told}
+        if not told:
+            return {}
+        values = self.after(steps)
+        return {index: values[index] for index in told}
+
+    def set_after(self, steps: int) -> None:
+        """Sets them when this many steps are done and none is under way."""
+        if steps or self._corrections:
+            for variable, value in zip(self._variables, self.after(steps), strict=True):
+                if _is_whole(value):
+                    variable.assign(value)
+        self._start = []
+        self._corrections = {}
+
+
+class MetricTotals:
+    """Running metrics, as far as results have arrived: each dispatch counts from zero, and the chief adds.
+
+    Attributes:
+        changed: Whether results have come since `logs` was last called.
+        ended: The last step's logs, when nothing was under way.
+    """
+
+    def __init__(self, variables: Variables) -> None:
+        self.changed = False
+        self._model = variables.model
+        self._variables = variables.metrics
+        self._of = variables
+        self._lock = threading.Lock()
+        self._sums: list[np.ndarray] | None = None
+        self.ended: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}  # The logs of the last step whose results have arrived.
+        self._kind, self._order = "train", -1  # Of that step.
+        self._logs: dict[str, Any] = {}
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a step's results have arrived since nothing was under way."""
+        return self._order >= 0
+
+    @property
+    def size(self) -> int:
+        """The number of elements of all metrics' sums."""
+        return sum(math.prod(v.shape) for v in self._variables)
+
+    def start(self) -> None:
+        """Begins with the metrics' current values, unless it has begun."""
+        if self._sums is None:
+            self._sums = [np.array(v.numpy()) for v in self._variables]
+
+    def add(self, results: Sequence[tuple[np.ndarray, dict[str, Any]]], *, kind: str = "train", order: int) -> None:
+        """Adds the counts of dispatches: the sums of all metrics in one array, and the last step's logs.
+
+        Their kind is "train" or "test". They may come in another order than they were sent in, which is `order`.
+
+        It is called in a worker's thread.
+        """
+        with self._lock:
+            for counted, logs in results:
+                place = 0
+                for index, total in enumerate(self._sums or []):
+                    added = counted[place : place + total.size].reshape(total.shape)
+                    self._sums[index] = (total.astype(np.float64) + added).astype(total.dtype)  # type: ignore[index]
+                    place += total.size
+                if order >= self._order:
+                    self._last, self._kind, self._order = logs, kind, order
+            self.changed = True
+
+    def logs(self) -> dict[str, Any]:
+        """Sets the metrics as far as results have arrived, and returns them as logs; {} before the first."""
+        if self.changed:
+            with self._lock:
+                self.changed = False
+                sums, last, kind = list(self._sums or []), dict(self._last), self._kind
+            self._set(sums)
+            results = [keras.tree.flatten(type(metric).result(metric)) for metric in self._model.metrics]
+            reported = self._of.reported.get(kind, {})
+            self._logs = {**last, **{name: _plain(results[at][place]) for name, (at, place) in reported.items()}}
+        return dict(self._logs)
+
+    def finish(self) -> None:
+        """Sets the metrics when nothing is under way."""
+        self.logs()
+        if self._sums is not None:
+            self._set(self._sums)
+        self._sums = None
+        self.ended = self._logs
+        self._last, self._logs, self._order = {}, {}, -1
+        self.changed = False
+
+    def _set(self, sums: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._variables, sums, strict=True):
+            variable.assign(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+    """A loss scale: the indices of its value and of its count of finite steps, and the count's limit."""
+
+    value: int
+    finite: int
+    growth: int
+
+
+def _scales(variables: Variables) -> list[_Scale]:
+    places = {id(v): index for index, v in enumerate(variables.counters)}
+    return [
+        _Scale(places[id(each.dynamic_scale)], places[id(each.step_counter)], each.dynamic_growth_steps)
+        for each in optimizers_of(variables.model)
+        if isinstance(each, keras.optimizers.LossScaleOptimizer) and each.built
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a metric's result in the form of Keras's logs: a float, or an array."""
+    value = np.asarray(keras.ops.convert_to_numpy(value))
+    return value if value.ndim else float(value)
+
+
+def _is_whole(value: np.ndarray) -> bool:
+    return value.dtype.kind in "iu"

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.input.batch_split import row_count, row_range
-from toolkit.strategies.input.components import by_example
+from toolkit.strategies.input.pipelines import by_example
 
 __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import LocalValue
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
 from toolkit.strategies.variables.stand_in import StandIn
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""The variables of a compiled model by their use in a step, and a step's own copy of them.
+"""The variables of a compiled model by their use in a step, a step's own copy of them, and what it sends to the ps.
 
 Read one by one, each of a model's variables is a message from a ps to the worker, and its gradient
-one back. Here all small ones of a ps are sent as one tensor.
+one back. Here all small ones of a ps are sent as one tensor. `changes` and `push` send what a step assigns, such as
+moving averages, and weights that it clips or copies.
 """
 
 import logging
@@ -16,14 +17,25 @@ from toolkit.strategies.context import here
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
-from toolkit.strategies.parameter_servers.placement import SEED
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
+from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import LocalTable, Rows, updates_by_rows
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 
-__all__ = ["LocalScope", "Variables", "adapt_lookups", "innermost", "packed", "unpacked"]
+__all__ = [
+    "LocalScope",
+    "Variables",
+    "adapt_lookups",
+    "by_device",
+    "changes",
+    "innermost",
+    "packed",
+    "push",
+    "sends_difference",
+    "unpacked",
+]
 
 _LOG = logging.getLogger(__name__)
+
 _SMALL = 64 << 10  # Up to this many bytes a variable is packed; copying a larger one costs more than a message.
 
 
@@ -282,3 +294,56 @@ def _packs(values: Sequence[Any]) -> list[list[int]]:
         small = value.shape.num_elements() * value.dtype.size <= _SMALL
         packs.setdefault((value.dtype, None if small else index), []).append(index)
     return list(packs.values())
+
+
+def changes(
+    variables: Variables, scope: LocalScope, only: frozenset | None = None, *, among: Sequence | None = None
+) -> dict[str, list]:
+    """Returns, by device, (what a step sends to a served variable that it assigned, what takes it there).
+
+    Args:
+        variables: The model's.
+        scope: The step's own copy of them, which takes them for sent.
+        only: Devices of the ps whose variables are to be changed; None for all.
+        among: Variables to look at; None for all.
+    """
+    found: dict[str, list[tuple]] = {}
+    for v in variables.served if among is None else among:
+        if id(v) not in scope.unsent:
+            continue
+        scope.unsent.remove(id(v))
+        local = scope.values[id(v)]
+        add = sends_difference(variables, v) and local.moved
+        change = local.change if add else local.current()
+        for device, pairs in by_device(variables, v, change, only, add=add).items():
+            found.setdefault(device, []).extend(pairs)
+    return found
+
+
+def sends_difference(variables: Variables, variable: Any) -> bool:
+    """Returns whether a step that computes a variable from itself sends the difference, to keep others' changes."""
+    dtype = tf.as_dtype(variable.dtype)
+    return not variables.in_turn and (dtype.is_floating or dtype.is_integer)
+
+
+def by_device(
+    variables: Variables, variable: Any, value: tf.Tensor, only: frozenset | None, *, add: bool
+) -> dict[str, list]:
+    """Returns a value for a served variable, or a difference to add to it, as `changes` does."""
+    held = variables.values[id(variable)]
+    found: dict[str, list[tuple]] = {}
+    for index, shard in enumerate(shards_of(held)):
+        if only is None or shard.device in only:
+            mine = held.rows(value, index) if isinstance(held, ServerShardedVariable) else value
+            found.setdefault(shard.device, []).append((mine, shard.assign_add if add else shard.assign))
+    return found
+
+
+def push(changed: dict[str, list]) -> None:
+    """Sends the result of `changes` to the ps, the small changes of each ps as one tensor."""
+    for device, pairs in changed.items():
+        sent = packed([change for change, _ in pairs])
+        with tf.device(device):
+            arrived = unpacked(sent, [change for change, _ in pairs])
+            for (_, assign), change in zip(pairs, arrived, strict=True):
+                assign(change)

@@ -1,7 +1,8 @@
 """A step: pulls the variables, runs the user's own `train_step`, and pushes what it changes.
 
 `train_step` is Keras's or the user's, unchanged: it reads the step's own copies, and where it applies
-gradients they are sent to the ps and applied there by the optimizer's own update.
+gradients they are sent to the ps and applied there by the optimizer's own update. `adapt_updates` lets an optimizer
+update variables that are sharded over several ps, in a step and in the user's own loop.
 """
 
 import contextlib
@@ -15,15 +16,23 @@ import tensorflow as tf
 from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import Cell
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.pushes import by_device, changes, push, sends_difference
+from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import RowsOfVariable, with_each_row_once
-from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, packed, unpacked
+from toolkit.strategies.parameter_servers.variables import (
+    LocalScope,
+    Variables,
+    by_device,
+    changes,
+    packed,
+    push,
+    sends_difference,
+    unpacked,
+)
 from toolkit.strategies.step.inlining import adapt_functions, inlining
 from toolkit.strategies.variables.model_optimizers import trained_by
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Step", "adapt_optimizers", "current", "tracing"]
+__all__ = ["Step", "adapt_optimizers", "adapt_updates", "current", "tracing"]
 
 
 @contextlib.contextmanager
@@ -292,3 +301,49 @@ class Step:
         finally:
             if scope is not None:
                 scope.updating, scope.shard, scope.rows = False, None, None
+
+
+class _ShardScope(LocalScope):
+    """What an optimizer updates in place of a variable: one of its shards, outside of our steps."""
+
+    def __init__(self, variable: ServerShardedVariable, index: int) -> None:
+        super().__init__([], [])
+        self._variable = variable
+        self._index = index
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = internals.held(variable)
+        mine = isinstance(value, ServerShardedVariable) and value.like is self._variable
+        return value.shards[self._index] if mine else None
+
+
+def adapt_updates(strategy: Any) -> None:
+    """Makes `strategy.extended.update` accept sharded variables, and ask the step in which it is used."""
+    original = strategy.extended.update
+
+    def update(var: Any, fn: Callable, args: tuple = (), kwargs: Any = None, group: bool = True) -> Any:
+        step = current()
+        result = None
+        for index, shard in enumerate(shards_of(var)):
+            given = tuple(_rows(var, value, index) for value in args)
+            if step is None and isinstance(var, ServerShardedVariable):  # In the user's own loop.
+                with _ShardScope(var, index):
+                    result = original(shard, fn, given, kwargs, group)
+            elif step is None:
+                result = original(shard, fn, given, kwargs, group)
+            else:
+                result = step.update(original, shard, fn, given, kwargs, group)
+        return result
+
+    strategy.extended.update = update
+
+
+def _rows(var: Any, value: Any, index: int) -> Any:
+    """Returns an argument of an update for one shard of a variable."""
+    if not isinstance(var, ServerShardedVariable):
+        return value
+    value = getattr(value, "value", value)  # A keras.Variable.
+    if isinstance(value, ServerShardedVariable):
+        return value.shards[index]
+    shape = getattr(value, "shape", None)
+    return var.rows(value, index) if shape is not None and tuple(shape) == tuple(var.shape) else value

@@ -22,7 +22,7 @@ from keras.src.utils import io_utils
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from toolkit.strategies.processes.agreement import processes
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_checkpoints", "save"]

@@ -24,8 +24,7 @@ from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.compression import memories_of
-from toolkit.strategies.variables.read_together import ReplicaCopies, ReplicaSum
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
 from toolkit.strategies.variables.zero1 import track_slot
 from toolkit.support.wrapping import attach
 

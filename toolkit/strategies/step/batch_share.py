@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras.src.losses import loss as _loss
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives, internals
+from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.step import lateness
 from toolkit.strategies.step.rows import ALIKE, mean_of_rows
@@ -209,7 +209,19 @@ class Share:
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
         """Gives each replica the whole state of a metric that isn't a sum over examples."""
         for variable in metric.variables:
-            internals.keep_first_replicas(variable)
+            _keep_first_replica(variable)
+
+
+def _keep_first_replica(variable: Any) -> None:
+    """Makes a metric's variable, of which each replica has its own, read as the first replica's value and not as a sum.
+
+    Args:
+        variable: A `keras.Variable`.
+    """
+    held = variable._value
+    if isinstance(held, tf.distribute.DistributedValues):
+        held._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        variable._aggregation = "only_first_replica"
 
 
 class WholeShare(Share):

@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.step.rows import Graph, Rows
-from toolkit.support.graphs import derives_from
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import derives_from, outside
 
 __all__ = ["Kind", "loss_kind", "metric_kind"]
 

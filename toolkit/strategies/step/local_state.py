@@ -7,7 +7,7 @@ import keras
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.strategies.variables.read_together import ReplicaCopies
+from toolkit.strategies.variables.sharded_variable import ReplicaCopies
 
 __all__ = ["per_replica_state", "velocities_of"]
 

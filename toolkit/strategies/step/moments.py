@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.packing import joined
+from toolkit.strategies.exchange.collectives import joined
 from toolkit.strategies.step.batch_share import current, unweigh, weigh
 from toolkit.support.wrapping import attach
 

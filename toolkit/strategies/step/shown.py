@@ -13,7 +13,7 @@ from toolkit.strategies.context import here
 from toolkit.strategies.step import trial as trials
 from toolkit.strategies.step.results import results_noted
 from toolkit.strategies.step.trial import Trial
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 __all__ = ["Found", "Tries", "shown"]
 

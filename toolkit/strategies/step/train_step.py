@@ -19,9 +19,9 @@ from keras.src.random import seed_generator
 
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
+from toolkit.strategies.exchange.collectives import joined
 from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
-from toolkit.strategies.exchange.packing import joined
 from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, current, entered

@@ -10,8 +10,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
-from toolkit.strategies.processes.agreement import extremes, gather, mean, processes
-from toolkit.strategies.processes.consistency import difference
+from toolkit.strategies.processes.agreement import difference, extremes, gather, mean, processes
 from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 

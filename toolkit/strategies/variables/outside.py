@@ -16,7 +16,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.exchange import mesh
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 __all__ = ["refuse_outside", "take_in"]
 

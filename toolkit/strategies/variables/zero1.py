@@ -20,7 +20,7 @@ from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
-from toolkit.support.scopes import outside
+from toolkit.support.graphs import outside
 
 __all__ = [
     "WHOLE",

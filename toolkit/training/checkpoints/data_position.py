@@ -27,7 +27,7 @@ from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.exchange.mesh import made_here
 from toolkit.strategies.fit import building
-from toolkit.strategies.input.draws import draws_of, in_the_order_of_threads
+from toolkit.strategies.input.pipelines import draws_of, in_the_order_of_threads
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.variables import read_together
+from toolkit.strategies.variables import sharded_variable
 
 
 def test_a_read_takes_no_new_key_of_tensorflow_s_each_time(monkeypatch):
@@ -16,13 +16,13 @@ def test_a_read_takes_no_new_key_of_tensorflow_s_each_time(monkeypatch):
         keys.append(instance_key)
         return tf.constant(np.concatenate([given["input"]] * 2))
 
-    monkeypatch.setattr(read_together, "processes", lambda _: 2)
+    monkeypatch.setattr(sharded_variable, "processes", lambda _: 2)
     monkeypatch.setattr(tf.raw_ops, "CollectiveGatherV2", gather)
     strategy = types.SimpleNamespace()
     kinds = [np.zeros(shape, dtype) for shape in [(3,), (4,), (2, 2), ()] for dtype in ("float32", "int32")]
     for _ in range(5):
         for kind in kinds:
-            assert len(read_together.gathered([kind], strategy)) == 2
+            assert len(sharded_variable.gathered([kind], strategy)) == 2
     assert len(set(keys)) == len(kinds)
     assert keys == keys[: len(kinds)] * 5
     assert all(0 < key < 2**31 for key in keys)

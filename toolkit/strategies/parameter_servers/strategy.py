@@ -1,35 +1,40 @@
 """Variables on parameter servers, and steps that a chief dispatches to workers, each at its own pace.
 
-This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it, which is in
-`toolkit.strategies.parameter_servers`.
+This is `tf.distribute.ParameterServerStrategy` with what Keras 3's `fit` lacks under it, which is in the files beside
+this one. `create` waits for all tasks. In the chief it then returns the strategy; a worker or ps serves until the chief
+is done.
 """
 
 import contextlib
 import logging
+import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from toolkit import cluster as _cluster
+from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
-from toolkit.strategies.input.epoch_iterator import epoch_iterator, whole_for_keras
+from toolkit.strategies.input.pipelines import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher
+from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.placement import Placement, bytes_by_task, table
-from toolkit.strategies.parameter_servers.ps_sharded_variable import ServerShardedVariable
-from toolkit.strategies.parameter_servers.server import meet
+from toolkit.strategies.parameter_servers.placement import Placement, ServerShardedVariable, bytes_by_task, table
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.updates import adapt_updates
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
+from toolkit.strategies.parameter_servers.worker_step import adapt_updates
 from toolkit.strategies.step.batch_share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support import status
+from toolkit.support import redaction, signals, status
 
 __all__ = ["ParameterServerStrategy", "create"]
 
@@ -227,5 +232,93 @@ def create(
             found="this task doesn't train",
             remedy="To evaluate checkpoints, do what recipes.cifar_parameter_server does in an evaluator",
         )
-    meet(cluster, task, start_timeout)
+    _meet(cluster, task, start_timeout)
     return ParameterServerStrategy(cluster, options or ParameterServerOptions())
+
+
+_LOOK = 1.0  # Seconds between two checks of the chief.
+_PATIENCE = 5.0  # Seconds that the chief may be out of reach.
+
+
+def _meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
+    """Waits for the others. In a worker or ps it then serves and doesn't return.
+
+    Args:
+        cluster: All tasks.
+        task: Who this process is.
+        start_timeout: Seconds; None for 300, or what the launcher says.
+    """
+    if start_timeout is None:
+        start_timeout = status.start_timeout()
+    reach_directly(cluster)
+    others = [other for other in cluster.tasks if other.job in ("worker", "ps")]
+    # What tasks tell one another isn't encrypted, and a message shows where they differ.
+    arguments = redaction.masked_command(sys.argv[1:], os.environ)
+    program = describe_program(
+        getattr(sys.modules.get("__main__"), "__file__", None), arguments, job=status.attempt_id()
+    )
+    if task.job != "chief":
+        wait_for_tasks(cluster, task, timeout=start_timeout, peers=[cluster.chief], program=program)
+        _serve(cluster, task)
+    wait_for_tasks(cluster, task, timeout=start_timeout, peers=others, program=program)
+    _wait_for_servers(cluster, others)
+
+
+def _wait_for_servers(cluster: Cluster, others: list) -> None:
+    """Waits for TensorFlow's start in tasks that have reached the rendezvous."""
+    until = time.monotonic() + 120
+    while missing := [task for task in others if not answers(cluster, task)]:
+        if time.monotonic() > until:
+            raise StrategyError(
+                asked="the chief waits for the TensorFlow servers of the workers and ps",
+                found=f"after 120 s there is no answer from {', '.join(map(str, missing[:4]))}",
+                remedy="See the end of their output",
+            )
+        time.sleep(0.05)
+
+
+def _serve(cluster: Cluster, task: Task) -> NoReturn:
+    """Serves, then ends the process: with 0 when the chief has ended, with 143 or 130 on a signal.
+
+    TensorFlow's own `join` never returns, and lets no signal handler of Python's run.
+
+    Args:
+        cluster: All tasks.
+        task: Who this process is: a worker or ps.
+    """
+    stop = threading.Event()
+    received: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        received.append(number)
+        stop.set()
+
+    with signals.handle((signal.SIGINT, signal.SIGTERM), end):
+        members = [other for other in cluster.tasks if other.job != "evaluator"]
+        spec = tf.train.ClusterSpec(cluster.restricted_to(members).as_dict())
+        server = tf.distribute.Server(
+            spec, job_name=task.job, task_index=task.index, protocol="grpc", config=_config(task)
+        )
+        status.report(state="serving", strategy="parameter_server")
+        _LOG.info("%s serves at %s until the chief ends", task, cluster.address(task))
+        seen = time.monotonic()
+        while not stop.wait(_LOOK):
+            now = time.monotonic()
+            if answers(cluster, cluster.chief):
+                seen = now
+            elif now - seen > _PATIENCE:
+                _LOG.info("The chief has ended, and so does %s", task)
+                break
+        status.report(state="ending")
+        del server
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + received[0] if received else 0)  # TensorFlow's server never ends by itself.
+
+
+def _config(task: Task) -> Any:
+    config = tf.compat.v1.ConfigProto()
+    config.gpu_options.allow_growth = True
+    if task.job == "ps":
+        config.device_count["GPU"] = 0
+    return config
