@@ -5,17 +5,46 @@ something, for a block.
 """
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["here", "known"]
+__all__ = ["Step", "here", "known"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What is true for one replica while a strategy runs a function; without values, it is that of one replica.
+
+    Attributes:
+        strategy: Its strategy.
+        options: The strategy's `Options`.
+        replica: This replica's id.
+        count: How many replicas exchange with one another; 1 if each trains by itself.
+        place: This one's position among them.
+        members: By `Among`, the ids of the replicas that exchange with this one, and its position in that list.
+        exchanges_overlap: Whether an exchange begins as soon as its own input is ready.
+    """
+
+    strategy: Any = None
+    options: Any = None
+    replica: int = 0
+    count: int = 1
+    place: int = 0
+    members: Mapping[Any, tuple[list[int], int]] = dataclasses.field(default_factory=dict)
+    exchanges_overlap: bool = False
+
+    def alone(self) -> "Step":
+        """Returns the step of a replica that exchanges with none."""
+        return dataclasses.replace(self, count=1, place=0, members={})
 
 
 class _Here(threading.local):
     """Attributes of this thread.
 
     Attributes:
+        step: The replica's `Step`.
         alone: Whether the replica exchanges with none.
         view: The `View` of the whole batch, between the layers of a step that has one.
         share: The replica's `Share` of the batch, in a step of `fit` or `evaluate`.
@@ -38,6 +67,7 @@ class _Here(threading.local):
     """
 
     alone = summed = inlines = recomputes = divided = False
+    step = Step()
     view: Any = None
     share: Any = None
     noted: Any = None

@@ -25,9 +25,10 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import Step, here, known
 from toolkit.strategies.exchange import communication
 from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
+from toolkit.strategies.options import options_of
 
 __all__ = [
     "_call",
@@ -35,21 +36,21 @@ __all__ = [
     "all_reduce",
     "all_reduce_max",
     "all_to_all",
-    "alone",
     "begins_by_itself",
     "by_itself",
     "concatenated",
     "joined",
     "on_cpus_of_one_process",
-    "own_id",
     "reduce_scatter",
     "replica_id_and_count",
     "ring_sum",
     "rows_of_all",
     "shaped",
+    "step_of",
     "sum_before",
 ]
 
+_ALONE = [0], 0
 _LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.
 
 
@@ -59,35 +60,32 @@ def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
     Among all, its place is its id. Parameter servers' workers train by themselves, and so does everything outside a
     replica context.
     """
-    members, place = _members(among)
+    members, place = here.step.members.get(among, _ALONE)
     return place, len(members)
 
 
-def _members(among: Among) -> tuple[list[int], int]:
-    """Returns the ids of the replicas that exchange with this one, and its position in that list."""
-    context = tf.distribute.get_replica_context()
-    mesh = mesh_of()
-    if alone() or context is None or mesh.shards * mesh.groups == 1:
-        return [0], 0
-    replica_id = int(tf.get_static_value(context.replica_id_in_sync_group))
-    members = mesh.members(replica_id, among)
-    return members, members.index(replica_id)
+def step_of(context: tf.distribute.ReplicaContext) -> Step:
+    """Returns what is true for a replica's step."""
+    strategy, mesh = context.strategy, mesh_of(context.strategy)
+    count = mesh.shards * mesh.groups
+    if count == 1:
+        return Step(strategy, options_of(strategy))
+    replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+    members = {among: mesh.members(replica, among) for among in Among}
+    return Step(
+        strategy,
+        options_of(strategy),
+        replica,
+        count,
+        place=replica,
+        members={among: (each, each.index(replica)) for among, each in members.items()},
+        exchanges_overlap=begins_by_itself(strategy),
+    )
 
 
 def by_itself() -> contextlib.AbstractContextManager[None]:
     """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
-    return known(alone=True)
-
-
-def alone() -> bool:
-    """Returns whether `by_itself` is entered."""
-    return here.alone
-
-
-def own_id() -> int:
-    """Returns this replica's id, also where it exchanges with none; 0 outside of replicas."""
-    context = tf.distribute.get_replica_context()
-    return 0 if context is None or replicas() == 1 else int(tf.get_static_value(context.replica_id_in_sync_group))
+    return known(alone=True, step=here.step.alone())
 
 
 def on_cpus_of_one_process() -> bool:
@@ -155,12 +153,12 @@ def sum_before(x: tf.Tensor) -> tf.Tensor:
 
 def _before() -> list[int]:
     order = _order_of_rows()
-    return order[: order.index(replica_id_and_count()[0])]
+    return order[: order.index(here.step.place)]
 
 
 def _order_of_rows() -> list[int]:
     """Returns the replicas' ids in the order of a batch's rows, as `input.batch_split.shares_of_worker` has it."""
-    in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), replica_id_and_count()[1]
+    in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), here.step.count
     return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
 
 
@@ -243,7 +241,7 @@ def _within_one_process() -> bool:
 def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
     """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
     context = tf.distribute.get_replica_context()
-    replica_id, _ = replica_id_and_count()
+    replica_id = here.step.place
 
     def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
         values = list(strategy.experimental_local_results(value))
@@ -276,7 +274,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
-    return _call(operation, x, among, *_members(among))
+    return _call(operation, x, among, *here.step.members.get(among, _ALONE))
 
 
 # Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.

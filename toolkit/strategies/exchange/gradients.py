@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives, overlap, powersgd
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.options import GradientExchange
@@ -68,16 +69,15 @@ def over_replicas(
     """
     if any(memories):
         return _compressed(gradients, exchange, memories, scale)
-    # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared, as
-    # on
-    # one device. Rows that depend on the examples, such as words, are concatenated.
+    # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared,
+    # as on one device. Rows that depend on the examples, such as words, are concatenated.
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     dtype = sent_as(exchange)
     if collectives.on_cpus_of_one_process():
         # TensorFlow's collectives would keep the number and dtype of a device group's tensors for the process's life.
         totals = [_added(gradient, dtype) for gradient in given]
-    elif collectives.begins_by_itself(tf.distribute.get_strategy()):
+    elif here.step.exchanges_overlap:
         totals = _while_computing(given, exchange.bytes_per_pack, dtype)
     else:
         totals = _by_tensorflow(given, exchange.bytes_per_pack or 0, dtype)
@@ -89,7 +89,7 @@ def over_replicas(
 
 def of_first(gradient: Any) -> Any:
     """Returns the first replica's gradient."""
-    first = collectives.own_id() == 0
+    first = here.step.replica == 0
     return mapped(gradient, lambda values: collectives.all_reduce(values if first else tf.zeros_like(values)))
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.collectives import joined
 
@@ -74,7 +75,7 @@ def sums(
         dtype: In which elements are sent; None for their own.
         scale: By what gradients are multiplied, against underflow in 16 bits, in this step.
     """
-    replicas = collectives.replica_id_and_count()[1]
+    replicas = here.step.count
     whole = [
         tf.reshape(tf.cast(gradient, tf.float32), matrix_shape(gradient.shape)) + _read(memory.unsent) * scale
         for gradient, memory in zip(gradients, memories, strict=True)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.context import known
+from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
 from toolkit.strategies.parameter_servers.functions import (
     branched,
@@ -31,7 +31,7 @@ from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
-from toolkit.strategies.step.batch_share import Share, current, entered
+from toolkit.strategies.step.batch_share import Share, entered
 from toolkit.strategies.step.shown import shown
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
@@ -367,7 +367,7 @@ class ShareStep:
         elif self.scope.within:
             self.rounds.note("it applies gradients in a branch, a loop or a function")
         else:
-            if isinstance(share := current(), RoundShare):
+            if isinstance(share := here.share, RoundShare):
                 share.check_unchanged(grads)
             self.rounds.store(grads, variables, self.share)
         self.applied = True

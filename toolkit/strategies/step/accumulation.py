@@ -112,7 +112,7 @@ def _adds_by_replica(optimizer: Any, variable: Any) -> bool:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
-    count = collectives.replica_id_and_count()[1]
+    count = here.step.count
     own = [count > 1 and _adds_by_replica(optimizer, variable) for variable in variables]
     if not any(own):
         original(optimizer, grads, variables)
@@ -131,13 +131,13 @@ def _sum_over_replicas(grads: Sequence) -> list:
     adding = here.accumulates
     if adding is None:
         return out
-    count = collectives.replica_id_and_count()[1]
+    count = here.step.count
     out = [mapped(g, lambda values: values * count) if known else g for g, known in zip(out, adding.total, strict=True)]
     numbers = [number for number, wait in enumerate(adding.waits) if wait]
     numbers.reverse()  # The last layers' gradients are known first.
     if numbers:
         memories = [adding.memories[number] for number in numbers] if adding.memories else ()
-        exchange = options_of(tf.distribute.get_strategy()).gradients
+        exchange = here.step.options.gradients
         totals = over_replicas([out[number] for number in numbers], exchange, memories)
         for number, total in zip(numbers, totals, strict=True):
             out[number] = total

@@ -40,7 +40,6 @@ __all__ = [
     "batch_mean",
     "batch_rows",
     "counted",
-    "current",
     "entered",
     "known_here",
     "unweigh",
@@ -66,7 +65,7 @@ class Known:
     def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
         """Records gradients of all replicas; some of the variables may be of a sharded kind."""
         self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
-        replica, pairs = collectives.own_id(), zip(gradients, variables, strict=True)
+        replica, pairs = here.step.replica, zip(gradients, variables, strict=True)
         self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
 
 
@@ -251,13 +250,8 @@ def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def current() -> Share | None:
-    """Returns the share of the step that is being traced or run; None outside of `fit` and `evaluate`."""
-    return here.share
-
-
 def entered(share: Share | None) -> contextlib.AbstractContextManager[None]:
-    """A context in which `current` returns this."""
+    """A context in which this is the share of the step."""
     return known(share=share)
 
 
@@ -275,7 +269,7 @@ def unweigh(x: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
-    share = current()
+    share = here.share
     if share is None:
         return x
     weight = tf.cast(share.weight, x.dtype)
@@ -289,10 +283,10 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
 
 def batch_rows(values: Any) -> tf.Tensor:
     """Returns the rows of the whole batch; see `toolkit.strategies.batch_rows`."""
-    values, share = tf.convert_to_tensor(values), current()
+    values, share = tf.convert_to_tensor(values), here.share
     if share is not None:
         return share.rows_of_all(values)
-    if collectives.replica_id_and_count()[1] == 1:
+    if here.step.count == 1:
         return calling("batch_rows", values, lambda: tf.identity(values), lambda *_: ALIKE)
     return _rows_in_a_loop(values)
 
@@ -322,7 +316,7 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 def _batch_mean(values: Any, weights: Any) -> tf.Tensor:
     values = tf.convert_to_tensor(values)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
-    share = current()
+    share = here.share
     sum_over_all = collectives.all_reduce if share is None else share.total
     total = tf.stop_gradient(sum_over_all(tf.reduce_sum(weights)))
     part = tf.math.divide_no_nan(tf.reduce_sum(values * weights), total)
@@ -336,7 +330,7 @@ def adapt_means() -> None:
 
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Weights a scalar that is a mean over this replica's share by that share."""
-    share = current()
+    share = here.share
     if share is not None and not keras.ops.shape(values):
         if sample_weight is None:
             sample_weight = counted(share)
@@ -348,7 +342,7 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
 
 def counted(share: Share) -> tf.Tensor:
     """Returns a replica's weight for a batch's mean, in a sum where a full batch counts as the number of replicas."""
-    return share.weight * collectives.replica_id_and_count()[1]
+    return share.weight * here.step.count
 
 
 def _reduced(
@@ -364,10 +358,10 @@ def _reduced(
     scalar = reduction not in (None, "none") and (keras.ops.ndim(values) or _given(sample_weight, mask))
     reduced = lambda: original(*given, reduction, dtype)  # noqa: E731
     value = calling("reduction", given, reduced, mean_of_rows) if scalar else reduced()
-    share, count = current(), collectives.replica_id_and_count()[1]
-    if collectives.alone() and reduction == "sum" and share is not None and keras.ops.ndim(values):
+    share, count = here.share, here.step.count
+    if here.alone and reduction == "sum" and share is not None and keras.ops.ndim(values):
         return value * replicas()  # The whole batch's divisor, as far as this replica knows.
-    undivided = collectives.alone() or (share is None and count == 1)
+    undivided = here.alone or (share is None and count == 1)
     undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # The loss reduces itself.
     if undivided or reduction in (None, "none") or value.shape.rank != 0:
         return value

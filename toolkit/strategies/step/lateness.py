@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange.mesh import mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
 
@@ -27,7 +27,7 @@ def timed(exchange: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor
         x: Known as soon as this replica has its input.
     """
     strategy = tf.distribute.get_strategy()
-    if processes(strategy) == 1 or collectives.own_id() != _first_here(strategy):
+    if processes(strategy) == 1 or here.step.replica != _first_here(strategy):
         return exchange(x)
     with tf.device("CPU:0"):
         with tf.control_dependencies([x]):

@@ -8,8 +8,7 @@ from collections import UserList
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.context import here
 from toolkit.support.wrapping import attach
 
 __all__ = ["attach_to"]
@@ -26,7 +25,7 @@ class _ByReplica(UserList):
     @property
     def data(self) -> list:  # type: ignore[override]
         """This replica's."""
-        return self._kept.setdefault(collectives.own_id(), [])
+        return self._kept.setdefault(here.step.replica, [])
 
     def __reduce__(self) -> tuple:
         return list, (list(self),)
@@ -42,7 +41,7 @@ def attach_to(model: Any) -> None:
 
 def _clear(original: Callable, model: Any) -> None:
     """Keras calls it when a call of the model begins."""
-    if replicas() > 1:
+    if here.step.strategy is not None:
         for layer in model._flatten_layers():
             kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
             if not isinstance(kept[_LOSSES], _ByReplica):

@@ -12,8 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step import batch_share
 from toolkit.support.wrapping import attach
 
 __all__ = ["attach_to", "counting_alone"]
@@ -28,7 +26,7 @@ def attach_to(optimizer: Any) -> None:
 
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
-    share = batch_share.current()
+    share = here.share
     if share is None or here.view is not None:
         return original(optimizer, loss)
     scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
@@ -39,7 +37,7 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
     """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
-    if not collectives.alone():
+    if not here.alone:
         with known(summed=False):  # They exchange here, so that they can exchange again in the branch.
             original(optimizer, grads, trainable_variables)
         return
@@ -49,7 +47,7 @@ def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainabl
 
 def _apply_finite(original: Callable, *args: Any) -> None:
     """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
-    if collectives.replica_id_and_count()[1] == 1 and not collectives.alone():
+    if here.step.count == 1 and not here.alone:
         original(*args)
         return
     with known(summed=True):

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.collectives import joined
-from toolkit.strategies.step.batch_share import current, unweigh, weigh
+from toolkit.strategies.step.batch_share import unweigh, weigh
 from toolkit.support.wrapping import attach
 
 __all__ = ["attach_to"]
@@ -29,9 +30,9 @@ def attach_to(model: Any, context: tf.distribute.ReplicaContext) -> None:
 
 
 def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    context = tf.distribute.get_replica_context()
-    if mask is not None or not context or not collectives.begins_by_itself(context.strategy):
+    if mask is not None or not here.step.exchanges_overlap:
         return original(layer, x, mask)
+    context = tf.distribute.get_replica_context()
     given, axes = x.dtype, layer._reduction_axes
     if given.size == 2:  # As Keras does, because squares overflow it.
         x = tf.cast(x, tf.float32)
@@ -51,14 +52,14 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
     """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
-    share, sums = current(), reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
-    if collectives.alone():
+    share, sums = here.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
+    if here.alone:
         return value
     if share is not None and sums:
         value = tf.nest.map_structure(share.own, value)
     if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
-    if collectives.begins_by_itself(context.strategy) and sums:
+    if here.step.exchanges_overlap and sums:
         return weigh(_summed(unweigh(value)))
     return weigh(original(context, reduce_op, unweigh(value), options))
 

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives, mesh, overlap
+from toolkit.strategies.exchange import mesh, overlap
 from toolkit.strategies.exchange.gradients import (
     computed_in_half,
     mapped,
@@ -120,19 +120,18 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
-    share = batch_share.current()
-    if collectives.alone():
+    share = here.share
+    if here.alone:
         if share is not None:
             grads = [None if each is None else mapped(each, share.own) for each in grads]
         with known(summed=True):
             original(optimizer, grads, trainable_variables)
         return
-    if here.recorded is not None or here.summed or collectives.replica_id_and_count()[1] == 1:
+    if here.recorded is not None or here.summed or here.step.count == 1:
         original(optimizer, grads, trainable_variables)
         return
-    options = options_of(optimizer._distribution_strategy)
-    if share is None and options.local is not None:
-        _say_exchanged(optimizer._distribution_strategy)
+    if share is None and here.step.options.local is not None:
+        _say_exchanged(here.step.strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     refuse_outside(optimizer, variables)
     with contextlib.ExitStack() as stack:
@@ -144,7 +143,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
 
 def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:
     """Returns the gradients of all replicas, and makes the optimizer use them in `stack`."""
-    share, options = batch_share.current(), options_of(optimizer._distribution_strategy)
+    share, options = here.share, here.step.options
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
     if share is not None and share.at_tape and not tf.executing_eagerly():
@@ -229,8 +228,7 @@ def reduced(
         memories: The unsent part of each compressed gradient, None for others; () if none is compressed.
         scale: By what gradients are multiplied in this step.
     """
-    strategy, share = tf.distribute.get_strategy(), batch_share.current()
-    exchange, out = options_of(strategy).gradients, list(grads)
+    share, exchange, out = here.share, here.step.options.gradients, list(grads)
     dtype = sent_as(exchange)
     for number in in_parts:  # TensorFlow knows no shape of a gradient, as of a layer on sentences of any length.
         if isinstance(out[number], tf.Tensor):
@@ -239,16 +237,18 @@ def reduced(
         out[number] = own_part(out[number], variables[number])
     whole_only = {number for number, memory in enumerate(memories) if memory is not None}
     routes = _sorted(out, variables, alike=alike, later=later, in_parts=in_parts - whole_only)
-    if collectives.begins_by_itself(strategy):
+    if here.step.exchanges_overlap:
         now = sorted(number for route in set(_Route) - {_Route.LATER} for number in routes[route])
         overlap.weights_first([out[number] for number in now if isinstance(out[number], tf.Tensor)])
+
+    own_weight = None if share is None else share.exchanged_weight
 
     def by_share(number: int) -> Any:
         gradient = out[number]
         if share is None:
-            count = collectives.replica_id_and_count()[1]
+            count = here.step.count
             return gradient if number in weighted else mapped(gradient, lambda values: values / count)
-        weight = tf.cast(share.exchanged_weight, gradient.dtype)
+        weight = tf.cast(own_weight, gradient.dtype)
         factor = tf.cast(weight > 0, gradient.dtype) if number in weighted else weight
         # A replica without examples has no mean: 0 / 0.
         return mapped(gradient, lambda values: tf.math.multiply_no_nan(values, factor))

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step.batch_share import Share
@@ -30,7 +29,7 @@ _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  #
 
 def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
-    if not here.divided or collectives.replica_id_and_count()[1] == 1:
+    if not here.divided or here.step.count == 1:
         return original(model, data)
     has_own = None if here.rows is None else here.rows > 0
     kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
@@ -46,7 +45,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
             leaf = rows(leaf)
             return leaf if kept is None else leaf[:kept]
         if leaf.shape.rank:
-            return leaf if collectives.own_id() == 0 else leaf[:0]
+            return leaf if here.step.replica == 0 else leaf[:0]
         if several:
             raise StrategyError(
                 asked="predict with a model some of whose outputs aren't by example",

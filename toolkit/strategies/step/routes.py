@@ -16,8 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step import batch_share
+from toolkit.strategies.context import here
 from toolkit.strategies.step.batch_share import Known, known_here
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 
@@ -71,7 +70,7 @@ def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: f
 
 def _by_replica(tensors: Sequence) -> bool:
     """Whether some tensors of a step of `fit` may differ between replicas."""
-    share = batch_share.current()
+    share = here.share
     known = share.known if share is not None else known_here()
     return (
         differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
@@ -81,7 +80,7 @@ def _by_replica(tensors: Sequence) -> bool:
 def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
     """Refuses, for example, a norm over gradients of which each replica has a part."""
     for number, part in parts.items():
-        mine = (collectives.own_id(), id(variables[number]))
+        mine = (here.step.replica, id(variables[number]))
         others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
         if others and any(derives_from(each, others) for each in part):
             raise StrategyError(

@@ -37,7 +37,7 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     """
     sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
     in_parts = [is_in_parts(optimizer, variable) for variable in variables]
-    if not any(sharded + in_parts) or collectives.replica_id_and_count()[1] == 1:
+    if not any(sharded + in_parts) or here.step.count == 1:
         original(optimizer, grads, variables)
         return
     if isinstance(optimizer, WHOLE):

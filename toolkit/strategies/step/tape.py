@@ -26,7 +26,6 @@ from tensorflow.python.eager import record
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step import batch_share
 from toolkit.strategies.step.batch_share import known_here
 from toolkit.strategies.step.optimizer import reduced
@@ -57,7 +56,7 @@ def _gradient(
     original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
 ) -> Any:
     """Treats a vector of losses as its sum: its gradients are added, while those of a mean are averaged."""
-    share = batch_share.current()
+    share = here.share
     if share is None:
         if tf.distribute.in_cross_replica_context():  # What is read there is the first copy.
             sources = tf.nest.map_structure(_first_copy, sources)
@@ -86,7 +85,7 @@ def _gradient(
         found = original(tape, target, sources, output_gradients, **kwargs)
     out = tf.nest.flatten(found)
     wanted = [number for number in variables if out[number] is not None]
-    if not wanted or within or not share.at_tape or share.in_branch or collectives.replica_id_and_count()[1] == 1:
+    if not wanted or within or not share.at_tape or share.in_branch or here.step.count == 1:
         share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
         return found
     totals = _exchanged([out[n] for n in wanted], [variables[n] for n in wanted], scaled)
@@ -108,7 +107,7 @@ def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
     every = frozenset(range(len(gradients))) if scaled else frozenset()
     if not gradients or not record.could_possibly_record():
         return reduced(gradients, variables, weighted=every)
-    share = batch_share.current()
+    share = here.share
     assert share is not None
 
     @tf.custom_gradient
@@ -142,8 +141,8 @@ def _is_variable(each: Any) -> bool:
 
 def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
     """Returns the sums of all replicas' gradients in the user's own loop; see `strategies.batch_gradients`."""
-    grads, count = list(gradients), collectives.replica_id_and_count()[1]
-    if count == 1 or batch_share.current() is not None:  # In `fit`, a tape has exchanged them.
+    grads, count = list(gradients), here.step.count
+    if count == 1 or here.share is not None:  # In `fit`, a tape has exchanged them.
         return grads
     if tf.executing_eagerly():
         raise StrategyError(

@@ -9,7 +9,7 @@ import functools
 import logging
 import random
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replicas
 from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step.batch_share import Share, current, entered
+from toolkit.strategies.step.batch_share import Share, entered
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.moments import attach_to
@@ -69,7 +69,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
     @functools.wraps(step)
     def with_share(data: Any) -> Any:
         global_state.set_global_attribute(_SEEDS, seeds)
-        if collectives.replica_id_and_count()[1] == 1:
+        if here.step.count == 1:
             return step(data)
         attach_to(model, tf.distribute.get_replica_context())
         rows = row_count(data) if here.rows is None else here.rows
@@ -160,10 +160,10 @@ def _known_to_all(logs: Any) -> Any:
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
-    replica = collectives.own_id()
+    replica = here.step.replica
     if not tf.is_tensor(seed) or here.view is not None:  # Between layers, replicas draw the same.
         return seed
-    share = current()
+    share = here.share
     if not replica:
         if share is not None:
             share.known.drawn.append(seed)
@@ -240,20 +240,34 @@ class ReducesForKeras:
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas; in a step of `fit` it is one, for one device's numbers."""
-        return super().num_replicas_in_sync if current() is None else 1  # type: ignore[misc]
+        return super().num_replicas_in_sync if here.share is None else 1  # type: ignore[misc]
 
     def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
         """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
-        parts = [each for each in args if isinstance(each, Part)]
-        if not parts and not any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in tf.nest.flatten(args)):
-            return super().run(fn, args, kwargs, options)  # type: ignore[misc]
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            return self._run_traced(fn)(args, kwargs or {}, options)
+        divided = any(isinstance(leaf, (Part, tf.distribute.DistributedValues)) for leaf in _parts_and_leaves(args))
 
         def run_own(*args: Any, **kwargs: Any) -> Any:
+            step = collectives.step_of(tf.distribute.get_replica_context())
             part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
-            with known(divided=True, rows=part.rows, whole=frozenset(map(int, part.whole))):
+            with known(step=step, divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
                 return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
 
         return of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]
+
+    def _run_traced(self, fn: Any) -> Callable:
+        """Returns a traced function that runs a traced one's Python function: replicas meet in no inner function."""
+        functions = vars(self).setdefault("_toolkit_traced", weakref.WeakKeyDictionary())
+        if fn not in functions:
+            python, itself = fn.python_function, weakref.ref(self)
+
+            @tf.function
+            def run_all(args: tuple, kwargs: dict, options: Any) -> Any:
+                return itself().run(python, args, kwargs, options)
+
+            functions[fn] = run_all
+        return functions[fn]
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what TensorFlow reduces, and scalars along an axis.
@@ -269,6 +283,11 @@ class ReducesForKeras:
         if axis is not None and all(part.shape.rank == 0 for part in parts):
             axis = None
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+
+def _parts_and_leaves(args: tuple) -> Iterator[Any]:
+    for each in args:
+        yield from [each] if isinstance(each, Part) else tf.nest.flatten(each)
 
 
 def _are_of_all_replicas(values: Any) -> bool:

@@ -25,7 +25,7 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_row_dimension", "may_mix", "run", "watched"]
+__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_row_dimension", "may_mix", "run"]
 
 # Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
 _MIXING = ("CutMix", "MixUp")
@@ -317,12 +317,6 @@ def is_row_dimension(x: Any) -> bool:
 def calling(of: Any, inputs: Any, function: Callable[[], Any], gives: Callable | None = None) -> Any:
     """Calls a function; in a trial its operations count as one (see `Trial.call`)."""
     return function() if here.recorded is None else here.recorded.call(of, inputs, function, gives)
-
-
-def watched(given: Any) -> None:
-    """Tells a trial what a metric is given."""
-    if here.recorded is not None:
-        here.recorded.update(given)
 
 
 def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_rows: bool = False) -> Trial:

@@ -119,7 +119,7 @@ class View:
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
             if leaf.shape[0] is not None and isinstance(leaf, tf.Tensor) and not tf.executing_eagerly():
                 if self._sized:
-                    self._size = self._size or leaf.shape[0] * collectives.replica_id_and_count()[1]
+                    self._size = self._size or leaf.shape[0] * here.step.count
                 else:
                     leaf = _of_any_size(leaf)
             return self._whole(leaf, reads, "the batch")
@@ -172,7 +172,7 @@ class View:
         """Updates a metric so that each row counts once."""
         if self.is_any_by_row((args, kwargs)):
             return self.by_row(lambda args, kwargs: update(*args, **kwargs), args, kwargs, "a metric")
-        if collectives.own_id() != 0:
+        if here.step.replica != 0:
             return None
         with known(view=None):
             return update(*args, **kwargs)
@@ -193,7 +193,7 @@ class View:
         if not x.shape.rank:
             return False
         if not tf.executing_eagerly():
-            size = self._size and (self._size // collectives.replica_id_and_count()[1] if own else self._size)
+            size = self._size and (self._size // here.step.count if own else self._size)
             return bool(size and x.shape[0] and x.shape[0] % size == 0)
         count = int(self._rows.count if own else self._rows.total_count)
         return count > 0 and x.shape[0] % count == 0
@@ -225,7 +225,7 @@ class View:
             if mask is not None:
                 backend.set_keras_mask(found, mask)
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
-            rows = own.shape[0] and self._size and own.shape[0] * collectives.replica_id_and_count()[1]
+            rows = own.shape[0] and self._size and own.shape[0] * here.step.count
             found.set_shape([rows, *own.shape[1:]])
         if not reads.differentiated:
             self._own[id(found)] = (found, own)
@@ -250,7 +250,7 @@ class View:
 
     def describe(self) -> None:
         """Says once which tensors a step exchanges because it looks at the whole batch."""
-        if self._gathered and collectives.own_id() == 0:
+        if self._gathered and here.step.replica == 0:
             what = ", ".join(f"{name} {_size(own)}" for name, own in self._gathered)
             why = "" if self._trial is not None else " (it can't be traced without values)"
             _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)

@@ -18,11 +18,10 @@ import tensorflow as tf
 from keras.src import backend
 
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step.batch_share import Share, WholeShare, counted, current, entered, update_mean
+from toolkit.strategies.step.batch_share import Share, WholeShare, counted, entered, update_mean
 from toolkit.strategies.step.kinds import Kind, loss_kind, metric_kind
 from toolkit.strategies.step.rows import mean_of_rows
-from toolkit.strategies.step.trial import calling, watched
+from toolkit.strategies.step.trial import calling
 from toolkit.support.wrapping import attach
 
 __all__ = ["is_whole", "watch"]
@@ -96,12 +95,12 @@ class _BatchLoss(keras.losses.Loss):
         self._kinds: dict[str, Kind] = {}
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        share, given = current(), (y_true, y_pred, sample_weight)
+        share, given = here.share, (y_true, y_pred, sample_weight)
         if here.view is not None and here.view.is_any_by_row(given):
             return here.view.by_row(lambda args, _: self(*args), given, {}, self.name)
         if share is None:
             return calling(self, given, lambda: self.loss(*given), mean_of_rows)
-        if isinstance(share, WholeShare) or collectives.alone():
+        if isinstance(share, WholeShare) or here.alone:
             return self.loss(*given)
         kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
         if kind is Kind.EXAMPLES:
@@ -110,7 +109,7 @@ class _BatchLoss(keras.losses.Loss):
             value = self.loss(y_true, y_pred)
             # Replicas' losses are averaged.
             return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
-        if collectives.replica_id_and_count()[1] > 1:
+        if here.step.count > 1:
             _say(self.name)
         masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
         y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
@@ -136,12 +135,13 @@ def _say(name: str) -> None:
 
 def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Updates a metric with the whole batch if its state isn't a sum over examples."""
-    watched((args, kwargs))
+    if here.recorded is not None:
+        here.recorded.update((args, kwargs))
     if here.view is not None:
         return here.view.update(functools.partial(_update, original, metric), args, kwargs)
-    share, update = current(), functools.partial(original, metric)
+    share, update = here.share, functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
-    if share is None or collectives.alone() or not any(ranks):
+    if share is None or here.alone or not any(ranks):
         return update(*args, **kwargs)
     kinds = vars(metric).setdefault(_KINDS, {})
     kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))

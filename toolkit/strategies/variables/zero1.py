@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, replicas
 from toolkit.strategies.options import options_of
@@ -128,7 +129,7 @@ def in_parts_among(optimizer: Any, variables: Sequence[Any]) -> frozenset[int]:
 
 def scattered(gradients: Sequence[tf.Tensor], *, dtype: tf.DType | None) -> list[tf.Tensor]:
     """Returns this replica's flat part of each gradient's sum over all replicas, with one exchange for each dtype."""
-    _, count = collectives.replica_id_and_count()
+    count = here.step.count
     rows = [_rows(gradient, count) for gradient in gradients]
     out: dict[int, tf.Tensor] = {}
     for numbers in _by_dtype(rows):
@@ -169,7 +170,7 @@ class _Part(StandIn):
     def __init__(self, optimizer: Any, variable: Any, *, in_branch: bool) -> None:
         strategy = tf.distribute.get_strategy()
         copies = strategy.experimental_local_results(variable.value)
-        place, count = collectives.replica_id_and_count()
+        place, count = here.step.place, here.step.count
         self._copy = copies[place % len(copies)]
         self._whole = variable.shape
         self._size = _size(variable, count)
@@ -211,16 +212,16 @@ class _Part(StandIn):
 
 def own_part(gradient: Any, variable: Any) -> Any:
     """Returns this replica's flat part of a tensor; of some rows, element by element, [k] of that part."""
-    place, count = collectives.replica_id_and_count()
+    place, count = here.step.place, here.step.count
     size = _size(variable, count)
     if not isinstance(gradient, tf.IndexedSlices):
         return _rows(gradient, count)[place]
     columns = _elements(variable) // variable.shape[0]
     first = tf.cast(gradient.indices, tf.int64)[:, None] * columns + tf.range(columns, dtype=tf.int64)
     own = tf.reshape(first, [-1]) - place * size
-    here = (own >= 0) & (own < size)
-    values = tf.boolean_mask(tf.reshape(gradient.values, [-1]), here)
-    return tf.IndexedSlices(values, tf.boolean_mask(own, here), tf.constant([size], tf.int64))
+    kept = (own >= 0) & (own < size)
+    values = tf.boolean_mask(tf.reshape(gradient.values, [-1]), kept)
+    return tf.IndexedSlices(values, tf.boolean_mask(own, kept), tf.constant([size], tf.int64))
 
 
 def _elements(variable: Any) -> int:
