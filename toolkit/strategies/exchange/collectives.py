@@ -27,7 +27,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import communication
-from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
+from toolkit.strategies.exchange.mesh import Among, mesh_of, replica_count
 
 __all__ = [
     "_call",
@@ -87,7 +87,7 @@ def alone() -> bool:
 def own_id() -> int:
     """Returns this replica's id, also where it exchanges with none; 0 outside of replicas."""
     context = tf.distribute.get_replica_context()
-    return 0 if context is None or replicas() == 1 else int(tf.get_static_value(context.replica_id_in_sync_group))
+    return 0 if context is None or replica_count() == 1 else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def on_cpus_of_one_process() -> bool:
@@ -326,7 +326,7 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
     return operation(
         input=x,
         group_size=len(members),
-        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
+        group_key=_KEYS[among if len(members) < replica_count() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(number, 2**31 - 1), tf.int32),
         ordering_token=[communication.ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",

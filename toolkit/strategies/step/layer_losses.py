@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.support.wrapping import attach
 
 __all__ = ["attach_to"]
@@ -42,7 +42,7 @@ def attach_to(model: Any) -> None:
 
 def _clear(original: Callable, model: Any) -> None:
     """Keras calls it when a call of the model begins."""
-    if replicas() > 1:
+    if replica_count() > 1:
         for layer in model._flatten_layers():
             kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
             if not isinstance(kept[_LOSSES], _ByReplica):

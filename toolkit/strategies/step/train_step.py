@@ -21,7 +21,7 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.collectives import joined
 from toolkit.strategies.exchange.local_steps import count_rows
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, current, entered
@@ -60,7 +60,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
 
     Keras reads the model's method when it creates the function.
     """
-    if replicas(model.distribute_strategy) == 1:
+    if replica_count(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
     before = model.__dict__.get(name)
