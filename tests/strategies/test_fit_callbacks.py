@@ -21,7 +21,7 @@ from toolkit.strategies.processes import shared_files
 def adapted(monkeypatch):
     """Keras's classes as they are adapted for models of several processes, for this test only."""
     monkeypatch.setattr(keras.callbacks.CallbackList, "set_model", keras.callbacks.CallbackList.set_model)
-    monkeypatch.setattr(mesh, "made_here", lambda _: True)
+    monkeypatch.setattr(mesh, "is_toolkit_strategy", lambda _: True)
     adapt.adapt_keras()
 
 

@@ -230,9 +230,9 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
             from toolkit.strategies.exchange.communication import communication_of
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
-        from toolkit.strategies.exchange.mesh import made_here, mesh_of
+        from toolkit.strategies.exchange.mesh import is_toolkit_strategy, mesh_of
 
-        if made_here(strategy):
+        if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = options_of(strategy).optimizer_state
             if (local := options_of(strategy).local) is not None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from toolkit.cluster import Cluster
 from toolkit.errors import TaskLost
 from toolkit.strategies.parameter_servers import dispatch
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
+from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
 
 CLUSTER = Cluster(
     {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"], "ps": ["127.0.0.1:5"]}
@@ -75,7 +75,7 @@ def test_no_step_overlaps_with_more_steps_of_others_than_allowed(dispatcher, sta
         return version[0]
 
     for _ in range(60):
-        dispatcher.send(Work(steps, run, order.append), staleness=staleness)
+        dispatcher.send(Dispatch(steps, run, order.append), staleness=staleness)
     dispatcher.wait_for_all()
     assert len(order) == 60
     assert version[0] == 60 * steps
@@ -89,11 +89,11 @@ def test_an_error_of_a_step_reaches_whoever_waits(dispatcher):
     def fails(_):
         raise tf.errors.InvalidArgumentError(None, None, "a shape")
 
-    dispatcher.send(Work(1, fails, print), staleness=None)
+    dispatcher.send(Dispatch(1, fails, print), staleness=None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a shape"):
         dispatcher.wait_for_all()
     order = []
-    dispatcher.send(Work(1, lambda _: 1, order.append), staleness=0)
+    dispatcher.send(Dispatch(1, lambda _: 1, order.append), staleness=0)
     dispatcher.wait_for_all()
     assert order == [1]
 
@@ -119,16 +119,16 @@ ERRORS = {
 def test_whatever_a_workers_thread_raises_ends_the_wait(dispatcher, monkeypatch, error, of):
     monkeypatch.setattr(dispatch, "_QUIET", 0.3)
     given = {"run": lambda _: 1, "done": print, of: raising(error)}
-    dispatcher.send(Work(1, **given), staleness=None)
+    dispatcher.send(Dispatch(1, **given), staleness=None)
     assert raised_in_time(dispatcher.wait_for_all) is error
     assert raised_in_time(dispatcher.wait_for_all) is None
 
 
 def test_an_error_that_comes_between_two_sends_ends_with_the_second(dispatcher):
     error = ValueError("mine")
-    dispatcher.send(Work(1, raising(error), print), staleness=None)
+    dispatcher.send(Dispatch(1, raising(error), print), staleness=None)
     dispatcher._coordinator.threads[0].join(10)
-    assert raised_in_time(lambda: dispatcher.send(Work(1, lambda _: 1, print), staleness=None)) is error
+    assert raised_in_time(lambda: dispatcher.send(Dispatch(1, lambda _: 1, print), staleness=None)) is error
     assert raised_in_time(dispatcher.wait_for_all) is None
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_is_lost_afterwards_hides_no_error(dispatcher, monkeypatch
     monkeypatch.setattr(dispatch, "_QUIET", 0.3)
     error = ValueError("mine")
     for each in (error, tf.errors.UnavailableError(None, None, "lost")):
-        work = Work(1, raising(each), print)
+        work = Dispatch(1, raising(each), print)
         dispatcher._under_way.append(work)
         dispatcher._coordinator.run(lambda work=work: dispatcher._execute(work))
     assert raised_in_time(dispatcher.wait_for_all) is error
@@ -167,7 +167,7 @@ def test_a_lost_ps_is_named(dispatcher, monkeypatch):
     def fails(_):
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
-    dispatcher.send(Work(1, fails, print), staleness=None)
+    dispatcher.send(Dispatch(1, fails, print), staleness=None)
     with pytest.raises(TaskLost, match=r"has lost ps:0 .*--resume"):
         dispatcher.wait_for_all()
 
@@ -177,7 +177,7 @@ def test_without_workers_it_does_not_wait_for_ever(dispatcher, monkeypatch):
     monkeypatch.setattr(dispatch, "_QUIET", 0.1)
     monkeypatch.setattr(dispatch, "_NO_WORKER", 0.5)
     release = threading.Event()
-    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
+    dispatcher.send(Dispatch(1, lambda _: release.wait(20), print), staleness=None)
     with pytest.raises(TaskLost, match="All 3 workers"):
         dispatcher.wait_for_all()
     release.set()
@@ -192,7 +192,7 @@ def test_workers_that_come_back_one_by_one_are_not_waited_for_for_ever(dispatche
     monkeypatch.setattr(dispatch, "_QUIET", 0.1)
     monkeypatch.setattr(dispatch, "_NO_WORKER", 1)
     release = threading.Event()
-    dispatcher.send(Work(1, lambda _: release.wait(20), print), staleness=None)
+    dispatcher.send(Dispatch(1, lambda _: release.wait(20), print), staleness=None)
     threading.Timer(0.5, gone.discard, [workers[0]]).start()
     with pytest.raises(TaskLost, match="All 3 workers were lost"):
         dispatcher.wait_for_all()

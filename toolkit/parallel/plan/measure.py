@@ -174,7 +174,7 @@ def _read(tensors: Sequence) -> tf.Tensor:
 
 def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     """Returns the bytes per second, as `Machine.memory` defines them, of an update of weights that aren't exchanged."""
-    count = mesh.replicas(clock.strategy)
+    count = mesh.replica_count(clock.strategy)
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
         adapt_replicas()
@@ -195,7 +195,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
 
 def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
     """Measures a small and a large exchange, by a gather and by an all-reduce of this many elements of gradients."""
-    count = mesh.replicas(clock.strategy)
+    count = mesh.replica_count(clock.strategy)
     if count == 1:
         return Link(bandwidth=float("inf"))
 

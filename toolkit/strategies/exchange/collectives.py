@@ -27,7 +27,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import Step, here, known
 from toolkit.strategies.exchange import communication
-from toolkit.strategies.exchange.mesh import Among, mesh_of, replicas
+from toolkit.strategies.exchange.mesh import Among, mesh_of, replica_count
 from toolkit.strategies.options import options_of
 
 __all__ = [
@@ -324,7 +324,7 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
     return operation(
         input=x,
         group_size=len(members),
-        group_key=_KEYS[among if len(members) < replicas() else Among.ALL] + members[0],
+        group_key=_KEYS[among if len(members) < replica_count() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(number, 2**31 - 1), tf.int32),
         ordering_token=[communication.ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",

@@ -14,7 +14,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.options import options_of, set_options
 
-__all__ = ["Among", "Mesh", "check_shards", "in_one_group", "made_here", "mesh_of", "replicas"]
+__all__ = ["Among", "Mesh", "check_shards", "in_one_group", "is_toolkit_strategy", "mesh_of", "replica_count"]
 
 
 class Among(enum.Enum):
@@ -47,7 +47,7 @@ class Mesh:
         return list(range(shard, self.shards * self.groups, self.shards))
 
 
-def made_here(strategy: tf.distribute.Strategy | None) -> bool:
+def is_toolkit_strategy(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether a strategy is one of ours, or `enable_fit` was called on it.
 
     Under any other everything that is wrapped does what Keras and TensorFlow do.
@@ -55,7 +55,7 @@ def made_here(strategy: tf.distribute.Strategy | None) -> bool:
     return getattr(strategy, "made_by_toolkit", False)
 
 
-def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
+def replica_count(strategy: tf.distribute.Strategy | None = None) -> int:
     """Returns how many replicas of a strategy (None: the one in scope) exchange in each step.
 
     Of a strategy that isn't one of ours it is 1.
@@ -63,13 +63,15 @@ def replicas(strategy: tf.distribute.Strategy | None = None) -> int:
     strategy = strategy or tf.distribute.get_strategy()
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
     # In a step of `fit`, `num_replicas_in_sync` is 1.
-    return strategy.extended._num_replicas_in_sync if isinstance(strategy, kinds) and made_here(strategy) else 1
+    return (
+        strategy.extended._num_replicas_in_sync if isinstance(strategy, kinds) and is_toolkit_strategy(strategy) else 1
+    )
 
 
 def mesh_of(strategy: tf.distribute.Strategy | None = None) -> Mesh:
     """Returns the mesh of a strategy (None: the one in scope): by default one group of all replicas."""
     strategy = strategy or tf.distribute.get_strategy()
-    count = replicas(strategy)
+    count = replica_count(strategy)
     shards = options_of(strategy).shards or count
     return Mesh(shards, count // shards)
 
@@ -80,7 +82,7 @@ def check_shards(strategy: tf.distribute.Strategy, shards: int) -> None:
     Raises:
         StrategyError: The replicas can't be divided so, or don't exchange activations.
     """
-    count = replicas(strategy)
+    count = replica_count(strategy)
     asked = f"sharded layers over groups of {shards!r} replicas"
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise StrategyError(

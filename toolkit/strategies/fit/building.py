@@ -49,7 +49,7 @@ def check(model: Any, batch: int | None) -> None:
 
 def _note_statistics(model: Any) -> None:
     """Warns once of layers whose numbers differ from one device's because each replica normalises its own share."""
-    if mesh.replicas(model._distribute_strategy) == 1 or vars(model).get(_NOTED):
+    if mesh.replica_count(model._distribute_strategy) == 1 or vars(model).get(_NOTED):
         return
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
     names = [each.name for each in layers if each.trainable and not each.synchronized]
@@ -64,7 +64,7 @@ def _note_statistics(model: Any) -> None:
 
 def _check_states(model: Any, batch: int | None) -> None:
     """Refuses a stateful layer that was built for the whole batch, of which each replica has only a share."""
-    count = mesh.replicas(model._distribute_strategy)
+    count = mesh.replica_count(model._distribute_strategy)
     if batch is None or count == 1:
         return
     for layer in model._flatten_layers():

@@ -87,7 +87,7 @@ def adapt_callbacks() -> None:
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
     """Gives the callback list of one call of `fit`, `evaluate` or `predict` our own methods."""
-    if model is not None and mesh.made_here(model.distribute_strategy):
+    if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
         prepare(model)  # It may have been created and compiled before the strategy.
         attach(callbacks, "on_train_begin", _begin_training)
         attach(callbacks, "on_epoch_begin", _begin_epoch)
@@ -105,7 +105,7 @@ def _shared(model: Any) -> bool:
 
 def _has_replicas(model: Any) -> bool:
     strategy = model.distribute_strategy if model is not None else None
-    return mesh.made_here(strategy) and mesh.replicas(strategy) > 1
+    return mesh.is_toolkit_strategy(strategy) and mesh.replica_count(strategy) > 1
 
 
 def _dispatching(model: Any) -> Any:
@@ -122,7 +122,11 @@ def _tell(original: Callable, callbacks: Any, model: Any) -> None:
         _check_frequencies(callbacks.callbacks, "the layers are sharded over processes, and gathered at its end")
     if model is not None and options_of(model.distribute_strategy).local is not None:
         _check_frequencies(callbacks.callbacks, "replicas train by themselves, and agree at its end")
-    if _shared(model) and mesh.made_here(model.distribute_strategy) and not is_chief(model.distribute_strategy):
+    if (
+        _shared(model)
+        and mesh.is_toolkit_strategy(model.distribute_strategy)
+        and not is_chief(model.distribute_strategy)
+    ):
         callbacks._toolkit_quiet = [(callback, _without_writing(callback)) for callback in callbacks.callbacks]
     with _quietly(callbacks):
         original(callbacks, model)

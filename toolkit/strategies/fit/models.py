@@ -50,13 +50,13 @@ def adapt_models() -> None:
 def prepare(model: Any) -> None:
     """Gives a model what it needs before it trains under one of our strategies; leaves other models alone."""
     take_in(model)
-    if mesh.made_here(model._distribute_strategy):
+    if mesh.is_toolkit_strategy(model._distribute_strategy):
         _attach_to(model)
 
 
 def _made(original: Callable, model: Any) -> None:
     original(model)
-    if mesh.made_here(model._distribute_strategy):
+    if mesh.is_toolkit_strategy(model._distribute_strategy):
         _attach_to(model)
 
 
@@ -67,7 +67,7 @@ def _attach_to(model: Any) -> None:
     attach(model, "export", _export)
     for name in ("save", "save_weights"):
         attach(model, name, save)
-    if mesh.replicas(strategy) > 1:
+    if mesh.replica_count(strategy) > 1:
         layer_losses.attach_to(model)
         attach(model, "predict_step", predict_own)
         attach(model, "quantize", _quantize)
@@ -140,7 +140,7 @@ def _divided(model: Any, batch: Any) -> Any:
     stateful one, the first replica has all examples, and the others count for nothing.
     """
     strategy = model.distribute_strategy
-    count, local = mesh.replicas(strategy), len(strategy.extended.worker_devices)
+    count, local = mesh.replica_count(strategy), len(strategy.extended.worker_devices)
     batch = tf.nest.map_structure(_tensor, batch)
     leaves = tf.nest.flatten(batch)
     rows = next((int(row_count(leaf)) for leaf in leaves if _counts(leaf)), 0)

@@ -17,9 +17,10 @@ from toolkit.errors import TaskLost
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals
 
-__all__ = ["DispatchSize", "Dispatcher", "Work", "answers"]
+__all__ = ["Dispatch", "DispatchSize", "Dispatcher", "answers"]
 
 _LOG = logging.getLogger(__name__)
+
 _QUIET = 2.0  # Seconds without a result after which the tasks are checked, and a lost one is given to stop answering.
 _NO_WORKER = 60.0  # Seconds that training waits for all workers to come back if none is left.
 _DISPATCH_SECONDS = 0.2  # A dispatch of this length costs little in relation to its work.
@@ -28,7 +29,7 @@ _WORTH_IT = 32  # A longer dispatch is traced only if at least this many dispatc
 
 
 @dataclasses.dataclass(eq=False)
-class Work:
+class Dispatch:
     """What a worker is sent.
 
     Attributes:
@@ -65,7 +66,7 @@ class Dispatcher:
         self.retried = 0
         self._coordinator = coordinator
         self._changed = threading.Condition()
-        self._under_way: list[Work] = []
+        self._under_way: list[Dispatch] = []
         self._progress = time.monotonic()
         self._trouble: BaseException | None = None
         self._troubled = 0.0  # When that was.
@@ -78,7 +79,7 @@ class Dispatcher:
         """Steps that were sent and aren't done."""
         return sum(work.steps for work in self._under_way)
 
-    def send(self, work: Work, *, staleness: int | None) -> None:
+    def send(self, work: Dispatch, *, staleness: int | None) -> None:
         """Sends work as soon as there is room: one item for each worker and, with unbounded staleness, one more.
 
         Args:
@@ -155,7 +156,7 @@ class Dispatcher:
                 self._trouble = None
             raise raised
 
-    def _execute(self, work: Work) -> None:
+    def _execute(self, work: Dispatch) -> None:
         """Runs in a worker's thread. If that worker dies, TensorFlow calls it again in another worker's thread."""
         work.attempts += 1
         worker = internals.worker_index()

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher, Work
+from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
 from toolkit.strategies.parameter_servers.functions import (
     branched,
     conditional_in,
@@ -254,9 +254,9 @@ def run_shares(
     count = dispatcher.workers
     found: dict[int, tuple] = {}
 
-    def one(share: int, data: list) -> Work:
+    def one(share: int, data: list) -> Dispatch:
         index = tf.constant(share, tf.int64)
-        return Work(
+        return Dispatch(
             1, lambda _: fetched([function(index, data)]), lambda got: found.update({share: got[0]}), trains=True
         )
 

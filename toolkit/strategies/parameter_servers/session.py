@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import functions, internals
-from toolkit.strategies.parameter_servers.dispatch import Dispatcher, DispatchSize, Work
+from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher, DispatchSize
 from toolkit.strategies.parameter_servers.functions import NotSums, check_in_turn, fetched
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
 from toolkit.strategies.parameter_servers.rounds import Rounds, run_shares
@@ -216,7 +216,7 @@ class Session:
                 self._totals.add(result, kind="test", order=order)
                 self._counters.take(result[0][0][self._totals.size :], 0)
 
-            work = Work(len(pending), lambda attempt: fetched([call(attempt > 1)]), done)
+            work = Dispatch(len(pending), lambda attempt: fetched([call(attempt > 1)]), done)
             self.dispatcher.send(work, staleness=0 if self._not_sums else None)
         elif len(pending) == self._size.steps:
             self._send(self._stream, pending)
@@ -240,7 +240,7 @@ class Session:
             if len(pending) == 1:
                 self._size.note(work.seconds)
 
-        work = Work(len(pending), run, done, trains=True)
+        work = Dispatch(len(pending), run, done, trains=True)
         self.dispatcher.send(work, staleness=self._staleness)
 
     def _run_again(self, stream: Stream, pending: list[tuple[int, Any]]) -> list:
@@ -296,7 +296,7 @@ class Session:
     def _predicted(self, batch: Any) -> Any:
         call = self._functions.batch(batch)
         results: list = []
-        work = Work(1, lambda _: tf.nest.map_structure(lambda tensor: tensor.numpy(), call()), results.append)
+        work = Dispatch(1, lambda _: tf.nest.map_structure(lambda tensor: tensor.numpy(), call()), results.append)
         self.dispatcher.send(work, staleness=None)
         self.dispatcher.wait(lambda: bool(results))
         return results[0]

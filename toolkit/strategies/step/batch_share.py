@@ -26,7 +26,7 @@ from keras.src.losses import loss as _loss
 
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.step import lateness
 from toolkit.strategies.step.rows import ALIKE, mean_of_rows
 from toolkit.strategies.step.trial import calling
@@ -360,7 +360,7 @@ def _reduced(
     value = calling("reduction", given, reduced, mean_of_rows) if scalar else reduced()
     share, count = here.share, here.step.count
     if here.alone and reduction == "sum" and share is not None and keras.ops.ndim(values):
-        return value * replicas()  # The whole batch's divisor, as far as this replica knows.
+        return value * replica_count()  # The whole batch's divisor, as far as this replica knows.
     undivided = here.alone or (share is None and count == 1)
     undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # The loss reduces itself.
     if undivided or reduction in (None, "none") or value.shape.rank != 0:

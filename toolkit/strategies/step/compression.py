@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange.mesh import Among, replicas
+from toolkit.strategies.exchange.mesh import Among, replica_count
 from toolkit.strategies.exchange.powersgd import Memory, matrix_shape, shrinks
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -106,7 +106,7 @@ def _make(variable: Any, rank: int, number: int) -> Memory:
     # Rows of all replicas, each of which has its own. A checkpoint has all of them.
     unsent = ReplicaShardedVariable(
         keras.initializers.Zeros(),
-        [replicas() * n, m],
+        [replica_count() * n, m],
         axis=0,
         among=Among.ALL,
         dtype="float32",

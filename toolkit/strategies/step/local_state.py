@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.model_optimizers import optimizers_of
 from toolkit.strategies.variables.sharded_variable import ReplicaCopies
@@ -20,7 +20,7 @@ def per_replica_state(model: keras.Model) -> list[Any]:
     Nothing where they don't train by themselves.
     """
     strategy = model.distribute_strategy
-    if options_of(strategy).local is None or replicas(strategy) == 1 or not model.built:
+    if options_of(strategy).local is None or replica_count(strategy) == 1 or not model.built:
         return []
     slots = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     return [*velocities_of(model), *(ReplicaCopies(variable, strategy) for variable in slots)]

@@ -78,7 +78,7 @@ def attach_to(optimizer: Any) -> None:
 
     It comes before the optimizer is built, so that what it keeps is kept as replicas need it.
     """
-    if mesh.replicas(optimizer._distribution_strategy) == 1:
+    if mesh.replica_count(optimizer._distribution_strategy) == 1:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         loss_scale.attach_to(optimizer)
@@ -274,13 +274,13 @@ def reduced(
 
 def _between_replicas(optimizer: Any) -> bool:
     """Whether an optimizer of several replicas is used outside of replicas, for example in a loop in the scope."""
-    return mesh.replicas(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
+    return mesh.replica_count(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
 
 
 def _build_in_scope(optimizer: Any, variables: Sequence) -> None:
     """Builds an optimizer of several replicas outside of them, also where a function is traced."""
     strategy = optimizer._distribution_strategy
-    if not optimizer.built and mesh.replicas(strategy) > 1:
+    if not optimizer.built and mesh.replica_count(strategy) > 1:
         with tf.init_scope(), strategy.scope():
             optimizer.build(variables)
 
@@ -288,7 +288,7 @@ def _build_in_scope(optimizer: Any, variables: Sequence) -> None:
 def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any) -> None:
     """Makes each replica contribute its part of gradients that are already whole."""
     strategy = optimizer._distribution_strategy
-    count = mesh.replicas(strategy)
+    count = mesh.replica_count(strategy)
     if trainable_variables is not None:
         _build_in_scope(optimizer, trainable_variables)
 

@@ -21,7 +21,7 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.collectives import joined
 from toolkit.strategies.exchange.local_steps import count_rows
-from toolkit.strategies.exchange.mesh import replicas
+from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.batch_share import Share, entered
@@ -60,7 +60,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
 
     Keras reads the model's method when it creates the function.
     """
-    if replicas(model.distribute_strategy) == 1:
+    if replica_count(model.distribute_strategy) == 1:
         return original(model, *args, **kwargs)
     step = getattr(model, name)
     before = model.__dict__.get(name)
@@ -260,11 +260,11 @@ class ReducesForKeras:
         """Returns a traced function that runs a traced one's Python function: replicas meet in no inner function."""
         functions = vars(self).setdefault("_toolkit_traced", weakref.WeakKeyDictionary())
         if fn not in functions:
-            python, itself = fn.python_function, weakref.ref(self)
+            python, itself = fn.python_function, weakref.proxy(self)
 
             @tf.function
             def run_all(args: tuple, kwargs: dict, options: Any) -> Any:
-                return itself().run(python, args, kwargs, options)
+                return itself.run(python, args, kwargs, options)
 
             functions[fn] = run_all
         return functions[fn]

@@ -73,7 +73,8 @@ def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
     for each in [*variables, *optimizer.variables]:
         if _is_outside(getattr(each, "_value", None), strategy):
             raise StrategyError(
-                asked=f"{type(optimizer).__name__} was to update {each.path} on {mesh.replicas(strategy)} replicas",
+                asked=f"{type(optimizer).__name__} was to update {each.path} "
+                f"on {mesh.replica_count(strategy)} replicas",
                 found="that variable was made outside of strategy.scope(), so each replica would update it",
                 remedy="Make the model, its optimizer and what it wraps in `with strategy.scope():`",
             )
@@ -81,7 +82,9 @@ def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
 
 def holds_variables(strategy: tf.distribute.Strategy) -> bool:
     """Whether the strategy needs its own variables for training: replicas' copies, or on parameter servers."""
-    return mesh.made_here(strategy) and (mesh.replicas(strategy) > 1 or hasattr(strategy, "replace_functions"))
+    return mesh.is_toolkit_strategy(strategy) and (
+        mesh.replica_count(strategy) > 1 or hasattr(strategy, "replace_functions")
+    )
 
 
 def _keras_variables(model: keras.Model) -> list[Any]:

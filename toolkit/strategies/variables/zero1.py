@@ -17,7 +17,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among, replicas
+from toolkit.strategies.exchange.mesh import Among, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.stand_in import StandIn
@@ -48,7 +48,7 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
         StrategyError: It is asked for, and the optimizer looks at variables as a whole.
     """
     strategy = optimizer._distribution_strategy
-    if options_of(strategy).optimizer_state == "replicated" or replicas(strategy) == 1:
+    if options_of(strategy).optimizer_state == "replicated" or replica_count(strategy) == 1:
         return False
     if isinstance(optimizer, WHOLE):
         raise StrategyError(

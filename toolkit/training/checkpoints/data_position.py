@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import DataError, ModelError
-from toolkit.strategies.exchange.mesh import made_here
+from toolkit.strategies.exchange.mesh import is_toolkit_strategy
 from toolkit.strategies.fit import building
 from toolkit.strategies.input.pipelines import draws_of, in_the_order_of_threads
 from toolkit.training.checkpoints.position import Position
@@ -241,7 +241,7 @@ def place_in(
 ) -> DataPosition:
     """Returns the position in a user's data, as Keras reads that data under a strategy."""
     one = strategies.describe(strategy)["strategy"] == "one_device"
-    looked_at = not one and not made_here(strategy)
+    looked_at = not one and not is_toolkit_strategy(strategy)
     return DataPosition(data, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=as_it_is)
 
 
