@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import psutil
 import pytest
 
@@ -70,7 +71,7 @@ class User:
         return json.loads((self.folder / "state" / "toolkit" / "jobs" / f"{job}.json").read_text())
 
     def until(self, *command, shows, limit=30):
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while shows not in (said := self.run(*command)[0]):
             assert time.monotonic() < deadline, said
         return said
