@@ -1,7 +1,7 @@
 """Runs the parts of the tests one after another, and prints how each of them ended.
 
     .venv/bin/python scripts/parts.py ci            # what .ci/run does, once everything is installed
-    .venv/bin/python scripts/parts.py all           # everything; writes docs/tested.md
+    .venv/bin/python scripts/parts.py all           # everything
     .venv/bin/python scripts/parts.py all launch    # everything that covers toolkit/launch
 
 A test that fails is run once more, alone. If it passes then, it is FLAKY: the part passes, and the list at the end
@@ -13,19 +13,15 @@ import argparse
 import dataclasses
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
 import time
-from importlib import metadata
 from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "tests"
-TESTED = ROOT / "docs" / "tested.md"
 MOST_FLAKY = 5
-VERSIONS = ("tensorflow", "keras", "numpy")
 CHECKS = {
     "lint": ("-m", "ruff", "check", "."),
     "format": ("-m", "ruff", "format", "--check", "."),
@@ -171,20 +167,6 @@ def failed(parts: list[Part]) -> str:
     return "\n".join(["Failed, at least once, in a part that failed:", "", *lines, ""]) if lines else ""
 
 
-def page(parts: list[Part]) -> str:
-    """Returns docs/tested.md."""
-    described = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS)
-    where = f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}"
-    return (
-        f"# What was tested\n\n`scripts/test-all` wrote this page.\n\n"
-        f"Commit {commit.strip() or 'unknown'}, {time.strftime('%Y-%m-%d')}; Python {platform.python_version()}, "
-        f"{versions}; {where}.\n\n{table(parts)}\n\n{skipped(parts)}\n{failed(parts)}\n{flaky(parts)}"
-    ).rstrip() + "\n"
-
-
 def places_of(room: str) -> list[str]:
     """Returns the folders of tests that cover a room."""
     folders = (room, *ALSO_COVERED_BY.get(room, ()))
@@ -207,11 +189,6 @@ def main() -> None:
     for name in names:
         print(f"\n=== {name}", flush=True)
         parts.append(run_suite(name, [] if name == "oldest versions" else places))
-    if given.what == "all" and not given.room:
-        TESTED.write_text(page(parts), encoding="utf-8")
-    elif any(part.flaky for part in parts):
-        with TESTED.open("a", encoding="utf-8") as file:
-            file.write(f"\n{flaky(parts)}")
     print("\n".join(["", table(parts), "", skipped(parts), failed(parts), flaky(parts)]), flush=True)
     sys.exit(0 if all(part.ok for part in parts) else 1)
 

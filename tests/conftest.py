@@ -1,6 +1,7 @@
 """What every test may rely on: a clean environment, four logical CPU devices, and no process left behind."""
 
 import collections
+import math
 import os
 import pathlib
 import re
@@ -9,15 +10,17 @@ import subprocess
 import sys
 
 import hypothesis
+import limits
 import preloaded
 import psutil
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
-# Seconds of processor time that a test may take; several times what it should, for machines that are busy.
+# Seconds of processor time that a test may take in CI; several times what it should, for machines that are busy.
 SHARES = {"unmarked": 10, "slow": 60}
 _CIRCLES = ("soak", "fault", "gpu", "long", "slow")
+_LIMIT = "limit"  # The name under which a test's report has the limits that it has passed.
 _WORK = []  # What the test that runs has done that scripts/check has no time for.
 _LAUNCHERS = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX", "TOOLKIT_")
 
@@ -136,24 +139,32 @@ def pytest_runtest_setup(item):
     """Has faults start their programs plainly: their figures are of what users start."""
     preloaded.forks = not (item.get_closest_marker("fault") or item.get_closest_marker("soak"))
     _WORK.clear()
+    limits.start()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fails a test that does more than its circle has time for: see SHARES and `work_is_noted`."""
+    """Fails a test that does more than its circle has time for: see SHARES, in CI only, and `work_is_noted`."""
     before = sum(os.times()[:4])
     result = yield
     seconds = sum(os.times()[:4]) - before
     circle = next((name for name in _CIRCLES if item.get_closest_marker(name)), "unmarked")
-    if seconds > SHARES.get(circle, seconds):
-        pytest.fail(f"{seconds:.0f} s of processor time, of {SHARES[circle]}: make it cheaper, or mark it slow or long")
+    remedy = "make it cheaper, or mark it slow or long"
+    limits.keep(seconds, SHARES.get(circle, math.inf), what="processor time:", remedy=remedy)
     if circle == "unmarked" and _WORK:
         pytest.fail(f"this test {_WORK[0]}: mark it slow, so that scripts/check leaves it out")
+    item.user_properties += [(_LIMIT, said) for said in limits.passed()]  # Its report carries them to other processes.
     return result
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure():
+    """What ends a hang is longer outside of CI."""
+    limits.make_waits_patient()
+
+
+def pytest_collection_modifyitems(config, items):
     """Whole files with many slow tests come first, so that two processes that share the files end together."""
+    limits.make_tests_patient(items, config.getoption("timeout", None))
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
@@ -165,10 +176,16 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints why tests were skipped, a line for each reason."""
+    """Prints why tests were skipped, a line for each reason, and which took longer than in CI, in one line."""
     reasons = _skip_reasons(terminalreporter)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}")
+    passed = terminalreporter.stats.get("passed", [])
+    slower = [
+        f"{report.location[2]} ({said})" for report in passed for name, said in report.user_properties if name == _LIMIT
+    ]
+    if slower:
+        terminalreporter.write_line(f"slower than allowed in CI, which fails nothing here: {', '.join(slower)}")
 
 
 def _skip_reasons(terminalreporter):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import preloaded
 import psutil
 import pytest
@@ -62,13 +63,13 @@ class Group:
 
     def wait(self, *, limit):
         """The exit codes, None for those still running after `limit` seconds."""
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
             time.sleep(0.05)
         return [process.poll() for process in self.processes]
 
     def succeed(self, *, limit):
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while time.monotonic() < deadline and not any(p.poll() for p in self.processes):
             if all(p.poll() == 0 for p in self.processes):
                 return self.outputs
@@ -141,7 +142,7 @@ class Job:
         """Waits for a line, or for something that holds."""
         limit = limit or self.LIMIT
         holds = pattern if callable(pattern) else lambda: re.search(pattern, self.text)
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while not holds():
             assert self.process.poll() is None, self.text[-3000:]
             assert time.monotonic() < deadline, f"no {pattern!r} in {limit} s\n{self.text[-3000:]}"
@@ -174,7 +175,7 @@ ODD_ENV = f"--env=ODD={''.join(ODD)}"
 
 def wait_for(found, process, *, limit):
     """Waits until something is there, such as a checkpoint, while a process runs that is to bring it."""
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + limits.patient(limit)
     while not found():
         assert time.monotonic() < deadline, f"not in {limit} s"
         assert process.poll() is None, f"ended with {process.returncode}"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 
+import limits
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -129,7 +130,7 @@ class Slurm:
             )
 
     def _until(self, holds, what, limit=40):
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while not holds():
             logs = [path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.out")]
             assert time.monotonic() < deadline, f"no {what} in {limit} s: {logs}"

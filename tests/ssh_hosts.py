@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 
+import limits
 import psutil
 import two_hosts
 from processes import ROOT, Job
@@ -107,7 +108,7 @@ def two_ssh_hosts(folder: pathlib.Path):
 
 
 def _until_answering(hosts, folder):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limits.patient(20)
     for host in ("a", "b"):
         while subprocess.run(
             hosts.on_a("ssh", "-F", str(hosts.config), host, "true"), capture_output=True, timeout=20
@@ -146,7 +147,7 @@ class ByHosts(Job):
         """Ends the launcher; agents and ssh's own processes follow."""
         self.process.kill()
         self.process.wait()
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + limits.patient(40)
         while _sessions() and time.monotonic() < deadline:
             time.sleep(0.1)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+import limits
 import numpy as np
 import processes
 import pytest
@@ -130,7 +131,7 @@ def test_its_job_trains_under_slurm_and_is_queued_again_when_its_time_is_up(tmp_
         number = re.search(r"\d+", said)[0]
 
         def until(words, limit=250):
-            deadline = time.monotonic() + limit
+            deadline = time.monotonic() + limits.patient(limit)
             while words not in (out := (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""):
                 assert time.monotonic() < deadline, out[-3000:]
                 time.sleep(0.2)

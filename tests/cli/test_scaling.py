@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import processes
 import psutil
 import pytest
@@ -143,7 +144,7 @@ def test_whatever_ends_it_no_recipe_goes_on(tmp_path, number, code):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limits.patient(30)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -3,6 +3,7 @@
 import pathlib
 import time
 
+import limits
 import numpy as np
 import processes
 import pytest
@@ -17,7 +18,7 @@ def goes_on(folder, model, directory, epochs, *, replicas, tasks=1, killed_at=No
     with processes.group([SCRIPT], command, folder, cluster=tasks > 1) as run:
         if killed_at is not None:
             wanted = folder / directory / "checkpoints" / f"step-{killed_at:08}"
-            deadline = time.monotonic() + 200
+            deadline = time.monotonic() + limits.patient(200)
             while not wanted.exists():
                 assert time.monotonic() < deadline, run.outputs
                 assert all(process.poll() is None for process in run.processes), run.outputs

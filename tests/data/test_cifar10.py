@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import sys
 import tarfile
 
 import numpy as np
@@ -119,6 +120,17 @@ def test_auto_says_that_it_takes_the_embedded_data(tmp_path, caplog):
     with caplog.at_level("INFO", "toolkit"):
         assert load("auto", data_dir=tmp_path).name == "shapes"
     assert "No prepared CIFAR-10" in caplog.text
+
+
+@pytest.mark.slow
+def test_auto_reads_no_cifar10_where_nothing_can(tmp_path, monkeypatch, caplog):
+    (tmp_path / "cifar10/3.0.2").mkdir(parents=True)
+    (tmp_path / "cifar10/3.0.2/dataset_info.json").touch()
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with caplog.at_level("INFO", "toolkit"):
+        assert load("auto").name == "shapes"
+    assert "TensorFlow Datasets isn't installed" in caplog.text
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 
+import limits
 import processes
 import psutil
 
@@ -107,7 +108,7 @@ class Faulty(processes.Job):
             time.sleep(0.02)
         log = Record(launched[-1]).log(task, starts)
         progress = None
-        deadline = time.monotonic() + self.LIMIT
+        deadline = time.monotonic() + limits.patient(self.LIMIT)
         while True:
             new = self.checkpoints() - before
             progress = progress or (time.time() if new else None)
@@ -185,7 +186,7 @@ class Faulty(processes.Job):
         """Seconds until no process of it is left."""
         began = time.monotonic()
         while left := self.left():
-            assert time.monotonic() - began < limit, f"left: {left}"
+            assert time.monotonic() - began < limits.patient(limit), f"left: {left}"
             time.sleep(0.05)
         return time.monotonic() - began
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import faulty
+import limits
 import processes
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_hang_is_named_with_its_line(tmp_path, what, how, measured):
         done.stderr,
     ), done.stderr[-2000:]
     assert "most recent call first" in next((tmp_path / "logs").glob("launch-*/worker-0.log")).read_text()
-    assert seconds < STALL + faulty.within(15)
+    limits.keep(seconds, STALL + faulty.within(15))
 
 
 PIPELINE = """
@@ -108,7 +109,7 @@ def test_a_hang_of_the_input_pipeline_is_named(tmp_path, data, how, said, measur
     measured(f"hang of worker:1's input, --stall_timeout={STALL}", seconds_to_group_down=seconds)
     assert done.returncode == 1
     assert re.search(said, done.stderr), done.stderr[-3000:]
-    assert seconds < STALL + faulty.within(15)
+    limits.keep(seconds, STALL + faulty.within(15))
 
 
 @pytest.mark.parametrize("heartbeat", [pytest.param(4, marks=pytest.mark.first), 15])
@@ -125,4 +126,4 @@ def test_a_worker_that_is_stopped_is_named_within_the_heartbeats_timeout(tmp_pat
     seconds = time.monotonic() - stopped
     measured(f"SIGSTOP of worker:1, --heartbeat_timeout={heartbeat}", seconds_to_group_down=seconds)
     assert "worker:1 failed first: it was stopped by a signal (SIGSTOP or the like)" in job.text
-    assert seconds < heartbeat + faulty.within(10)
+    limits.keep(seconds, heartbeat + faulty.within(10))

@@ -4,6 +4,7 @@ import signal
 import time
 
 import faulty
+import limits
 import pytest
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,7 +32,7 @@ def killed(tmp_path_factory):
 @pytest.mark.parametrize("moment", faulty.MOMENTS)
 def test_a_killed_launcher_leaves_no_process(killed, moment, measured):
     measured(f"SIGKILL of the launcher {moment}", seconds_to_group_down=killed[0][moment])
-    assert killed[0][moment] < faulty.within(10)
+    limits.keep(killed[0][moment], faulty.within(10))
 
 
 def test_the_run_goes_on_to_the_weights_of_an_undisturbed_one(killed, undisturbed, measured):
@@ -59,4 +60,4 @@ def test_a_launcher_that_is_told_to_stop_ends_its_tasks_with_a_checkpoint(tmp_pa
         assert job.left() == []
         assert job.newest() >= before
         assert all("checkpoint written" in log.read_text() for log in (tmp_path / "logs").glob("launch-*/worker-*.log"))
-        assert seconds < faulty.within(15)
+        limits.keep(seconds, faulty.within(15))

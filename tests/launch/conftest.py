@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import psutil
 import pytest
 
@@ -63,7 +64,7 @@ class Launcher:
     def read_until(process, word, *, times=1):
         """Reads the launcher's output until a word has come so many times."""
         seen = b""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + limits.patient(30)
         os.set_blocking(process.stdout.fileno(), False)
         while seen.count(word) < times:
             assert time.monotonic() < deadline, seen
@@ -85,7 +86,7 @@ class Launcher:
         return found
 
     def nothing_left(self, *, within):
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + limits.patient(within)
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left == [] or left

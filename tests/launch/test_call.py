@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import limits
 import nbclient
 import nbformat
 import processes
@@ -167,7 +168,7 @@ def test_a_job_is_followed_stopped_and_read(tmp_path):
     assert (job.state, job.done()) == ("running", False)
     with pytest.raises(TimeoutError, match=f"Job {job.id} hasn't ended within 0.2 s; it goes on"):
         job.wait(0.2)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limits.patient(20)
     while not all("rate 3" in job.logs(f"worker:{number}") for number in range(2)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -261,7 +262,7 @@ def test_a_launcher_in_a_thread_is_not_ended_by_a_question(tmp_path, monkeypatch
     results = []
     thread = threading.Thread(target=lambda: results.extend(launch.run(time.sleep, 3, workers=1)))
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limits.patient(20)
     while not (known := jobs.every()) or not known[0].record.log("worker:0", 1).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 
+import limits
 import pytest
 
 
@@ -40,7 +41,7 @@ def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
     assert code == 3
     assert "worker:1 failed first: it ended with exit code 3" in err
     assert "  last words" in err
-    assert seconds < 20
+    limits.keep(seconds, 20)
     assert launcher.nothing_left(within=1) is True
 
 
@@ -137,7 +138,7 @@ stuck()
     assert "No task made progress for 2 s" in err
     assert re.search(r"worker:0 at train it's.py, line \d+, in stuck; worker:1 at", err), err
     assert "most recent call first" in (launcher.logs() / "worker-1.log").read_text()
-    assert seconds < 30
+    limits.keep(seconds, 30)
 
 
 @pytest.mark.slow
@@ -147,7 +148,7 @@ def test_a_task_that_stays_stopped_is_named_before_anybody_waits_for_it(launcher
     )
     assert code == 137
     assert "worker:1 failed first: it was stopped by a signal (SIGSTOP or the like)" in err
-    assert seconds < 20
+    limits.keep(seconds, 20)
 
 
 @pytest.mark.slow
@@ -207,7 +208,7 @@ def test_a_module_that_is_not_there_is_not_tried_again(launcher):
     code, _, err, seconds = launcher.run("--workers=1", "--max_restarts=2", command=["-m", "no_such_module"])
     assert code == 2
     assert "launch starts the module no_such_module, but there is no such module" in err
-    assert seconds < 15
+    limits.keep(seconds, 15)
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ BAD = [
     ({"gpus_per_task": -1}, "--gpus_per_task=-1, but it must be 0 or more"),
     ({"cpus_per_task": "4\n#SBATCH --exclusive"}, "that is"),
     ({"notice": 0}, "--notice=0, but it must be 1 seconds or more"),
+    *(({"time": time}, f"--time={time}, but sbatch takes no such time") for time in ("8h", "1:2:3:4", "", "1-")),
     ({"time": "2"}, "--time=2 with 120 s of notice, but tasks would get the notice to end as soon as they begin"),
     ({"partition": "a\nb"}, "that isn't a single line of a batch script"),
     ({"account": "a\nb"}, "that isn't a single line of a batch script"),

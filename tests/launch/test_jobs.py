@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import psutil
 import pytest
 
@@ -70,7 +71,7 @@ class User:
         return json.loads((self.folder / "state" / "toolkit" / "jobs" / f"{job}.json").read_text())
 
     def until(self, *command, shows, limit=30):
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while shows not in (said := self.run(*command)[0]):
             assert time.monotonic() < deadline, said
         return said
@@ -241,7 +242,7 @@ def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
     said, code = user.run("jobs")
     assert (code, "on Slurm, Slurm 4711" in said) == (0, True), said
     for command in ("stop", "attach", "stacks"):
-        said, code = user.run(command)
+        said, code = user.run(command, record.id)
         assert (code, "there is no scontrol on this machine" in said) == (2, True), said
 
 
@@ -276,10 +277,10 @@ def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch,
     (record.directory / "job.log").write_text("/opt/python: No such file or directory\n")
     jobs.add(record, slurm="4711")
     with pytest.raises(SystemExit) as ended:
-        main(["logs"])
+        main(["logs", record.id])
     assert (ended.value.code, capsys.readouterr().out) == (0, "/opt/python: No such file or directory\n")
     with pytest.raises(TaskFailed, match="exit code 127.*\n.*wrote last:\n  /opt/python: No such file"):
-        Job(jobs.find(None)).follow(lines=10)
+        Job(jobs.find(record.id)).follow(lines=10)
 
 
 def test_another_machine_of_the_same_name_has_jobs_of_its_own(tmp_path, monkeypatch):
@@ -316,6 +317,27 @@ def test_stop_means_the_job_that_runs(user):
     assert (code, "no such job is known on this machine" in said) == (2, True), said
     assert user.run("stop") == (f"Job {job}: stopped\n", 0)
     assert user.run("stop", job) == (f"Job {job} had ended already: stopped\n", 0)
+
+
+@pytest.mark.slow
+def test_a_job_of_another_directory_is_listed_last_and_never_taken_without_its_id(user):
+    job = user.detach()
+    user.until("logs", shows="begun 1")
+    listed = user.run("jobs")[0]
+    assert re.search(rf"^Started in this directory:\n  job .*\n  {job}  running +\d+ s  .*train.py\n", listed)
+    assert re.search(r"^    worker:0 is process \d+, worker:1 is process \d+$", listed, re.MULTILINE)
+    here, user.folder = user.folder, user.folder / "other"
+    user.folder.mkdir()
+    for command in ("stop", "logs", "attach", "stacks"):
+        said, code = user.run(command)
+        assert code == 2, said
+        assert f"you have started none in this directory; the newest, {job}, was started in {here}" in said
+    (user.folder / "end.py").touch()
+    assert user.run("launch", "--workers=1", "end.py")[1] == 0
+    listed = user.run("jobs")[0]
+    assert re.search(rf"^Started in this directory:\n.*\n.*end.py\nStarted elsewhere:\n.*\n  {job} .*{here}: ", listed)
+    assert "had ended already: done" in user.run("stop")[0]
+    assert user.run("stop", job)[0] == f"Job {job}: stopped\n"
 
 
 @pytest.mark.slow

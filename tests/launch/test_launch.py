@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 
+import limits
 import pytest
 
 
@@ -91,7 +92,7 @@ def test_fifty_tasks_start_log_and_stop(launcher):
     assert code == 0, err
     assert len([line for line in out.splitlines() if "| here" in line]) == 50
     assert len(list(launcher.logs().glob("worker-*.log"))) == 50
-    assert seconds < 50  # It takes 3 to 4 on two idle cores; the target is 20.
+    limits.keep(seconds, 50)  # It takes 3 to 4 on two idle cores; the target is 20.
 
 
 @pytest.mark.slow

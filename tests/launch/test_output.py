@@ -3,6 +3,7 @@
 import re
 import time
 
+import limits
 import pytest
 
 from toolkit.launch import events
@@ -42,7 +43,7 @@ def test_100_mb_of_output_end_up_in_the_log(launcher, line):
     code, _, _, seconds = launcher.run("--workers=1", "--show=none", body=body)
     assert code == 0
     assert (launcher.logs() / "worker-0.log").stat().st_size == 100_000_000
-    assert seconds < 40
+    limits.keep(seconds, 40)
 
 
 @pytest.mark.slow
@@ -67,7 +68,7 @@ def test_a_terminal_that_is_paused_stops_neither_tasks_nor_launcher(launcher):
     """Ctrl-S, or `| less`: whoever reads stops reading."""
     body = "for _ in range(200): print('x' * 100_000, flush=True)\ntime.sleep(1)\nopen(f'done{me}', 'w').close()"
     process = launcher.start("--workers=2", "--heartbeat_timeout=5", body=body)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + limits.patient(40)
     record = None
     while record is None or record.read_text().count('"event": "ended"') < 2:
         assert time.monotonic() < deadline

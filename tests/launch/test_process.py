@@ -5,6 +5,8 @@ import signal
 import subprocess
 import time
 
+import limits
+
 from toolkit.launch.agent.process import dying
 
 
@@ -13,7 +15,7 @@ def test_a_process_that_has_a_sigkill_before_it_is_dying():
     try:
         assert not dying(process.pid)
         os.kill(process.pid, signal.SIGKILL)  # A zombie until it is waited for.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + limits.patient(10)
         while not dying(process.pid):
             assert time.monotonic() < deadline
     finally:

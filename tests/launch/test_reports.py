@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import limits
 import pytest
 
 from toolkit.launch.agent.reports import Reports
@@ -84,4 +85,4 @@ def test_where_nobody_listens_nothing_is_said_or_waited_for(monkeypatch, tmp_pat
     monkeypatch.setenv(status.SOCKET, f"worker:1@{tmp_path / 'gone'}")
     began = time.monotonic()
     status.report(state="running")
-    assert time.monotonic() - began < 1
+    limits.keep(time.monotonic() - began, 1)

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import time
 
+import limits
 import pytest
 
 from toolkit.launch.agent import waiting
@@ -87,7 +88,7 @@ def test_what_a_thread_reads_is_seen_from_outside(tmp_path):
         "os.read(os.open(sys.argv[2], os.O_RDWR), 1)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "one", tmp_path / "another"]) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + limits.patient(20)
         while len(found := waiting.files(process.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.kill()

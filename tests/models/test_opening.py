@@ -21,6 +21,7 @@ def other(): return 5
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_models", raising=False)
     (tmp_path / "some_models.py").write_text(SOURCE)
     return tmp_path
 
@@ -48,7 +49,8 @@ def test_a_file_that_would_run_code_is_not_opened(here):
         ("absent.keras", "there is no such file"),
         ("some_models.py", "it isn't a .keras file"),
         ("absent_module:build", "absent_module"),
-        ("some_models:absent", "the module has no absent"),
+        ("some_models:absent", "some_models.py has no absent; its functions are build, needs, other. Name a function"),
+        ("some_models:builds", r"has no builds; .*Did you mean build\? Name a function"),
         ("some_models:needs", "takes no arguments"),
         ("some_models:other", "it gives a int"),
     ],
@@ -56,6 +58,20 @@ def test_a_file_that_would_run_code_is_not_opened(here):
 def test_what_is_no_model_is_said(here, text, says):
     with pytest.raises(ModelError, match=says):
         open_model(text)
+
+
+@pytest.mark.parametrize("text", ["some_script:build", "some_script.py:build"])
+def test_a_script_is_not_run_to_say_that_it_has_no_such_function(here, text, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (here / "some_script.py").write_text("def make(): pass\nopen('ran', 'w').close()\n")
+    with pytest.raises(ModelError, match="some_script.py has no build; its functions are make"):
+        open_model(text)
+    assert not (here / "ran").exists()
+
+
+def test_a_name_that_is_made_as_a_module_runs_is_found(here):
+    (here / "some_makers.py").write_text(SOURCE + "globals()['later'] = build\n")
+    assert open_model("some_makers:later").name == "mine"
 
 
 def test_half_a_file_is_said(here):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 
+import limits
 import processes
 import psutil
 import pytest
@@ -116,7 +117,7 @@ def test_a_detached_job_is_listed_watched_and_stopped(cluster, tmp_path):
     what = ("--on=slurm", "--nodes=2", "--detach", f"--log_dir={tmp_path / 'logs'}", str(tmp_path / "it.py"))
     said = toolkit("launch", "--show=all", *what)
     number = re.search(r"launch: Slurm job (\d+), 2 tasks on 2 nodes", said)[1]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limits.patient(60)
     while "worker:1 | up 1" not in toolkit("logs", number, check=False):
         assert time.monotonic() < deadline
         time.sleep(0.5)
@@ -208,7 +209,7 @@ def test_a_lost_terminal_costs_nothing(cluster, tmp_path):
     assert launched.end(30) == 129, launched.text
     assert f"Slurm job {launched.job} runs on" in launched.text
     (tmp_path / "finish").touch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limits.patient(60)
     while "JobState=COMPLETED" not in (said := cluster.run("scontrol", "show", "job", launched.job).stdout):
         assert time.monotonic() < deadline, said
         time.sleep(0.5)
@@ -230,7 +231,7 @@ def test_a_cancelled_job_writes_a_checkpoint(cluster, tmp_path, by):
     assert launched.end(60) == (130 if by == "Ctrl-C" else 143), launched.text[-2000:]
     assert ("cancelling Slurm job" in launched.text) == (by == "Ctrl-C")
     assert "checkpoint written" in launched.text, launched.text[-3000:]
-    deadline = time.monotonic() + 30  # It is "completing" for a while.
+    deadline = time.monotonic() + limits.patient(30)  # It is "completing" for a while.
     while "JobState=CANCELLED" not in cluster.run("scontrol", "show", "job", launched.job).stdout:
         assert time.monotonic() < deadline
         time.sleep(0.5)

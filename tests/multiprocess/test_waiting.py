@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import preloaded
 import processes
 import pytest
@@ -49,7 +50,7 @@ def start(command, port, folder, out):
 def end(process, out, number, limit=100):
     """Waits until it waits, signals it, and returns its exit code and what it wrote after that."""
     try:
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limits.patient(limit)
         while "waiting for worker:1" not in out.read_text():
             assert process.poll() is None, out.read_text()
             assert time.monotonic() < deadline

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import time
 
 import keras
@@ -31,7 +32,7 @@ def test_over_a_slow_network_convolutions_are_replicated_and_fc_layers_sharded(a
     plan = choose(alexnet, SLOW, Setting(replicas=2, global_batch=128))
     assert chosen(plan) == {"head/fc1": "by outputs, kept", "head/fc2": "by inputs"}
     assert "instead of 67.1 MB of gradients" in plan.reasons["head/fc1"]
-    assert "of gradients; sharded, it would exchange" in plan.reasons["trunk/conv5"]
+    assert "of gradients between hosts (18.9 ms); sharded, it would exchange" in plan.reasons["trunk/conv5"]
 
 
 def test_where_examples_outweigh_weights_all_is_replicated(alexnet):
@@ -62,6 +63,19 @@ def test_all_that_can_be_is_sharded_where_that_is_asked_for(alexnet):
     assert chosen(plan) == {}
     with pytest.raises(StrategyError, match="conv='all'"):
         choose(alexnet, SLOW, Setting(replicas=4, global_batch=64), conv="all")
+
+
+def test_a_reason_says_over_which_link_and_why_more_bytes_win():
+    """Within a host lies a fast link; and where both links are alike, an update of fewer weights decides."""
+    (wide,) = costs(keras.Sequential([keras.Input((4096,)), L.Dense(4096, name="wide")]))
+    machine = Machine(speed=1e15, inside=Link(bandwidth=1e12), between=Link(bandwidth=1e8), hosts=2)
+    setting = Setting(replicas=4, global_batch=64, shards=2)
+    reason = choose([wide], machine, setting).reasons["wide"]
+    inside, between = r"\S+ kB of \w+ within a host \(.* ms\)", r"\S+ MB of gradients between hosts \(.* ms\)"
+    assert re.fullmatch(f"exchanges {inside} and {between} instead of {between}", reason), reason
+    near = Machine(speed=1e15, inside=Link(bandwidth=1e9), memory=1e9)
+    reason = choose([wide], near, Setting(replicas=4, global_batch=4 * 2048)).reasons["wide"]
+    assert "faster in all: each replica updates 1/4 of the weights" in reason, reason
 
 
 def test_more_replicas_than_units_leave_a_layer_replicated_and_it_is_said():

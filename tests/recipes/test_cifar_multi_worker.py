@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import limits
 import preloaded
 import processes
 import pytest
@@ -131,7 +132,7 @@ def test_pods_of_a_manifest_train_and_go_on_when_they_are_started_again(undistur
             ]
 
         first = pods()
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + limits.patient(100)
         while not list((tmp_path / "run").glob("checkpoints/step-*5")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -162,4 +163,4 @@ def test_a_wrong_cluster_ends_before_tensorflow_starts(recipe, addresses):
     done = recipe.run(name="cifar_multi_worker", limit=60, TF_CONFIG=json.dumps(config))
     assert done.returncode == 2
     assert "TF_CONFIG should describe a cluster" in done.stderr
-    assert time.monotonic() - began < 10
+    limits.keep(time.monotonic() - began, 10)

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 
+import limits
 import numpy as np
 import preloaded
 import processes
@@ -72,7 +73,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(folder, workers)
     assert (folder / whole / "runs/mine/report.html").exists()
     process = start(folder, killed, workers)
     checkpoints = folder / killed / "runs/mine/checkpoints"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + limits.patient(200)
     # In the midst of the second epoch or later: 79 steps are one.
     while not any(int(path.name[5:13]) > 79 for path in checkpoints.glob("step-*")):
         assert time.monotonic() < deadline

@@ -113,6 +113,63 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
 
 
 @pytest.mark.slow
+def test_the_history_of_a_resumed_fit_has_every_epoch(tmp_path):
+    """Of a run that was stopped after an epoch, of one that is complete, and of a second part."""
+
+    def history(epochs, directory, parts=1):
+        with Run(directory, recipe="test", resume="auto") as run:
+            keras.utils.set_random_seed(6)
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+            model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(), "mae"])
+            x, y = np.ones((8, 3), "float32"), np.eye(2, dtype="float32")[[0, 1] * 4]
+            for _ in range(parts):
+                found = run.fit(model, x, y, epochs=epochs, batch_size=4, validation_split=0.5, shuffle=False)
+        return found
+
+    def figures(found):
+        rounded = {name: np.round(np.asarray(values, "float64"), 6) for name, values in found.history.items()}
+        return {name: values.tolist() for name, values in rounded.items()}
+
+    whole = history(3, tmp_path / "whole")
+    history(2, tmp_path / "resumed")
+    resumed, again = history(3, tmp_path / "resumed"), history(3, tmp_path / "resumed")
+    assert resumed.epoch == again.epoch == whole.epoch == [0, 1, 2]
+    assert figures(resumed) == figures(whole)
+    assert [len(values) for values in again.history.values()] == [3] * len(again.history)
+    assert again.history["loss"] == resumed.history["loss"]
+    assert history(3, tmp_path / "resumed", parts=2).epoch == [0, 1, 2], "the second part's own"
+
+
+@pytest.mark.slow
+def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(tmp_path):
+    def summary(extra=()):
+        with Run(tmp_path / "run", recipe="test", resume="auto") as run:
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            model.compile("adam", "mse")
+            x = np.ones((160, 3), "float32")
+            run.fit(model, x, x[:, :2], epochs=2, batch_size=4, callbacks=list(extra))
+        return run.summary
+
+    with pytest.raises(StoppedBySignal):
+        summary([StopAt("on_train_batch_end", 79)])
+    before = json.loads((tmp_path / "run/summary.json").read_text())
+    after = summary()
+    assert (after["status"], after["resumed_from_step"]) == ("completed", 79)
+    assert after["examples_per_second"] > 0
+    assert after["step"] == before["step"] is not None
+    assert (after["optimizer"], after["dtype_policy"]) == ("Adam", "float32")
+
+
+def test_an_attempt_that_was_killed_before_its_first_checkpoint_is_listed(tmp_path, monkeypatch):
+    for attempt in ("one", "two"):
+        monkeypatch.setattr("toolkit.support.status.logs", lambda attempt=attempt: attempt)
+        directory = RunDirectory(tmp_path / "run", recipe="test")
+        directory.record_config({})
+        directory.close()
+    assert json.loads((tmp_path / "run/run.json").read_text())["launches"] == ["one", "two"]
+
+
+@pytest.mark.slow
 def test_another_models_checkpoint_is_refused(tmp_path, four_devices, undisturbed):
     shutil.copytree(undisturbed[3], tmp_path / "run")
     with pytest.raises(CheckpointError, match="model=other.*started with model=small_cnn"):

@@ -1,6 +1,6 @@
 """Show what the tasks of a job wrote in its last attempt, or in the one that --attempt names.
 
-    toolkit logs                        for the job that was started last
+    toolkit logs                        for the job that you started last in this directory
     toolkit logs ID -f --task=worker:1
 
 ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs.

@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Plans, and prints the plan."""
     _check(arguments)
     from toolkit.parallel import Link, Machine
-    from toolkit.parallel.plan.machine import bandwidth, device
+    from toolkit.parallel.plan.machine import LEAST_STEP, bandwidth, device
 
     inside, between = (
         Link(bandwidth=bandwidth(text), latency=arguments.latency / 1e6) if text else None
@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> None:
         optimizer_state="sharded" if arguments.shard_optimizer else "replicated",
     )
     if strategy is None:
-        machine = Machine(name=name, speed=speed, memory=memory, inside=inside)
+        machine = Machine(name=name, speed=speed, memory=memory, inside=inside, fixed=LEAST_STEP)
     else:
         keep = arguments.inside is not None
         machine = _measured(model, strategy, setting, inside=inside, keep_inside=keep, length=arguments.length)

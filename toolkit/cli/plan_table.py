@@ -69,14 +69,14 @@ def show_exchange(plan: "Plan") -> None:
     """Prints the communication of a step: bytes and time."""
     import rich
 
-    from toolkit.parallel.plan.choose import size_in_words
+    from toolkit.parallel.plan.choose import milliseconds, size_in_words
 
     step = plan.step
     if step.exchanging:
         _line(
             rich.get_console(),
             f"\nA replica receives {size_in_words(step.received)} in a step. That takes "
-            f"{1e3 * step.exchanging:,.1f} ms, or less where it overlaps with the backward pass.",
+            f"{milliseconds(step.exchanging)} ms, or less where it overlaps with the backward pass.",
         )
 
 
@@ -117,7 +117,7 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
     """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
     import rich
 
-    from toolkit.parallel.plan.choose import size_in_words
+    from toolkit.parallel.plan.choose import milliseconds, size_in_words
 
     shown = table()
     shown.add_column("replicas", justify="right")
@@ -132,7 +132,7 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
             shown.add_row(
                 f"{point.replicas:,}" if kind == "data" else "",
                 _WORDS[kind] if point.replicas > 1 else "alone",
-                f"{step.seconds * 1e3:,.1f}",
+                milliseconds(step.seconds),
                 f"{point.replicas * setting.per_replica_batch / step.seconds:,.0f}" if step.seconds else "-",
                 f"{point.speed_up[kind]:,.2f}",
                 size_in_words(step.received),
@@ -140,7 +140,15 @@ def show_scaling(points: "Sequence[Point]", setting: Any) -> None:
                 style="bold" if kind == "planned" else None,
             )
         shown.add_section()
-    rich.get_console().print(shown)
+    console = rich.get_console()
+    console.print(shown)
+    alone = points[0].plans["data"].step
+    if alone.fixed > alone.seconds / 2:
+        _line(
+            console,
+            f"Limited by overhead: one replica computes for {milliseconds(alone.seconds - alone.fixed)} ms, and to "
+            f"start a step takes about {milliseconds(alone.fixed)} ms. Larger batches cost little more.\n",
+        )
 
 
 def draw(points: "Sequence[Point]", path: str, *, title: str) -> None:

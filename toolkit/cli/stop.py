@@ -2,7 +2,8 @@
 
     toolkit stop [ID]
 
-ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that runs.
+ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that you
+started in this directory, of those that run.
 """
 
 import argparse

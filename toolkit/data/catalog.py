@@ -1,5 +1,6 @@
 """Data sets by name, and the meaning of "auto"."""
 
+import importlib.util
 import logging
 import os
 
@@ -18,7 +19,7 @@ def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed:
 
     Args:
         name: "cifar10", "shapes" (generated, nothing to download), or "auto": a CIFAR-10 that TFDS
-            has prepared under `data_dir`, and otherwise shapes; which of the two is logged.
+            has prepared under `data_dir`, if TFDS is installed, and otherwise shapes; which of the two is logged.
         data_dir: TFDS's directory; None for its default.
         seed: Seed of the generated pictures; CIFAR-10 is what it is.
 
@@ -30,9 +31,11 @@ def load(name: str = "auto", *, data_dir: str | os.PathLike | None = None, seed:
         directory = data_dir if data_dir is not None else cifar10.default_directory()
         if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
             return cifar10.load(data_dir)  # Named, but not a directory: the function below says what is wrong.
-        if cifar10.is_prepared(directory):
-            name = "cifar10"
-        else:
+        name = "shapes"
+        if not cifar10.is_prepared(directory):
             _LOG.info("No prepared CIFAR-10 in %s: training on the embedded data set, shapes", directory)
-            name = "shapes"
+        elif data_dir is None and importlib.util.find_spec("tensorflow_datasets") is None:
+            _LOG.info("TensorFlow Datasets isn't installed, so CIFAR-10 can't be read: training on shapes")
+        else:
+            name = "cifar10"
     return cifar10.load(data_dir) if name == "cifar10" else shapes.load(seed=seed)

@@ -32,7 +32,8 @@ class Job:
     """A detached job on this machine, by ssh or under Slurm.
 
     Args:
-        found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them; None for the newest.
+        found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them; None for the newest that
+            this user started in the present directory.
 
     Attributes:
         id: Its id.
@@ -95,6 +96,9 @@ class Job:
 
     def results(self, timeout: float | None = None) -> list[Any]:
         """Waits for its end; returns the function's result in each task, or None for each task of a script.
+
+        They are in the order chief, workers, ps, evaluator. Beside parameter servers `create` returns in the chief
+        alone, so the list is [the chief's result, None, None, ...].
 
         Args:
             timeout: As for `wait`.

@@ -1,5 +1,6 @@
 """Finds a user's model: one of ours by name, a function of the user, or a saved file."""
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
 from toolkit.models.networks import NAMES, build
+from toolkit.support.words import did_you_mean, nearest
 from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def _called(module: str, function: str, *, stop_at: Sequence[tuple[type, str]], 
     import keras
 
     try:
+        _check_defined(module, function, asked)
         with _nothing_trained(stop_at):
             made = _module(module)
         found = getattr(made, function)
@@ -119,6 +122,31 @@ def _called(module: str, function: str, *, stop_at: Sequence[tuple[type, str]], 
             asked=asked, found=f"it gives a {type(model).__name__}", remedy="Name a function that returns a keras.Model"
         )
     return model
+
+
+def _check_defined(module: str, function: str, asked: str) -> None:
+    """Refuses a name that a module's source doesn't have, before the module, which may be a long script, runs."""
+    spec = importlib.util.find_spec(module) if module not in sys.modules else None
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        return
+    try:
+        tree = ast.parse(pathlib.Path(str(spec.origin)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # Importing it says what is wrong.
+    nodes = list(ast.walk(tree))
+    made = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    made |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    aliases = [each for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for each in node.names]
+    made |= {(each.asname or each.name).partition(".")[0] for each in aliases}
+    if made & {function, "*", "__getattr__", "globals", "setattr", "exec"}:  # Each may make names that aren't written.
+        return
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    raise ModelError(
+        asked=asked,
+        found=f"{pathlib.Path(str(spec.origin)).name} has no {function}"
+        + (f"; its functions are {', '.join(functions)}" if functions else " and no other function"),
+        remedy=did_you_mean(nearest(function, functions)) + "Name a function that makes a model and returns it",
+    )
 
 
 class _Trains(BaseException):

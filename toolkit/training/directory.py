@@ -238,8 +238,8 @@ class RunDirectory:
                 found=f"it holds a run of {before['recipe']}, and this is {self._recipe}",
                 remedy="Name another directory",
             )
+        self._launches = before["launches"]  # One that was killed before its first checkpoint counts, too.
         if self._resume:
-            self._launches = before["launches"]
             return before["config"]
         if _has_checkpoint(self.checkpoints) or self.summary.exists():
             raise RunDirectoryError(

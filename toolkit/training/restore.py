@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RequestError
@@ -17,9 +17,10 @@ from toolkit.training.directory import NullRunDirectory, RunDirectory
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["check_length", "ended_for_good", "in_words", "parameters", "restore"]
+__all__ = ["check_length", "complete_history", "ended_for_good", "in_words", "parameters", "restore"]
 
 _LOG = logging.getLogger(__name__)
+_NO_LOGS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns that Keras doesn't log.
 
 
 def parameters(model: "keras.Model") -> int:
@@ -127,6 +128,21 @@ def in_words(
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"
     return f"Resumed after step {resumed.step:,}: {where}."
+
+
+def complete_history(history: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Gives what `fit` returns the epochs that earlier processes of a resumed run have trained.
+
+    Args:
+        history: A `keras.callbacks.History`.
+        rows: One for each epoch of this training, earlier ones first, as history.csv has them.
+    """
+    earlier = rows[: len(rows) - len(history.epoch)]
+    names = list(history.history) or [name for name in (earlier[0] if earlier else ()) if name not in _NO_LOGS]
+    history.epoch[:0] = range(len(earlier))
+    for name in names:
+        values = [row.get(name, [v for key, v in row.items() if key.startswith(f"{name}_")]) for row in earlier]
+        history.history[name] = [*values, *history.history.get(name, ())]
 
 
 def check_length(epochs: int, options: Mapping[str, Any]) -> None:

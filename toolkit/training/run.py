@@ -192,7 +192,7 @@ class Run:
             options: Whatever else `model.fit` takes, but for `initial_epoch`.
 
         Returns:
-            What `model.fit` returns; None in an evaluator.
+            What `model.fit` returns, in a resumed run with the epochs of earlier processes; None in an evaluator.
 
         Raises:
             RequestError: The arguments make no training.
@@ -269,6 +269,7 @@ class Run:
         options["initial_epoch"] = epochs if ended else resumed.epoch
         self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended, directory=self.path))
         history = model.fit(x, y, callbacks=self._monitor.callbacks, **options)
+        restore.complete_history(history, self._monitor.rows[len(self._rows) :])
         self._summary.finish(model, self._monitor)
         return history
 

@@ -26,6 +26,9 @@ __all__ = ["Summary", "write_model"]
 
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+# Variables that change how a script trains, and those of them that a launcher sets for each task.
+_SETTINGS = ("CUDA_", "KERAS_", "NCCL_", "OMP_NUM_THREADS", "TF_", "TFDS_DATA_DIR", "XLA_")
+_LAUNCHERS_OWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_CONFIG", "TF_NUM_INTRAOP_THREADS")
 _OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
 
 
@@ -70,7 +73,10 @@ class Summary:
             OSError: It can't be written.
         """
         facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
-        self._write(_summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps))
+        found = _summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps)
+        if found["step"] is None and self.resumed_step is not None:  # Too few steps were left to profile some.
+            found["step"] = _read(self._directory).get("step")
+        self._write(found)
 
     def finish(self, model: "keras.Model", monitor: Any) -> None:
         """Writes the model and the summary. A run that was already complete keeps its figures.
@@ -100,7 +106,7 @@ class Summary:
 
 
 def _provenance() -> dict[str, Any]:
-    """Returns what the figures depend on: versions, the command line without secrets, and the launcher's logs."""
+    """Returns what the figures depend on: versions, command line and variables without secrets, the launcher's logs."""
     return {
         "versions": {
             "toolkit": __version__,
@@ -108,15 +114,25 @@ def _provenance() -> dict[str, Any]:
             **versions(_VERSIONS),
         },
         "command": redaction.masked_command(_command(), os.environ),
+        "environment": {
+            name: redaction.masked(os.environ[name], os.environ)
+            for name in sorted(os.environ)
+            if name.startswith(_SETTINGS) and (status.logs() is None or not name.startswith(_LAUNCHERS_OWN))
+        },
         "launch_logs": status.logs(),
     }
 
 
 def _size(model: Any) -> dict[str, Any]:
-    """Returns how many weights a model has, and how many of its layers are sharded."""
+    """Returns how many weights a model has, of how many sharded layers, its optimizer and the dtypes it computes in."""
     weights = getattr(model, "weights", [])
     sharded = sum(type(layer).__name__.startswith("Sharded") for layer in getattr(model, "_flatten_layers", list)())
-    return {"parameters": sum(math.prod(weight.shape) for weight in weights), "sharded_layers": sharded}
+    return {
+        "parameters": sum(math.prod(weight.shape) for weight in weights),
+        "sharded_layers": sharded,
+        "optimizer": type(optimizer).__name__ if (optimizer := getattr(model, "optimizer", None)) else None,
+        "dtype_policy": getattr(getattr(model, "dtype_policy", None), "name", None),
+    }
 
 
 def _hardware() -> str:
@@ -154,7 +170,9 @@ def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: i
         steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
     """
     last = monitor.rows[-1] if monitor.rows else {}
-    rate = monitor.examples_per_second
+    # A resumed run may have had too few steps left to measure; then its last whole epoch counts.
+    rates = [row["examples_per_second"] for row in monitor.rows if row.get("examples_per_second")]
+    rate = monitor.examples_per_second or (rates or [None])[-1]
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},

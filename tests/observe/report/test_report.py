@@ -108,6 +108,16 @@ def test_one_run_goes_into_its_directory_with_every_picture(tmp_path):
     assert references <= set(ids)
 
 
+def test_what_a_user_needs_to_run_it_again_is_there(tmp_path):
+    step = {**STEP, "milliseconds": 10.0, "compute": 4.0, "communication": 0.0, "other": 6.0, "between": 5.0}
+    more = {"optimizer": "AdamW", "dtype_policy": "mixed_bfloat16", "environment": {"XLA_FLAGS": "--a --b"}}
+    text = report.write([made(tmp_path, step=step, launch_logs=None, **more)]).read_text()
+    assert "<pre>XLA_FLAGS=&#39;--a --b&#39; python -m recipes.x" in text
+    assert '<th scope="row">optimizer</th><td>AdamW' in text
+    assert '<th scope="row">dtype policy</th><td>mixed_bfloat16' in text
+    assert "50% between steps (callbacks, starting a step)" in text
+
+
 def test_the_first_screen_says_what_was_trained_on_what_and_where_time_went(tmp_path):
     step = {**STEP, "milliseconds": 10.0, "communication": 6.0, "compute": 3.0}
     more = {"parameters": 1234567, "hardware": "2 x H100", "sharded_layers": 2, "strategy": "multi_worker"}

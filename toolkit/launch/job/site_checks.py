@@ -50,9 +50,17 @@ def sbatch(given: Sequence[str]) -> None:
 
 
 def slurm_time(text: str, *, notice: int) -> None:
-    """Checks that a time limit is longer than the notice before it; sbatch refuses what isn't a time."""
+    """Checks that a time limit is one of sbatch's, and longer than the notice before it."""
+    if text.upper() in {"UNLIMITED", "INFINITE"}:
+        return
     require(
-        not _TIME.fullmatch(text) or notice < _seconds(text),
+        bool(_TIME.fullmatch(text)),
+        f"--time={text}",
+        "sbatch takes no such time",
+        "Give minutes, such as 480, or hours:minutes:seconds, such as 8:00:00, or days-hours, such as 1-12",
+    )
+    require(
+        notice < _seconds(text),
         f"--time={text} with {notice} s of notice",
         "tasks would get the notice to end as soon as they begin",
         "Give more time or less notice",

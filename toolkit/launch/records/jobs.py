@@ -61,6 +61,33 @@ class Entry:
         return Record(pathlib.Path(self.directory))
 
     @property
+    def started_in(self) -> str:
+        """The directory that it was started in; "" if its record is gone."""
+        with contextlib.suppress(LaunchError):
+            return str(self.record.job().get("cwd", ""))
+        return ""
+
+    @property
+    def near(self) -> bool:
+        """Whether this user started it in the present directory."""
+        with contextlib.suppress(OSError):
+            own = os.stat(self.directory).st_uid == os.geteuid()
+            places = (self.started_in, self.directory, os.path.dirname(self.directory))
+            return own and os.getcwd() in [os.path.realpath(place) for place in places if place]
+        return False
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The process id of each of its tasks that runs, on the task's own host."""
+        found: dict[str, int] = {}
+        for event in self.record.new():
+            if event["event"] == "started":
+                found[event["task"]] = event["pid"]
+            elif event["event"] == "ended":
+                found.pop(event["task"], None)
+        return found
+
+    @property
     def here(self) -> bool:
         """Whether it was started on this machine."""
         return self.host == socket.gethostname() and self.machine in ("", _read(_MACHINE))
@@ -162,7 +189,8 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
     """Returns the job of this name.
 
     Args:
-        name: Its id or the beginning of it, its directory or the one above, or Slurm's number; None for the newest.
+        name: Its id or the beginning of it, its directory or the one above, or Slurm's number; None for the newest
+            that this user started in the present directory.
         runs: Of several in question, the newest that runs goes before.
 
     Raises:
@@ -170,7 +198,14 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
     """
     known = every()
     if name is None:
-        same = known
+        same = [job for job in known if job.near]
+        if not same:
+            raise LaunchError(
+                asked="no id of a job was given",
+                found="you have started none in this directory"
+                + (f"; the newest, {known[-1].id}, was started in {known[-1].started_in or '?'}" if known else ""),
+                remedy="Give the id of a job; `toolkit jobs` lists them",
+            )
     else:
         same = [
             job for job in known if name and (name in (job.id, job.slurm) or os.path.abspath(name) == job.directory)
@@ -181,7 +216,7 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
         matching = [job for job in known if job.id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
-    asked = "the newest job was asked for" if name is None else f"job {name!r} was asked for"
+    asked = f"job {name!r} was asked for"
     if matching:
         ids = ", ".join(job.id for job in matching[:4])
         raise LaunchError(

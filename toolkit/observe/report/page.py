@@ -31,7 +31,9 @@ _FACTS = {
     "dataset": "data set",
     "model": "model",
     "global_batch_size": "global batch",
+    "optimizer": "optimizer",
     "learning_rate": "learning rate",
+    "dtype_policy": "dtype policy",
     "epochs": "epochs",
     "steps": "steps",
     "metrics": "",  # Filled with the model's own metrics, by name.
@@ -196,7 +198,16 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _command(run: RunData) -> str:
-    """Returns the command that starts the run again: the launcher's, if there is one; "" for Ray."""
+    """Returns the command that starts the run again, behind the variables that matter to it; "" for Ray."""
+    given = run.summary.get("environment")
+    variables = (
+        [f"{name}={shlex.quote(str(value))}" for name, value in given.items()] if isinstance(given, dict) else []
+    )
+    return " ".join([*variables, command]) if (command := _started_by(run)) else ""
+
+
+def _started_by(run: RunData) -> str:
+    """Returns the launcher's command, if there is one, or the script's own."""
     if isinstance(logs := run.summary.get("launch_logs"), str):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             again = json.loads(read_text(pathlib.Path(logs, "job.json")))["again"]

@@ -83,7 +83,10 @@ def _step(run: RunData) -> Tile | None:
         return None
     whole = step["milliseconds"]
     shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
+    between = "between steps (callbacks, starting a step)"
+    shares[between] = round(100 * min(step.get("between", 0), step.get("other", 0)) / whole)
     shares["other"] = max(0, 100 - sum(shares.values()))
+    shares = {part: share for part, share in shares.items() if share or part != between}
     more = ", ".join(f"{share}% {part}" for part, share in shares.items())
     late = [event["task"] for event in run.events if event["event"] == "waits"]
     more += f"; most of the communication is waiting for {late[0]}" if late else ""

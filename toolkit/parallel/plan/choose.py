@@ -22,6 +22,7 @@ from toolkit.parallel.plan.step_cost import (
     Setting,
     Step,
     exchanges,
+    exchanges_of,
     layer_memory,
     layer_seconds,
     memory_of,
@@ -30,7 +31,7 @@ from toolkit.parallel.plan.step_cost import (
 )
 from toolkit.support import files
 
-__all__ = ["WAYS", "Plan", "choose", "choose_within", "size_in_words"]
+__all__ = ["WAYS", "Plan", "choose", "choose_within", "milliseconds", "size_in_words"]
 
 _FORMAT = 1  # The format of saved plans.
 WAYS = ("planned", "replicated", "sharded")
@@ -81,7 +82,8 @@ class Plan:
             f"{name:{widths[0]}}  {choice:{widths[1]}}  {received:>{widths[2]}}  {memory:>{widths[3]}}"
             for name, choice, received, memory in rows
         ]
-        total = f"{1e3 * self.step.seconds:,.1f} ms a step, {size_in_words(self.step.memory)} of each replica's memory"
+        takes, holds = milliseconds(self.step.seconds), size_in_words(self.step.memory)
+        total = f"{takes} ms a step, {holds} of each replica's memory"
         return "\n".join([*lines, f"{total}; {self.setting.replicas} replicas, {self.machine.name}"])
 
     def save(self, path: str | os.PathLike) -> None:
@@ -262,10 +264,10 @@ def _received(layer: LayerCost, choice: Choice, setting: Setting) -> float:
 def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:
     counted = layer.operations is not None or layer.name in machine.seconds
     unknown = "" if counted else f"{layer.note}, so its time counts as 0; " if layer.note else ""
-    gradients = size_in_words(_received(layer, REPLICATED, setting))
+    replicated = _exchanges_in_words(layer, REPLICATED, machine, setting)
     if choice.split is not None:
-        activations = size_in_words(_received(layer, choice, setting))
-        return f"{unknown}exchanges {activations} of activations instead of {gradients} of gradients"
+        sharded = _exchanges_in_words(layer, choice, machine, setting)
+        return f"{unknown}exchanges {sharded} instead of {replicated}{_gain(layer, choice, machine, setting)}"
     if not layer.parameters:
         return unknown.rstrip("; ") or "nothing to exchange"
     if setting.replicas == 1:
@@ -278,14 +280,42 @@ def _reason(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
         what = {"outputs": "units", "inputs": "inputs"}.get(split, split)
         cannot = "outnumber" if setting.group > size else "can't share"
         return f"{unknown}{setting.group:,} replicas {cannot} its {size:,} {what}"
-    least = min(_received(layer, other, setting) for other in possible)
-    words = f"exchanges {gradients} of gradients; sharded, it would exchange {size_in_words(least)} of activations"
+    other = min(possible, key=lambda other: _received(layer, other, setting))
+    least = _received(layer, other, setting)
+    sharded = _exchanges_in_words(layer, other, machine, setting)
+    words = f"exchanges {replicated}; sharded, it would exchange {sharded}"
     slower = all(
         layer_seconds(layer, choice, machine, setting) <= layer_seconds(layer, other, machine, setting)
         for other in possible
     )
     in_rounds = slower and least < _received(layer, REPLICATED, setting)
     return unknown + words + (" in more rounds" if in_rounds else "")
+
+
+def _exchanges_in_words(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:
+    several = machine.hosts > 1
+    return " and ".join(
+        f"{size_in_words(received)} of {kind}"
+        + f"{several * (' between hosts' if among_hosts else ' within a host')} ({milliseconds(seconds)} ms)"
+        for (kind, among_hosts), (received, seconds) in sorted(exchanges_of(layer, choice, machine, setting).items())
+    )
+
+
+def _gain(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> str:
+    """Why a layer is sharded although the exchange takes longer: its optimizer has fewer weights to update."""
+    exchanging, otherwise = (
+        sum(seconds for _, seconds in exchanges_of(layer, each, machine, setting).values())
+        for each in (choice, REPLICATED)
+    )
+    saved = layer_seconds(layer, REPLICATED, machine, setting) - layer_seconds(layer, choice, machine, setting)
+    if exchanging <= otherwise or saved <= 0:
+        return ""
+    return f", and is {milliseconds(saved)} ms faster in all: each replica updates 1/{setting.group} of the weights"
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time in milliseconds; what would be 0.0 is "<0.1"."""
+    return "<0.1" if 0 < seconds < 0.00005 else f"{1e3 * seconds:,.1f}"
 
 
 def size_in_words(size: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from toolkit.errors import StrategyError
 
-__all__ = ["DEVICES", "Link", "Machine", "bandwidth", "device"]
+__all__ = ["DEVICES", "LEAST_STEP", "Link", "Machine", "bandwidth", "device"]
 
 # Makers' data sheets: float32 operations per second without tensor cores, and bytes per second of memory.
 DEVICES: dict[str, tuple[float, float]] = {
@@ -24,6 +24,8 @@ DEVICES: dict[str, tuple[float, float]] = {
 }
 # The share of a data sheet's operations that convolutions reach in training. It is an assumption, and results say so.
 _REACHED = 0.5
+# Seconds in which `fit` starts the operations of a step, however small it is. It is an assumption, too.
+LEAST_STEP = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

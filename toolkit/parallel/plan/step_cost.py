@@ -24,6 +24,7 @@ __all__ = [
     "all_reduce",
     "bytes_of",
     "exchanges",
+    "exchanges_of",
     "layer_memory",
     "layer_seconds",
     "memory_of",
@@ -286,6 +287,9 @@ def _activations(layer: LayerCost, choice: Choice, setting: Setting) -> tuple[fl
 # How often PowerSGD reads or writes a tensor of a gradient's size: adding the error, both products, their result
 # and the new error.
 _COMPRESSING = 9
+# An element of an output is moved twice in the forward pass and three times in the backward pass. A third of the
+# rate of a data sheet's memory gives what was measured of small_cnn on an H200 with XLA (docs/measured.md).
+_FORTH, _BACK = 6, 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,6 +379,19 @@ def _waiting(exchange: Exchange, machine: Machine, setting: Setting) -> float:
     return takes(received, exchange.rounds, replicas=count)
 
 
+def exchanges_of(
+    layer: LayerCost, choice: Choice, machine: Machine, setting: Setting
+) -> dict[tuple[str, bool], tuple[float, float]]:
+    """Returns what a layer exchanges in a step: by kind and whether it goes between hosts, bytes and seconds."""
+    local = math.ceil(setting.replicas / machine.hosts)
+    found: dict[tuple[str, bool], tuple[float, float]] = {}
+    for each in exchanges(layer, choice, setting):
+        key = each.kind, machine.hosts > 1 and (each.among != "group" or setting.group > local)
+        received, seconds = found.get(key, (0.0, 0.0))
+        found[key] = received + each.received, seconds + _waiting(each, machine, setting)
+    return found
+
+
 def layer_seconds(layer: LayerCost, choice: Choice, machine: Machine, setting: Setting) -> float:
     """Returns the cost of a choice for one layer: its computation, update and exchanges."""
     found = exchanges(layer, choice, setting)
@@ -396,7 +413,9 @@ def _computing(layer: LayerCost, choice: Choice, machine: Machine, setting: Sett
             shares = ((layer.forward or 0) / layer.operations, (layer.backward or 0) / layer.operations)
         forth, back = (measured * share for share in shares)
     else:
-        forth, back = (layer.forward or 0) / machine.speed, (layer.backward or 0) / machine.speed
+        moved = layer.outputs * layer.activation_bytes / machine.memory
+        forth = (layer.forward or 0) / machine.speed + _FORTH * moved
+        back = (layer.backward or 0) / machine.speed + _BACK * moved
     # If units don't divide evenly, shards are padded.
     padding = 1.0
     if choice.split is not None:

@@ -47,6 +47,7 @@ class Breakdown:
         steps: How many were profiled.
         milliseconds: Of a step; the next four are its parts, as said above.
         compute, communication, input, other: These parts.
+        between: Of other, the time between steps: callbacks, and starting the next step.
         exchanging: In which some exchange between replicas is under way, hidden behind computing or not.
         hidden: Of those, in which something is computed.
         exchanges: How many there are in a step; 0 where TensorFlow doesn't say.
@@ -58,6 +59,7 @@ class Breakdown:
     communication: float
     input: float
     other: float
+    between: float = 0.0
     exchanging: float = 0.0
     hidden: float = 0.0
     exchanges: float = 0.0
@@ -146,6 +148,7 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
     return Breakdown(
         steps=len(steps),
         milliseconds=(window[1] - window[0]) / scale,
+        between=outside / scale,
         exchanging=exchanging / scale,
         hidden=hidden / scale,
         exchanges=exchanges / len(steps),
