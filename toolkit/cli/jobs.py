@@ -1,7 +1,7 @@
 """List the jobs that you launched from this machine: on it, by ssh or under Slurm. The newest is the last.
 
 Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or its
-launcher is gone.
+launcher is gone. Goodput is the share of its time in which training made progress; --json has the rest.
 """
 
 import argparse
@@ -26,6 +26,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Prints a table, or JSON."""
     from toolkit.launch.records import jobs
+    from toolkit.support import goodput
 
     known = jobs.every()
     if given.json:
@@ -33,6 +34,7 @@ def run(given: argparse.Namespace) -> None:
             {
                 **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at")},
                 "state": job.state(),
+                "goodput": goodput.summary(goodput.of_events(job.record.new())),
                 "command": jobs.command(job),
             }
             for job in known
@@ -42,14 +44,16 @@ def run(given: argparse.Namespace) -> None:
     if not known:
         print("No job has been launched here.")
         return
-    rows = [("job", "state", "started", "command")]
+    rows = [("job", "state", "started", "goodput", "command")]
     for job in known:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
-        rows.append((job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), jobs.command(job)))
+        useful = goodput.summary(goodput.of_events(job.record.new()))
+        share = f"{useful['share']:.0%}" if useful else ""
+        rows.append((job.id, state, time.strftime("%a %H:%M", time.localtime(job.at)), share, jobs.command(job)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # On a terminal each job takes one line; a pipe gets everything.
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
-        line = "  ".join(f"{text:{width}}" for text, width in zip(row[:3], widths[:3], strict=True))
-        line = f"{line}  {' '.join(row[3].split())}"
+        line = "  ".join(f"{text:{width}}" for text, width in zip(row[:4], widths[:4], strict=True))
+        line = f"{line}  {' '.join(row[4].split())}"
         print(line if most is None or len(line) <= most else f"{line[: most - 3]}...")

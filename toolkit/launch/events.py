@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "requeue": ("record", "", "Slurm is asked to queue the job again"),
     "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
     "waits": ("record", "task, pid, share", "the other tasks wait for this one, for that share of their time"),
+    "spent": ("record", "attempt, seconds", "what an attempt has spent its time on so far, in seconds by kind"),
     "end": ("record", "code, text, stopped; asked, found, remedy", "the job has ended, with this exit code"),
     "ready": ("agent", "version, host, ports, shared, scratch", "an agent can start tasks"),
     "refused": ("agent, rendezvous", "asked, found, remedy", "what was asked for can't be done"),

@@ -6,6 +6,7 @@ It is the one object of a process, see `program`, to which whatever the tasks le
 import base64
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import selectors
@@ -189,6 +190,7 @@ class Agent:
             settings={
                 status.JOB_ID: job_id,
                 status.START_TIMEOUT: f"{options['start_timeout']:g}",
+                status.SPENT: json.dumps(options.get("spent", {})),
                 status.HEARTBEAT_TIMEOUT: f"{options['heartbeat_timeout']:g}",
             },
             as_is=options["as_is"],

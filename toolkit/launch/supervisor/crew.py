@@ -39,6 +39,7 @@ class Crew:
         record: Keeps what happens, and knows the job's id and its directory.
         display: Where lines and messages go.
         received: The caller appends signals to the launcher to it.
+        spent: What earlier attempts have spent their time on.
 
     Attributes:
         tasks: What is known of each.
@@ -62,6 +63,7 @@ class Crew:
         record: Record,
         display: Display,
         received: list[int],
+        spent: Mapping[str, float],
     ) -> None:
         self.spec = spec
         self.agents = agents
@@ -82,6 +84,7 @@ class Crew:
         self._by_name = {str(task.task): task for task in self.tasks}
         self.homes = {task: agents[host] for task, host in tasks.items()}
         self._received = received
+        self._spent = dict(spent)
         self.refused: Event | None = None
         self._refusing: list[ConnectedAgent] = []  # Agents that have no task.
         self._said_what_is_open = number > 1
@@ -101,6 +104,7 @@ class Crew:
             "start_timeout": self.spec.start_timeout,
             "heartbeat_timeout": self.spec.heartbeat_timeout,
             "partial": not self.whole,
+            "spent": self._spent,
         }
         work = base64.b64encode(self.record.call()).decode()
         for agent in self.agents.values():
