@@ -248,6 +248,7 @@ class Attempt:
     def _fail(self) -> None:
         self.crew.display.hold()
         self.crew.read_for(1.0)  # Another task's report may arrive now and have happened earlier.
+        self.crew.look()
         # When a host is lost, tasks on other hosts report failures before that host's heartbeat times out. A host whose
         # tasks have ended may have left on purpose.
         quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
@@ -255,8 +256,7 @@ class Attempt:
         if quiet:
             settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
             self.crew.read_for(self.spec.silence, until=settled)
-            self._look_for_lost_hosts()
-        self.crew.look()
+        self._look_for_lost_hosts()  # One may also have gone with what it had to tell.
         for task in self.tasks:
             task.found_stopped = task.found_stopped or (task.alive and task.stopped_since is not None)
         dying = [task for task in self.tasks if task.alive and task.dying]
