@@ -6,7 +6,8 @@
 many steps as take about that long. The faults, in an order that --seed decides, to a random worker:
 SIGKILL; SIGTERM; SIGSTOP for 5 s; SIGSTOP for good; and SIGKILL while a checkpoint is written. At the
 end: exit code 0, every step counted once, a loss that fell, a launcher that grew neither in memory
-nor in open files, and no process left. Exit code 1 where one of them doesn't hold.
+nor in open files, and no process left. Exit code 1 where one of them doesn't hold. It says which share of the time made
+progress, and where the rest went.
 """
 
 import contextlib
@@ -255,6 +256,7 @@ def figures(soak: Soak, *, steps: int, left: list[psutil.Process]) -> dict[str, 
         "launcher_descriptors": descriptors,
         "largest_task_mebibytes": largest,
         "left": len(left),
+        "goodput": summary.get("goodput"),
         "holds": {
             "exit code 0": soak.launcher.returncode == 0,
             "every step once": summary.get("steps") == steps and len(losses) == EPOCHS,

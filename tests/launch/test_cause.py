@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from toolkit.cluster import Task
+from toolkit.launch.agent.connection import Lateness
 from toolkit.launch.supervisor import failure, state
 
 
@@ -48,6 +49,20 @@ def test_an_abort_follows_from_an_error_that_was_reported_earlier(task, code):
 def test_of_two_errors_the_earlier_is_the_cause(task):
     follows, first = task(0, report("failed", 0.5), ended(1)), task(1, report("failed", 0.9), ended(1))
     assert state.cause([follows, first]) is first
+
+
+def test_an_event_that_was_held_up_on_its_way_is_no_later_failure(task):
+    first = task(0, {**report("failed", 0.0), "late": 3.0}, {**ended(1), "late": 2.8})
+    follows = task(1, report("failed", 1.0), ended(1))
+    assert state.cause([first, follows]) is first
+
+
+def test_how_late_an_event_is_depends_on_the_others_and_on_no_clock():
+    late = Lateness()
+    for second in range(5):
+        assert late.of(500.0 + second, 7.0 + second + 0.02) == pytest.approx(0.0)
+    assert late.of(505.0, 7.0 + 5 + 0.02 + 1.5) == pytest.approx(1.5)
+    assert late.of(506.0, 7.0 + 6 + 3600) == 10, "its host was suspended"
 
 
 @pytest.mark.parametrize("code", [0, -signal.SIGSEGV], ids=["left", "crashed while leaving"])

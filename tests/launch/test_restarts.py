@@ -2,6 +2,7 @@
 
 import json
 
+import processes
 import pytest
 
 PROGRESS = """
@@ -42,3 +43,38 @@ def test_restarts_in_all_have_a_limit_if_it_is_asked_for(launcher):
     assert code == 5
     assert "launch: the job doesn't start again: --max_total_restarts=3 allows no more." in out
     assert (launcher.folder / "done").read_text() == "12"
+
+
+SPENDING = """
+from toolkit.support import goodput, status
+done = int(open("done").read()) if os.path.exists("done") else 0
+account = goodput.Account()
+for step in range(done + 1, 13):
+    time.sleep(0.05)
+    account.mark("progress" if account.made else "first_step", steps=1)
+    if step % 4 == 0:
+        with open("done", "w") as file:
+            file.write(str(step))
+        status.report(checkpoint=step, checkpoints="here")
+    status.report(state="training", step=step, spent=account.own, made=account.made)
+    if step in (3, 6) and not os.path.exists(f"failed-{step}"):
+        open(f"failed-{step}", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    open("before", "w").write(os.environ["TOOLKIT_SPENT"])
+"""
+
+
+@pytest.mark.slow
+def test_a_job_says_which_share_of_its_time_made_progress(launcher, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(launcher.folder / "state"))
+    code, out, err, took = launcher.run("--workers=1", "--max_restarts=2", limit=120, body=SPENDING)
+    assert code == 0, out + err
+    (job,) = json.loads(processes.python(launcher.folder, "-m", "toolkit", "jobs", "--json").stdout)
+    seconds = job["goodput"]["seconds"]
+    assert set(seconds) == {"starting", "first_step", "restarting", "done_twice", "progress", "other"}
+    assert job["goodput"]["share"] == pytest.approx(seconds["progress"] / sum(seconds.values()), abs=1e-4)
+    assert seconds["progress"] + seconds["done_twice"] >= 0.05 * (2 + 5 + 7)
+    assert 0.05 * 3 <= seconds["done_twice"] < seconds["progress"]
+    assert sum(seconds.values()) <= took
+    told = json.loads((launcher.folder / "before").read_text())  # What the last attempt knew of those before.
+    assert told["done_twice"] == seconds["done_twice"]

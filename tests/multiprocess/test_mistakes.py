@@ -109,6 +109,21 @@ model.fit(x, y, batch_size=20, verbose=0)
     assert "Traceback" not in done.stdout
 
 
+def test_weights_that_one_worker_sets_in_training_are_found(tmp_path):
+    body = """
+class Sets(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and me == 1:
+            self.model.layers[-1].kernel.assign(np.ones((4, 1)))
+model.fit(x, y, batch_size=20, epochs=5, verbose=0, callbacks=[Sets()])
+"""
+    done = launch(tmp_path, body)
+    assert done.returncode == 2
+    found = r"after epoch 3, worker:1 had other values of \S*kernel than worker:0. After epoch 2 they were still equal"
+    assert re.search(found, done.stderr)
+    assert "Traceback" not in done.stdout
+
+
 def test_data_of_different_lengths_are_refused(tmp_path):
     done = launch(tmp_path, "model.fit(x[: 60 - 20 * me], y[: 60 - 20 * me], batch_size=20, verbose=0)")
     assert done.returncode == 2

@@ -89,11 +89,16 @@ def test_a_signal_then_resume_ends_as_if_nothing_had_been(tmp_path, four_devices
         train(tmp_path / "run", four_devices, extra=[StopAt(method, call)])
     assert stopped.value.exit_code == 143
     assert stopped.value.step == step
+    before = json.loads((tmp_path / "run/summary.json").read_text())["goodput"]["seconds"]
     weights, summary, history = train(tmp_path / "run", four_devices, resume=True)
     assert same(weights, undisturbed[0])
     assert figures(history) == figures(undisturbed[2])
     assert summary["resumed_from_step"] == step
     assert summary["val_accuracy"] == undisturbed[1]["val_accuracy"]
+    spent = summary["goodput"]["seconds"]
+    assert {"starting", "first_step", "progress", "saving", "validating"} <= set(spent)
+    assert spent["first_step"] > before["first_step"], "both processes count"
+    assert sum(spent.values()) > sum(before.values())
 
 
 @pytest.mark.smoke

@@ -2,7 +2,7 @@
 In each list the newest is the last; a running job shows the process of each task.
 
 Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or its
-launcher is gone.
+launcher is gone. Goodput is the share of its time in which training made progress; --json has the rest.
 """
 
 import argparse
@@ -31,6 +31,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Prints a table, or JSON."""
     from toolkit.launch.records import jobs
+    from toolkit.support import goodput
 
     known = jobs.every()
     if given.json:
@@ -38,6 +39,7 @@ def run(given: argparse.Namespace) -> None:
             {
                 **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at", "started_in")},
                 "state": job.state(),
+                "goodput": goodput.summary(goodput.of_events(job.record.new())),
                 "command": jobs.command(job),
                 "processes": job.processes if job.alive else {},
             }
@@ -56,18 +58,21 @@ def run(given: argparse.Namespace) -> None:
 
 def _show(found: "list[Entry]", *, near: bool) -> None:
     from toolkit.launch.records import jobs
+    from toolkit.support import goodput
 
-    rows = [("job", "state", "age", "command")]
+    rows = [("job", "state", "age", "goodput", "command")]
     for job in found:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
         where = "" if near else f"{job.started_in or job.directory}: "
-        rows.append((job.id, state, _age(time.time() - job.at), where + jobs.command(job)))
+        useful = goodput.summary(goodput.of_events(job.record.new()))
+        share = f"{useful['share']:.0%}" if useful else ""
+        rows.append((job.id, state, _age(time.time() - job.at), share, where + jobs.command(job)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # On a terminal each line stays one line; a pipe gets everything.
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, entry in zip(rows, [None, *found], strict=True):
-        line = "  ".join(f"{text:{width}}" for text, width in zip(row[:3], widths[:3], strict=True))
-        _print(f"  {line}  {' '.join(row[3].split())}", most)
+        line = "  ".join(f"{text:{width}}" for text, width in zip(row[:4], widths[:4], strict=True))
+        _print(f"  {line}  {' '.join(row[4].split())}", most)
         if entry is not None and near and entry.alive and entry.processes:
             _print("    " + ", ".join(f"{task} is process {pid}" for task, pid in entry.processes.items()), most)
 

@@ -14,4 +14,5 @@ versions    which packages are installed
 signals     signals that ask a program to stop: recorded, or obeyed with a message
 status      what a task and the launcher that started it tell each other
 phases      the phase that a task is in, and how long each kind took
+goodput     how a training's time was spent: the share that made progress, and where the rest went
 """

@@ -24,6 +24,7 @@ __all__ = [
     "RESUME",
     "SECONDS_OF_SILENCE",
     "SOCKET",
+    "SPENT",
     "START_TIMEOUT",
     "attempt",
     "attempt_id",
@@ -46,6 +47,7 @@ PARTIAL = "TOOLKIT_PARTIAL"  # "1" if launchers of other hosts start the other t
 LOGS = "TOOLKIT_LOGS"  # The directory of the launcher's record of the job.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
+SPENT = "TOOLKIT_SPENT"  # What the job's earlier attempts have spent their time on, as JSON.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" after the first restart.
 CALL = "TOOLKIT_CALL"  # The file of a function that is called instead of a script.
 RESUME = "TOOLKIT_RESUME"  # "1" if the program that starts tasks doesn't know whether it is a restart.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, StoppedBySignal
 from toolkit.support import status, umask
+from toolkit.support.goodput import Account
 from toolkit.training import restore
 from toolkit.training.callbacks.stop_signals import StopSignals
 from toolkit.training.checkpoints.broadcast import broadcast_number, check_same
@@ -86,6 +87,7 @@ class Run:
         self._config: dict[str, Any] = {"recipe": recipe}
         self._signals, self._entered = StopSignals(), contextlib.ExitStack()
         self._monitor: Monitor | None = None
+        self._account = Account()
         self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
@@ -233,6 +235,7 @@ class Run:
             epochs=epochs,
         )
         self._summary.resumed_step = None if checkpoint is None else checkpoint.step
+        self._account.resume({} if checkpoint is None else checkpoint.metadata.get("spent", {}))
         ended = restore.ended_for_good(checkpoint, callbacks)
         complete = self._summary.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         data = None
@@ -262,6 +265,7 @@ class Run:
             profile=self._profile,
             rows=self._rows,
             progress=not verbose,
+            account=self._account,
         )
         if not shuffled_by_keras(x):
             options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.

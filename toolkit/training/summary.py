@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
-from toolkit.support import files, redaction, status
+from toolkit.support import files, goodput, redaction, status
 from toolkit.support.versions import versions
 from toolkit.support.words import counted
 from toolkit.training.checkpoints import state
@@ -90,7 +90,8 @@ class Summary:
             self.summary = earlier
             return
         try:
-            self._directory.write_model(model)
+            with monitor.account.during("saving"):
+                self._directory.write_model(model)
             self.write("completed", monitor)
         except OSError as error:
             raise ToolkitError(
@@ -185,6 +186,7 @@ def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: i
         **_size(monitor.model),
         "hardware": _hardware(),
         "step": monitor.breakdown,
+        "goodput": goodput.summary(monitor.account.whole),
     }
     if report := strategies.report(monitor.model):
         found["parameter_servers"] = report

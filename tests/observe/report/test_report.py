@@ -398,3 +398,11 @@ def test_the_browser_would_have_noticed(tmp_path):
     assert asked == ["/x.png"]
     assert address in seen.requests
     assert any("oh" in line for line in seen.console)
+
+
+def test_where_the_time_of_a_run_went_is_said(tmp_path):
+    seconds = {"progress": 80.0, "restarting": 15.0, "done_twice": 5.0}
+    run = made(tmp_path, goodput={"share": 0.8, "seconds": seconds})
+    report.write([run], out=tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "80% of 100 s made progress; 15% restarting, 5% steps done twice." in page

@@ -6,6 +6,7 @@ It is the one object of a process, see `program`, to which whatever the tasks le
 import base64
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import selectors
@@ -33,6 +34,7 @@ __all__ = ["Agent"]
 _ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "look", "finish", "beat")
 _AT_ONCE = 50  # How many processes are sampled per second. With more processes, each is sampled less often.
 _PIECE = 1 << 20  # Bytes of a function's result in one event.
+_TIMED = ("started", "ended", "report", "sample", "preempted")  # Events whose order counts among hosts.
 _ANSWER = 3.0  # Seconds to wait for stacks.
 
 
@@ -124,7 +126,8 @@ class Agent:
                     self._preemption = None
 
     def _tell(self, kind: str, **facts: Any) -> None:
-        self._events.append(event(kind, **facts))
+        when = {"sent": time.monotonic()} if kind in _TIMED else {}
+        self._events.append(event(kind, **when, **facts))
 
     def _tell_result(self, process: TaskProcess) -> None:
         """Sends the result of a function that ran in place of a script."""
@@ -189,6 +192,7 @@ class Agent:
             settings={
                 status.JOB_ID: job_id,
                 status.START_TIMEOUT: f"{options['start_timeout']:g}",
+                status.SPENT: json.dumps(options.get("spent", {})),
                 status.HEARTBEAT_TIMEOUT: f"{options['heartbeat_timeout']:g}",
             },
             as_is=options["as_is"],
@@ -232,8 +236,8 @@ class Agent:
             for path in waiting.files(self._processes[name].main):
                 self._tell("stacks", task=name, text=f"{events.WAITS}{path}\n")
 
-    def _look(self, **_: Any) -> None:
-        """Reports each process's state, and the steps reported since the last time."""
+    def _look(self, number: int | None = None, **_: Any) -> None:
+        """Reports each process's state, and the steps reported since the last time; and that it was asked to."""
         self._looked = time.monotonic()
         for name, facts in self._latest.items():
             self._tell("report", task=name, facts=facts, ago=0.0)
@@ -241,6 +245,8 @@ class Agent:
         for name, process in self._processes.items():
             if process.code is None:
                 self._tell("sample", task=name, phase=self._phase(name), **process.sample())
+        if number is not None:
+            self._tell("looked", number=number)
 
     def _phase(self, name: str) -> dict[str, Any] | None:
         found = phases.read(phases.path(self._reports.path, name))

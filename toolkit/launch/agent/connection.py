@@ -1,11 +1,13 @@
 """An agent as its supervisor sees it: a program at the other end of a connection, on this machine or another."""
 
+import collections
 import contextlib
 import math
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +15,31 @@ from toolkit.launch import alone
 from toolkit.launch.agent.channel import Channel
 from toolkit.launch.events import Event, event
 
-__all__ = ["ConnectedAgent", "StartedAgent", "started_here"]
+__all__ = ["ConnectedAgent", "Lateness", "StartedAgent", "started_here"]
+
+_OF = 300  # From how many events the usual delay is taken: those of some minutes.
+_MOST = 10.0  # Seconds. A host that was suspended has a clock that stood still.
+
+
+class Lateness:
+    """How much later than usual the events of one sender arrive, by its clock, which may show any time.
+
+    Output that fills a connection, or a network that stalls, delays what happened on one host, and the failures that
+    followed from it on others would seem to be earlier.
+    """
+
+    def __init__(self) -> None:
+        self._delays: collections.deque[float] = collections.deque(maxlen=_OF)
+
+    def of(self, sent: float, now: float) -> float:
+        """Returns for how many seconds an event was held up.
+
+        Args:
+            sent: When it was sent, by the sender's clock.
+            now: When it arrived, by this process's.
+        """
+        self._delays.append(now - sent)
+        return min(_MOST, now - sent - min(self._delays))
 
 
 class ConnectedAgent:
@@ -32,6 +58,7 @@ class ConnectedAgent:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._lateness = Lateness()
 
     @property
     def gone(self) -> bool:
@@ -53,7 +80,11 @@ class ConnectedAgent:
 
     def read(self, *, silent: bool = False) -> list[Event]:
         """Returns the events from this agent; none if it is to be `silent`."""
-        return [] if silent else self._channel.read()
+        found = [] if silent else self._channel.read()
+        for each in found:
+            if isinstance(each.get("sent"), float):
+                each["late"] = self._lateness.of(each["sent"], time.monotonic())
+        return found
 
     def last_line(self) -> str:
         """Returns the last lines written at the other end, to show to a person."""

@@ -217,6 +217,8 @@ class Agents:
             if waited > self._spec.start_timeout:
                 gone = ", ".join(host.name for host in hosts if host not in ready)
                 raise TaskFailed(f"{gone} didn't answer for {waited:.0f} s; the last checkpoint is kept.", code=1)
+            if all(call.ready for call in self._calls.values()):  # Otherwise `_look` has waited.
+                time.sleep(0.02)
         for host in list(self._calls):
             if host not in ready:
                 self._calls.pop(host).agent.close()

@@ -15,6 +15,7 @@ from toolkit.launch.supervisor import failure, stacks, state
 from toolkit.launch.supervisor.crew import Crew
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
+from toolkit.support import goodput
 from toolkit.support.words import counted
 
 __all__ = ["Attempt", "HostLost", "Preempted"]
@@ -23,6 +24,7 @@ __all__ = ["Attempt", "HostLost", "Preempted"]
 _STRANDED = 5.0
 # Seconds that a task gets to end when its script has failed, if the grace is shorter. Output of others is held back.
 _ENDING = 10.0
+_SPENT = 600.0  # Seconds between two events that say what time was spent on.
 _KEPT = 20  # How many last lines failure.json has.
 _STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line that introduces them.
 
@@ -44,6 +46,8 @@ class Attempt:
         received: The caller appends signals to the launcher to it.
         asked_for_stacks: Likewise those that ask where the tasks are.
         budget: Restarts that are left.
+        since: When the attempt before has ended, or the job begun, of the monotonic clock.
+        first: Whether none was before.
         back: Returns the name of a host that is to be taken in again, "" while there is none.
     """
 
@@ -55,12 +59,16 @@ class Attempt:
         received: list[int],
         asked_for_stacks: list[int],
         budget: Budget,
+        since: float = 0.0,
+        first: bool = True,
         back: Callable[[], str] = lambda: "",
     ) -> None:
         self.spec = spec
         self.crew = crew
         self.tasks = crew.tasks
         self.budget = budget
+        self.since, self.first = since or time.monotonic(), first
+        self._accounted = time.monotonic()
         self.back = back
         self._received = received
         self._asked_for_stacks = asked_for_stacks
@@ -68,6 +76,15 @@ class Attempt:
         self._said_who_is_slow = self._said_who_trains_alone = self._said_who_lingers = False
         self._warned = 0.0  # The time of progress for which a warning was printed last.
         self._passed = 0.0  # The time of progress for which the learnt limit turned out not to apply.
+
+    def spent(self, *, done: bool) -> dict[str, float]:
+        """Returns what time was spent on, as the first of the tasks that trains has it.
+
+        Args:
+            done: Whether all steps count that were made.
+        """
+        facts = next((task.facts for task in self.tasks if "spent" in task.facts), {})
+        return goodput.of_attempt(facts, seconds=time.monotonic() - self.since, first=self.first, done=done)
 
     def run(self) -> bool:
         """Returns True when the job is done, False when it should restart on a host that has come back.
@@ -84,6 +101,9 @@ class Attempt:
             while not state.is_done(self.tasks):
                 self.crew.turn()
                 self._act()
+                if time.monotonic() - self._accounted > _SPENT:
+                    self._accounted = time.monotonic()
+                    self.crew.record.add("spent", attempt=self.crew.number, seconds=self.spent(done=True))
                 if name := self.back():
                     self.crew.say(f"launch: {name} is back; the tasks write a checkpoint and start again with it")
                     self.crew.end(signal.SIGTERM)
@@ -228,6 +248,7 @@ class Attempt:
     def _fail(self) -> None:
         self.crew.display.hold()
         self.crew.read_for(1.0)  # Another task's report may arrive now and have happened earlier.
+        self.crew.look()
         # When a host is lost, tasks on other hosts report failures before that host's heartbeat times out. A host whose
         # tasks have ended may have left on purpose.
         quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
@@ -235,8 +256,7 @@ class Attempt:
         if quiet:
             settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
             self.crew.read_for(self.spec.silence, until=settled)
-            self._look_for_lost_hosts()
-        self.crew.look()
+        self._look_for_lost_hosts()  # One may also have gone with what it had to tell.
         for task in self.tasks:
             task.found_stopped = task.found_stopped or (task.alive and task.stopped_since is not None)
         dying = [task for task in self.tasks if task.alive and task.dying]

@@ -25,6 +25,7 @@ _TICK = 0.05  # Seconds between two checks of timeouts.
 _DRAIN = 1.0  # Seconds to wait for a process's last output: a grandchild can hold the pipe open for ever.
 _LEEWAY = 5.0  # Seconds that the event of a task's end may take from another host.
 _ANSWER = 2.0  # Seconds that tasks get to report their state and to write their stacks.
+_LATE = 10.0  # Seconds that answers of other hosts may take.
 
 
 class Crew:
@@ -39,6 +40,7 @@ class Crew:
         record: Keeps what happens, and knows the job's id and its directory.
         display: Where lines and messages go.
         received: The caller appends signals to the launcher to it.
+        spent: What earlier attempts have spent their time on.
 
     Attributes:
         tasks: What is known of each.
@@ -62,6 +64,7 @@ class Crew:
         record: Record,
         display: Display,
         received: list[int],
+        spent: Mapping[str, float],
     ) -> None:
         self.spec = spec
         self.agents = agents
@@ -82,6 +85,7 @@ class Crew:
         self._by_name = {str(task.task): task for task in self.tasks}
         self.homes = {task: agents[host] for task, host in tasks.items()}
         self._received = received
+        self._spent = dict(spent)
         self.refused: Event | None = None
         self._refusing: list[ConnectedAgent] = []  # Agents that have no task.
         self._said_what_is_open = number > 1
@@ -89,6 +93,8 @@ class Crew:
         self.preempted = ""
         self.unheard: tuple[str, int] | None = None
         self.lost_result = ""
+        self._looks = 0
+        self._looked: dict[ConnectedAgent, int] = {}
         self._selector = selectors.DefaultSelector()
         self._watched = list(agents.values())
         for agent in self._watched:
@@ -101,6 +107,7 @@ class Crew:
             "start_timeout": self.spec.start_timeout,
             "heartbeat_timeout": self.spec.heartbeat_timeout,
             "partial": not self.whole,
+            "spent": self._spent,
         }
         work = base64.b64encode(self.record.call()).decode()
         for agent in self.agents.values():
@@ -156,6 +163,8 @@ class Crew:
             self.told_to_stop = host.name, event["number"]
         elif kind == "preempted":
             self.preempted = host.name
+        elif kind == "looked":
+            self._looked[self.agents[host]] = event["number"]
         elif kind == "unheard":
             self.unheard = host.name, event["seconds"]
         elif kind == "open":
@@ -228,6 +237,8 @@ class Crew:
         for agent in self.agents.values():
             agent.send("stacks")
         self.read_for(_ANSWER)
+        if len(self.agents) > 1:
+            self.read_for(_LATE, until=lambda: not any(task.alive and not task.stacks for task in self.tasks))
 
     def lost(self, agent: ConnectedAgent) -> str:
         """Returns why an agent counts as lost; "" if it doesn't."""
@@ -241,11 +252,13 @@ class Crew:
         return agent.last_line()
 
     def look(self) -> None:
-        """Has every agent report the state of its tasks, and waits for the reports."""
-        alive = {task: task.looks for task in self.tasks if task.alive}
+        """Has every agent report the state of its tasks, and waits for that, and so for all that happened before."""
+        self._looks += 1
         for agent in self.agents.values():
-            agent.send("look")
-        self.read_for(_ANSWER, until=lambda: all(task.looks > n or not task.alive for task, n in alive.items()))
+            agent.send("look", number=self._looks)
+        waited = [agent for agent in self.agents.values() if agent not in self._refusing]
+        seconds = _LATE if len(self.agents) > 1 else _ANSWER
+        self.read_for(seconds, until=lambda: all(a.gone or self._looked.get(a) == self._looks for a in waited))
 
     def read_for(self, seconds: float, until: Any = None) -> None:
         """Takes events for this many seconds, or until `until` returns true."""

@@ -125,7 +125,7 @@ class TaskState:
 
     def take(self, event: Event) -> None:
         """Takes an event."""
-        now = time.monotonic()
+        now = time.monotonic() - event.get("late", 0.0)
         kind = event["event"]
         if kind == "started":
             self.pid = event["pid"]

@@ -19,7 +19,7 @@ from toolkit.launch.supervisor.agents import Agents, Place
 from toolkit.launch.supervisor.attempt import Attempt
 from toolkit.launch.supervisor.crew import Crew
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide, what_ended
-from toolkit.support import signals
+from toolkit.support import goodput, signals
 from toolkit.support.words import counted
 
 __all__ = ["supervise"]
@@ -58,6 +58,8 @@ class _Job:
 
     agents: Agents
     display: Display
+    since: float  # When the last attempt ended.
+    spent: dict[str, float]  # What attempts have spent time on.
 
     def __init__(self, spec: JobSpec, received: list[int], asked_for_stacks: list[int], record: Record | None) -> None:
         self.spec = spec
@@ -93,6 +95,7 @@ class _Job:
 
     def _attempts(self, where: Place, close: contextlib.ExitStack) -> str:
         began, before = time.monotonic(), self.record.new() if self.record else []
+        self.since, self.spent = began, goodput.of_events(before)
         first = 1 + sum(event["event"] == "attempt" for event in before)
         known = next((event for event in reversed(before) if event["event"] == "restart"), {})
         known = {name: known[name] for name in ("used", "in_vain", "reached") if name in known}
@@ -165,6 +168,7 @@ class _Job:
             record=record,
             display=self.display,
             received=self.received,
+            spent=self.spent,
         )
         logs = f"logs in {record.directory}"
         if self.spec.place == "local" and not self.spec.rendezvous:
@@ -177,9 +181,24 @@ class _Job:
             without = f", without {missing}" if missing else ""
             crew.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
         back = self.agents.back if self.agents.missing else lambda: ""
-        return Attempt(
-            self.spec, crew, received=self.received, asked_for_stacks=self.asked_for_stacks, budget=budget, back=back
-        ).run()
+        attempt = Attempt(
+            self.spec,
+            crew,
+            received=self.received,
+            asked_for_stacks=self.asked_for_stacks,
+            budget=budget,
+            since=self.since,
+            first=number == 1,
+            back=back,
+        )
+        done = False
+        try:
+            done = attempt.run()
+            return done
+        finally:
+            spent = attempt.spent(done=done)
+            record.add("spent", attempt=number, seconds=spent)
+            self.since, self.spent = time.monotonic(), goodput.summed(self.spent, spent)
 
 
 def _duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolkit.errors import RequestError
 from toolkit.support import phases, status
+from toolkit.support.goodput import Account
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["report_progress"]
@@ -28,10 +29,12 @@ class _Progress:
         self._step = self._timed = 0
         self._last, self._epoch = -1, 0
         self._since = self._reported = 0.0
+        self._account = Account()
 
     def look_at(self) -> None:
         """Called when training or evaluation begins; notes the size of batches if it can be seen."""
         self._examples, self._since = self.batch_size, 0.0
+        self._account.mark("other" if self._step else "starting")
 
     def begin(self, epoch: int) -> None:
         """Called when an epoch begins: its batches are counted from 0."""
@@ -40,24 +43,32 @@ class _Progress:
     def train(self, batch: int) -> None:
         """Called after a step, or after several that were executed together."""
         now = time.monotonic()
-        self._step += max(1, batch - self._last)
+        steps = max(1, batch - self._last)
+        self._account.mark("progress" if self._step else "first_step", steps=steps)
+        self._step += steps
         self._last = batch
         if self._step <= _WARM_UP or not self._since:
             self._since, self._timed = now, self._step
         rate = (self._step - self._timed) / (now - self._since) if now > self._since else 0.0
         if self._due(now):
             known = {"images_per_second": rate * self._examples} if self._examples and rate else {}
-            status.report(state="training", step=self._step, epoch=self._epoch, **known, **status.waited())
+            status.report(
+                state="training", step=self._step, epoch=self._epoch, **known, **status.waited(), **self._spent()
+            )
 
     def test(self) -> None:
         """Called after a step of evaluation, whose time isn't counted."""
         self._since = 0.0
+        self._account.mark("validating")
         if self._due(time.monotonic()):
             status.report(state="evaluating")
 
     def end(self) -> None:
         """Called when training has ended and no steps follow."""
-        status.report(state="running", step=self._step)
+        status.report(state="running", step=self._step, **self._spent())
+
+    def _spent(self) -> dict[str, Any]:
+        return {"spent": self._account.own, "made": self._account.made}
 
     def _due(self, now: float) -> bool:
         if now - self._reported < _SECONDS:

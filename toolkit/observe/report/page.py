@@ -14,6 +14,7 @@ from toolkit.observe.report.figures import EARLIER_NAMES, column, in_words, valu
 from toolkit.observe.report.pictures import draw
 from toolkit.observe.report.reading import RunData, tried
 from toolkit.observe.report.tiles import Tile, tiles
+from toolkit.support import goodput
 from toolkit.support.files import read_text
 from toolkit.support.redaction import masked, masked_command
 
@@ -106,6 +107,9 @@ def _sentences(run: RunData, *, several: bool) -> list[str]:
         "what it does between steps. Their waiting counts as communication."
         for event in slow
     ]
+    useful = run.summary.get("goodput")
+    if isinstance(useful, dict) and (said := goodput.in_words(useful["seconds"])):
+        found.append(f"{head}{said}.")
     step = run.summary.get("step")
     if isinstance(step, dict) and step.get("exchanges") and step.get("exchanging"):
         found.append(

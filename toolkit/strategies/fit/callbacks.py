@@ -23,7 +23,7 @@ from toolkit.strategies.exchange.local_steps import agree
 from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
-from toolkit.strategies.variables.equality import average_statistics, check_equal_weights
+from toolkit.strategies.variables.equality import WeightsWatch, average_statistics, check_equal_weights
 from toolkit.strategies.variables.model_optimizers import variables_of
 from toolkit.strategies.variables.sharded_variable import (
     ReplicaShardedVariable,
@@ -195,6 +195,7 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
         strategy.begin(callbacks.model)
     with _quietly(callbacks):
         original(callbacks, *args, **kwargs)  # A callback may restore weights.
+    callbacks._toolkit_watch = WeightsWatch(callbacks.model) if _has_replicas(callbacks.model) else None
     if _shared(callbacks.model) and callbacks.model.built:
         check_equal_weights(callbacks.model)
         callbacks._toolkit_training = True
@@ -207,15 +208,19 @@ def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: An
 def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
     if _shared(callbacks.model):
         drop_snapshots(variables_of(callbacks.model))
+    if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
+        watch.begin(epoch)
     original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
     if (strategy := _dispatching(callbacks.model)) is not None:
         steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
         strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
 
 
-def _end_batch(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+def _end_batch(original: Callable, callbacks: Any, batch: int, *args: Any, **kwargs: Any) -> None:
+    if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
+        watch.after_step(batch + 1)
     with _quietly(callbacks):
-        original(callbacks, *args, **kwargs)
+        original(callbacks, batch, *args, **kwargs)
     if getattr(callbacks, "_toolkit_may_stop", False):  # Each alone, they would wait for one another's steps.
         callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
     if (order := getattr(callbacks, "_toolkit_order", None)) is not None and not callbacks._toolkit_began:
@@ -227,6 +232,8 @@ def _end_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwa
     model = callbacks.model
     agree(model)
     if _has_replicas(model):
+        if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
+            watch.compare(f"epoch {epoch + 1:,}")
         average_statistics(model)
     if not _shared(model):
         original(callbacks, epoch, *args, **kwargs)

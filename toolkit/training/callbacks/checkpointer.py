@@ -197,6 +197,10 @@ class Checkpointer(keras.callbacks.Callback):
 
     @phases.in_phase("saving")
     def _save(self, position: Position, metrics: dict) -> None:
+        with self.tracker.account.during("saving"):
+            self._start_writing(position, metrics)
+
+    def _start_writing(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
         self._finish()  # Not before: other processes that read variables together wait two minutes only for the chief.
         good = self.saved_step or self.tracker.resumed.step or None
@@ -214,6 +218,7 @@ class Checkpointer(keras.callbacks.Callback):
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
+                "spent": self.tracker.account.state,
                 "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,
             },
         )
@@ -226,7 +231,8 @@ class Checkpointer(keras.callbacks.Callback):
             return
         step = writing.checkpoint.step
         try:
-            writing.finish()
+            with self.tracker.account.during("saving"):
+                writing.finish()
         except OSError as error:
             self._failures += 1
             _LOG.error("The checkpoint of step %d can't be written (%s); earlier ones are kept", step, error)

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from toolkit import strategies
+from toolkit.support.goodput import Account
 from toolkit.training.callbacks.checkpointer import Best, Checkpointer
 from toolkit.training.callbacks.profiler import Profiler
 from toolkit.training.callbacks.recorder import Board, Recorder
@@ -41,6 +42,7 @@ class Monitor:
             False for none.
         rows: Those of history.csv of earlier calls of `fit`.
         progress: Whether to show the run's own progress.
+        account: Is told what time is spent on.
 
     Attributes:
         callbacks: For `fit`, in their order.
@@ -65,6 +67,7 @@ class Monitor:
         profile: int | bool,
         rows: Sequence[dict],
         progress: bool,
+        account: Account,
     ) -> None:
         callbacks = keras.tree.flatten(callbacks or [])
         self.best = Best(directory.best, best) if isinstance(best, str) else best
@@ -73,7 +76,9 @@ class Monitor:
         self.model = model
         strategy = model.distribute_strategy
         writes = isinstance(directory, RunDirectory)
-        self._tracker = tracker = Tracker(epochs=epochs, resumed=resumed, global_batch_size=global_batch_size)
+        self._tracker = tracker = Tracker(
+            epochs=epochs, resumed=resumed, global_batch_size=global_batch_size, account=account
+        )
         steps = 0 if profile is True else profile
         self._profiler = Profiler(steps=steps, keep=directory.tensorboard, tracker=tracker)
         known = list(rows) if checkpoint is None else checkpoint.metadata["history"]
@@ -127,6 +132,11 @@ class Monitor:
         """Where a step's time goes; None if no profile could be taken."""
         found = self._profiler.breakdown
         return None if found is None else found.as_dict()
+
+    @property
+    def account(self) -> Account:
+        """What time was spent on."""
+        return self._tracker.account
 
     def close(self) -> None:
         """Ends what an exception may have left open: the progress bar, a profile, the model's step."""

@@ -204,7 +204,11 @@ class Profiler(keras.callbacks.Callback):
     Args:
         steps: How many; 0 for five, of which only the breakdown is kept.
         keep: Where the profile is to stay, for `tensorboard --logdir`; None for nowhere.
-        tracker: Where training stands. A profile doesn't go across the end of an epoch.
+        tracker: Where training stands. A profile doesn't go across the end of an epoch. Its account is told how much of
+            a step its data are waited for.
+
+    Attributes:
+        breakdown: Of the profiled steps; None if there were too few, or another profiler was active.
     """
 
     def __init__(self, *, steps: int, keep: pathlib.Path | None, tracker: Tracker) -> None:
@@ -216,11 +220,10 @@ class Profiler(keras.callbacks.Callback):
         self._over = False
         self._trace: Any = None
         self._directory: pathlib.Path | None = None
+        self.breakdown: Breakdown | None = None
 
-    @property
-    def breakdown(self) -> Breakdown | None:
-        """Of the profiled steps; None if there were too few, or another profiler was active."""
-        if self._directory is None or not self._over:
+    def _read(self) -> Breakdown | None:
+        if self._directory is None:
             return None
         try:
             return read(self._directory, replicas=self.model.distribute_strategy.num_replicas_in_sync)
@@ -281,7 +284,12 @@ class Profiler(keras.callbacks.Callback):
 
     def _stop(self) -> None:
         self._over = True
-        with contextlib.suppress(tf.errors.OpError):
-            tf.profiler.experimental.stop()
+        account = self._tracker.account
+        with account.during("other"):
+            with contextlib.suppress(tf.errors.OpError):
+                tf.profiler.experimental.stop()
+            self.breakdown = self._read()
+        if self.breakdown is not None and self.breakdown.milliseconds:
+            account.input = self.breakdown.input / self.breakdown.milliseconds
         if self._keep is not None:
             _LOG.info("Profile of %d steps: tensorboard --logdir=%s", self._done, self._keep)

@@ -88,7 +88,8 @@ class Recorder(keras.callbacks.Callback):
             self._reported = now
             rate = self.tracker.examples_per_second
             epoch = self._epochs + self.tracker.epoch
-            status.report(state="training", step=step, epoch=epoch, images_per_second=rate, **status.waited())
+            spent = {"spent": self.tracker.account.own, "made": self.tracker.account.made}
+            status.report(state="training", step=step, epoch=epoch, images_per_second=rate, **status.waited(), **spent)
         if self.shows and now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
             self._shown = now
             self._show(self.tracker.position.batch, logs)
@@ -119,7 +120,8 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()
-        status.report(state="trained", step=self.tracker.position.step)
+        account = self.tracker.account
+        status.report(state="trained", step=self.tracker.position.step, spent=account.own, made=account.made)
 
     def close(self) -> None:
         """Removes the bar; called if `fit` ended in an exception."""

@@ -8,6 +8,7 @@ import keras
 
 from toolkit import strategies
 from toolkit.strategies.step.step_count import count_steps
+from toolkit.support.goodput import Account
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["Tracker"]
@@ -27,6 +28,7 @@ class Tracker(keras.callbacks.Callback):
     Args:
         epochs: The epochs of the whole training.
         resumed: Where this process goes on.
+        account: Is told what time is spent on.
         global_batch_size: Examples per step, over all replicas; None where it isn't known beforehand. It is then what
             Keras's mean of the loss counts in the second step, where the model has one.
 
@@ -41,8 +43,16 @@ class Tracker(keras.callbacks.Callback):
 
     reads_weights = False
 
-    def __init__(self, *, epochs: int, resumed: Position, global_batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        epochs: int,
+        resumed: Position,
+        global_batch_size: int | None = None,
+        account: Account | None = None,
+    ) -> None:
         super().__init__()
+        self.account = account or Account()
         self.epochs = epochs
         self.resumed = resumed
         self.global_batch_size = global_batch_size
@@ -81,6 +91,7 @@ class Tracker(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.steps_per_epoch = self.params.get("steps")
+        self.account.mark("other" if self.account.made else "starting")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch
@@ -94,12 +105,18 @@ class Tracker(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.passing_over:
+            self.account.mark("starting")
             return
         self._advance(batch + 1)
+        self.account.mark("progress" if self._seen else "first_step", steps=self.made)
         self._measure()
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._advance()
+        self.account.mark("progress")
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.account.mark("validating")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._advance()
