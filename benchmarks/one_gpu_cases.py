@@ -93,19 +93,29 @@ def _trained(strategy: Any, dtype: str, optimizer: str, jit: bool, steps: int) -
 
 
 def speed(place: str, network: str, batch: str) -> None:
-    """Examples per second of Keras's `fit`: plain, on one device by the toolkit, and on two logical ones, in turn."""
+    """Examples per second of Keras's `fit`: plain, on one device by the toolkit, and on two logical ones, in turn.
+
+    With `jit_compile="auto"`, as users have it, and without XLA; `compiled` says of which XLA compiled the steps.
+    """
     devices = _devices(place, 2)
     import keras
 
     one = toolkit.strategies.create("one_device", devices=devices[:1])
     two = toolkit.strategies.create("mirrored", devices=devices)
     steps, rounds = (60, 3) if place == "GPU" else (3, 1)
-    for dtype, jit in (("float32", False), ("mixed_bfloat16", False), ("float32", True), ("mixed_float16", False)):
+    ways: list[tuple[str, bool | str]] = [
+        ("float32", "auto"),
+        ("float32", False),
+        ("mixed_bfloat16", "auto"),
+        ("mixed_bfloat16", False),
+    ]
+    for dtype, jit in [*ways, ("mixed_float16", "auto")]:
         keras.utils.clear_session()
         keras.config.set_dtype_policy(dtype)
-        trainings, first = {}, {}
+        trainings, first, compiled = {}, {}, {}
         for way, strategy in (("plain", None), ("one", one), ("two", two)):
-            train = _training(strategy, network, int(batch), jit)[1]
+            model, train = _training(strategy, network, int(batch), jit)
+            compiled[way] = bool(model.jit_compile)
             first[way] = round(train(3), 1)
             trainings[way] = train
         rates: dict[str, list[float]] = {way: [] for way in trainings}
@@ -113,10 +123,11 @@ def speed(place: str, network: str, batch: str) -> None:
             for way, train in trainings.items():
                 rates[way].append(int(batch) * steps / train(steps))
         medians = {way: round(statistics.median(each)) for way, each in rates.items()}
-        found(network=network, batch=batch, dtype=dtype, xla=jit, per_second=medians, first_steps=first, rounds=rounds)
+        figures = {"compiled": compiled, "per_second": medians, "first_steps": first, "rounds": rounds}
+        found(network=network, batch=batch, dtype=dtype, jit_compile=jit, **figures)
 
 
-def _training(strategy: Any, network: str, batch: int, jit: bool) -> tuple[Any, Callable[[int], float]]:
+def _training(strategy: Any, network: str, batch: int, jit: bool | str) -> tuple[Any, Callable[[int], float]]:
     """Returns a model, and what trains it for so many steps on examples that are there already and says the seconds."""
     import keras
     import tensorflow as tf

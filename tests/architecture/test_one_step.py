@@ -13,7 +13,7 @@ ROOT = pathlib.Path(toolkit.__file__).parent.parent
 PASSES_ON = {"toolkit/support/wrapping.py", "toolkit/strategies/step/inlining.py"}
 PASSES_ON |= {
     f"toolkit/strategies/step/{name}.py"
-    for name in ("layer_losses", "kinds", "results", "shown", "trial", "tape", "whole_batch")
+    for name in ("layer_losses", "kinds", "results", "shown", "trial", "tape", "whole_batch", "xla")
 }
 PASSES_ON |= {"toolkit/strategies/variables/outside.py"}
 # In a process of its own: what other tests have wrapped would be entered, too.

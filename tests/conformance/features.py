@@ -2,9 +2,9 @@
 
     python features.py STRATEGY REPLICAS OUT.json [FEATURE ...]
 
-STRATEGY is one of `create`'s names, one of SERVED, or "run": mirrored, with each `fit` in a `Run`. A feature is a
-function, whose name docs/features.csv has. It returns numbers that are to be one device's; an exception is written
-down.
+STRATEGY is one of `create`'s names, one of SERVED, "run": mirrored, with each `fit` in a `Run`, or "xla": mirrored,
+with `jit_compile=True` in each `compile`. A feature is a function, whose name docs/features.csv has. It returns numbers
+that are to be one device's; an exception is written down.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 import whole_batch
 from keras import layers, ops
+from keras.src.trainers.trainer import Trainer
 
 import toolkit
 from toolkit.support.graphs import outside
@@ -1127,10 +1128,22 @@ def fit_in_a_run(model, *data, **options):
         model._inside = False
 
 
+def compile_with_xla(model, *args, **options):
+    """`model.compile` with XLA, unless a feature says what it wants."""
+    options = {"jit_compile": not options.get("run_eagerly", False)} | options
+    return keras_compile(model, *args, **options)
+
+
 def make(kind, replicas):
     if kind == "run":
         global keras_fit
         kind, keras_fit, keras.Model.fit = "mirrored", keras.Model.fit, fit_in_a_run
+    if kind == "xla":
+        global keras_compile
+        strategy = make("mirrored", replicas)
+        # Of the class that has it: Keras saves what a model was compiled with only if its `compile` is that one.
+        keras_compile, Trainer.compile = Trainer.compile, compile_with_xla
+        return strategy
     if kind in SERVED:
         options = toolkit.strategies.ParameterServerOptions(**SERVED[kind])
         return toolkit.strategies.create("auto", parameter_server=options)

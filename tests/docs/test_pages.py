@@ -109,12 +109,12 @@ def test_the_first_page_is_short():
 
 def test_the_first_page_counts_the_cells_of_the_table():
     rows = list(csv.DictReader((ROOT / "docs/features.csv").read_text(encoding="utf-8").splitlines()))
-    columns = ("mirrored", "run", "workers", "in_turn", "rounds", "free")
+    columns = ("mirrored", "run", "xla", "workers", "in_turn", "rounds", "free")
     counts = collections.Counter(row[column].partition(":")[0] for row in rows for column in columns)
     same, works, refused = (counts[word] for word in ("same numbers", "works", "refused"))
     said = (
-        f"of {6 * len(rows)} combinations, {same} have the same numbers, {works} work with other numbers (asynchronous "
-        f"updates, random draws), {refused} are refused"
+        f"of {len(columns) * len(rows)} combinations, {same} have the same numbers, {works} work with other numbers "
+        f"(asynchronous updates, random draws), {refused} are refused"
     )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{len(rows)} things that Keras users do" in text

@@ -171,15 +171,6 @@ def test_under_somebody_elses_strategy_everything_is_keras_own(tmp_path):
     np.testing.assert_allclose(enabled, ours, rtol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_step_that_exchanges_something_is_compiled_without_xla(four_devices, caplog, replicas):
-    with strategies.create("mirrored", devices=four_devices[:replicas]).scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=True)
-    assert model.jit_compile is (replicas == 1)
-    assert ("jit_compile=True has no effect" in caplog.text) == (replicas > 1)
-
-
 def test_what_is_taken_over_is_there():
     assert callable(keras.Model._maybe_symbolic_build), "Keras builds models elsewhere"
     assert callable(keras.Model._symbolic_build), "Keras builds models elsewhere"

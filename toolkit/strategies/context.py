@@ -60,6 +60,8 @@ class _Here(threading.local):
         iterator: The object by which Keras's loop is to read, while it asks for its data.
         on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         divided: Whether a step's batch is a replica's share, read by Keras's loop.
+        xla: How the step being traced uses XLA (`step/xla.py`); None if it doesn't.
+        piece: What XLA is to compile, while that is traced.
         whole: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
         rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
         ps_step: The step of parameter servers that is traced.
@@ -79,6 +81,8 @@ class _Here(threading.local):
     iterator: Any = None
     on_batch: str | None = None
     rows: Any = None
+    xla: Any = None
+    piece: Any = None
     whole: frozenset = frozenset()
     ps_step: Any = None
     ps_scopes: tuple = ()

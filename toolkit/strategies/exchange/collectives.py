@@ -38,6 +38,7 @@ __all__ = [
     "all_to_all",
     "begins_by_itself",
     "by_itself",
+    "check_piece",
     "concatenated",
     "joined",
     "on_cpus_of_one_process",
@@ -86,6 +87,12 @@ def step_of(context: tf.distribute.ReplicaContext) -> Step:
 def by_itself() -> contextlib.AbstractContextManager[None]:
     """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
     return known(alone=True, step=here.step.alone())
+
+
+def check_piece() -> None:
+    """Ends the trace of what XLA is to compile, where replicas are about to exchange something."""
+    if here.piece is not None:
+        here.piece.refuse()
 
 
 def on_cpus_of_one_process() -> bool:
@@ -240,6 +247,7 @@ def _within_one_process() -> bool:
 
 def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
     """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
+    check_piece()
     context = tf.distribute.get_replica_context()
     replica_id = here.step.place
 
@@ -274,6 +282,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
+    check_piece()
     return _call(operation, x, among, *here.step.members.get(among, _ALONE))
 
 

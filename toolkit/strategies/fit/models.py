@@ -29,7 +29,7 @@ from toolkit.strategies.input.batch_split import Part, row_count, share_of, shar
 from toolkit.strategies.input.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
-from toolkit.strategies.step import layer_losses, optimizer
+from toolkit.strategies.step import layer_losses, optimizer, xla
 from toolkit.strategies.step.predict_step import has_one_size, predict_own
 from toolkit.strategies.step.train_step import make_function
 from toolkit.strategies.variables.model_optimizers import optimizers_of
@@ -64,6 +64,7 @@ def _attach_to(model: Any) -> None:
     strategy = model._distribute_strategy
     attach(model, "compile", _compile)
     attach(model, "_maybe_symbolic_build", _maybe_build)
+    attach(model, "_resolve_auto_jit_compile", xla.choose)
     attach(model, "export", _export)
     for name in ("save", "save_weights"):
         attach(model, name, save)
@@ -83,20 +84,21 @@ def _attach_to(model: Any) -> None:
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
     """Gives each replica its own metrics and optimizer for a model that is compiled outside of the scope.
 
-    XLA is left out of a step that exchanges something: it can't compile that, and the first step would end there.
+    Parameter servers' steps are computed without XLA, which can't compile their exchange.
     """
     strategy = model.distribute_strategy
+    xla.forget_choice(model)
     if not holds_variables(strategy):
         original(model, *args, **kwargs)
         return
     with strategy.scope():
         original(model, *args, **kwargs)
         prepare(model)
-    if model.jit_compile is True:
+    if model.jit_compile is True and mesh.replica_count(strategy) == 1:
         model.jit_compile = False
         _LOG.warning(
-            "jit_compile=True has no effect under this strategy: XLA can't compile what replicas or parameter servers "
-            "exchange in a step. The model trains without XLA"
+            "jit_compile=True has no effect under this strategy: XLA can't compile what a step exchanges with "
+            "parameter servers. The model trains without XLA"
         )
 
 
@@ -118,7 +120,8 @@ def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwar
     """Makes Keras create a step function that divides such batches; those of a data set are divided already."""
     name = f"{kind}_function"
     before = getattr(model, name)
-    result = original(model, *args, **kwargs)
+    with xla.kept_out(model):
+        result = original(model, *args, **kwargs)
     function = getattr(model, name)
     if function is None or function is before:
         return result

@@ -3,6 +3,7 @@
 In the order of a step of `fit`: `train_step` is told its replica's share, losses are weighted by it, `optimizer` sums
 gradients over replicas and updates, and `train_step` makes the logs the whole batch's.
 
+xla           what XLA compiles of a step, in pieces between exchanges
 inlining      a tf.function that a step calls, as a part of it
 lateness      how long a process waits for the slowest one
 rows          how what a graph computes of a batch depends on its rows

@@ -37,7 +37,7 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
     """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
-    if not here.alone:
+    if not here.alone and here.piece is None:  # In a piece, replicas can't meet, and needn't.
         with known(summed=False):  # They exchange here, so that they can exchange again in the branch.
             original(optimizer, grads, trainable_variables)
         return
@@ -57,7 +57,8 @@ def _apply_finite(original: Callable, *args: Any) -> None:
 @contextlib.contextmanager
 def counting_alone(optimizer: Any) -> Iterator[None]:
     """A context in which this replica's copies of counts are set without synchronising all replicas."""
-    counts = [variable for variable in optimizer.variables if not len(variable.shape)]
+    # Where it is entered already, those have been seen to.
+    counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
 
     def assign(count: Any, value: Any) -> Any:
         with known(summed=True):

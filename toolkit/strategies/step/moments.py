@@ -55,6 +55,7 @@ def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, op
     share, sums = here.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
     if here.alone:
         return value
+    collectives.check_piece()
     if share is not None and sums:
         value = tf.nest.map_structure(share.own, value)
     if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:

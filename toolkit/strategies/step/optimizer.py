@@ -37,7 +37,7 @@ from toolkit.strategies.exchange.gradients import (
     with_overflow,
 )
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, batch_share, compression, loss_scale, sharded_optimizer
+from toolkit.strategies.step import accumulation, batch_share, compression, loss_scale, sharded_optimizer, xla
 from toolkit.strategies.step.loss_scale import counting_alone
 from toolkit.strategies.step.routes import Routes, check_branch, check_rate, routes_of
 from toolkit.strategies.step.sharded_optimizer import finite_alike
@@ -114,6 +114,8 @@ def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
+    if xla.taken(optimizer, grads, trainable_variables):
+        return
     attach_to(optimizer)
     if here.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
@@ -125,7 +127,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         if share is not None:
             grads = [None if each is None else mapped(each, share.own) for each in grads]
         with known(summed=True):
-            original(optimizer, grads, trainable_variables)
+            _update(original, optimizer, grads, trainable_variables)
         return
     if here.recorded is not None or here.summed or here.step.count == 1:
         original(optimizer, grads, trainable_variables)
@@ -138,7 +140,18 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         if len(grads) == len(variables):  # Otherwise Keras says what is wrong.
             grads = _of_all(optimizer, grads, variables, stack)
         stack.enter_context(known(summed=True))
-        original(optimizer, grads, trainable_variables)
+        _update(original, optimizer, grads, trainable_variables)
+
+
+def _update(original: Callable, optimizer: Any, grads: Sequence, variables: Any) -> None:
+    """Updates this replica's variables from gradients of all replicas, compiled by XLA if the step is."""
+
+    def alone() -> None:
+        with counting_alone(optimizer):
+            original(optimizer, grads, variables)
+
+    if not xla.updated(alone):
+        original(optimizer, grads, variables)
 
 
 def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:

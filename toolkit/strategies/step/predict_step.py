@@ -16,6 +16,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import here
 from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.step import xla
 from toolkit.strategies.step.batch_share import Share
 from toolkit.strategies.step.inlining import inlining
 from toolkit.strategies.step.shown import Tries
@@ -33,8 +34,10 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
         return original(model, data)
     has_own = None if here.rows is None else here.rows > 0
     kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
+    use = xla.use_of(model)
+    predict = xla.predicted(original, use)
     if has_one_size(model):  # One replica has the whole batch.
-        return keras.tree.map_structure(lambda leaf: leaf if kept is None else leaf[:kept], original(model, data))
+        return keras.tree.map_structure(lambda leaf: leaf if kept is None else leaf[:kept], predict(model, data))
     step: Any = functools.partial(original, model)
     step.__func__ = type(model).predict_step  # As a bound method has it.
     found = vars(model).setdefault("_toolkit_predicts", Tries(model)).of(step, data, returns_rows=True)
@@ -61,7 +64,9 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
         return keras.tree.pack_sequence_as(outputs, leaves)
 
     if not found.opened:
-        return parts(original(model, data))
+        return parts(predict(model, data))
+    if use is not None:
+        use.say("predict_step is computed without XLA, as it computes with the whole batch")
     share = Share(row_count(data) if here.rows is None else here.rows, has_own=has_own)
     view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
     with view.entered(), inlining(), rows_stay_together():

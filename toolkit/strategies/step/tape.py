@@ -85,6 +85,8 @@ def _gradient(
         found = original(tape, target, sources, output_gradients, **kwargs)
     out = tf.nest.flatten(found)
     wanted = [number for number in variables if out[number] is not None]
+    if wanted and share.at_tape and not within and here.piece is not None:
+        here.piece.refuse()  # For example in a layer that changes its weights by their gradients.
     if not wanted or within or not share.at_tape or share.in_branch or here.step.count == 1:
         share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
         return found

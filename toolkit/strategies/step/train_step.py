@@ -24,6 +24,7 @@ from toolkit.strategies.exchange.local_steps import count_rows
 from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.input.batch_split import Part, row_count
 from toolkit.strategies.options import options_of
+from toolkit.strategies.step import xla
 from toolkit.strategies.step.batch_share import Share, entered
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.inlining import inlining
@@ -71,19 +72,22 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         global_state.set_global_attribute(_SEEDS, seeds)
         if here.step.count == 1:
             return step(data)
+        use = xla.use_of(model)
         attach_to(model, tf.distribute.get_replica_context())
         rows = row_count(data) if here.rows is None else here.rows
         has_own = None if here.rows is None else here.rows > 0
         if name == "train_step" and trains_by_itself(model):
             count_rows(model, rows)
             share = Share(rows, weight=tf.ones([], tf.float64), has_own=has_own)
-            with collectives.by_itself(), entered(share), inlining(), state_of_own(model, share):
-                return _known_to_all(step(data))
+            with collectives.by_itself(), entered(share), inlining(), state_of_own(model, share), known(xla=use):
+                return _known_to_all(xla.in_pieces(model, name, step, share)(data))
         share = Share(rows, at_tape=name == "train_step" and uses_gradients(model, step), has_own=has_own)
         if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
         found = tries.of(step, data)
         if found.opened:
+            if use is not None:
+                use.say(f"{name} is computed without XLA, as it computes with the whole batch")
             view = View(share, found.trial, f"{type(model).__name__}.{name}")
             with results_noted(model) as noted:
                 with view.entered(), inlining(), state_of_own(model, share), rows_stay_together():
@@ -92,8 +96,8 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
                 return _of_all_replicas(logs, noted, view=view)
         share.sums = found.sums
         with entered(share), inlining(), results_noted(model) as noted:
-            with state_of_own(model, share):
-                logs = step(data)
+            with state_of_own(model, share), known(xla=use):
+                logs = xla.in_pieces(model, name, step, share)(data)
             return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
 
     tries = Tries(model)
@@ -103,14 +107,16 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         function = model.train_function
         model.__dict__[name] = with_share
         try:
-            result = original(model, *args, **kwargs)
+            with xla.kept_out(model):
+                result = original(model, *args, **kwargs)
         finally:
             del model.__dict__[name]
             if before is not None:
                 model.__dict__[name] = before
-        # Keras keeps the function of an earlier `fit`.
-        if name == "train_step" and model.train_function is not function and trains_by_itself(model):
-            model.train_function = local_function(model)
+        if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
+            model.train_function = xla.timed(model, model.train_function)
+            if trains_by_itself(model):
+                model.train_function = local_function(model)
         return result
 
     if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):

@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras.src import backend
 
 from toolkit.strategies.context import here, known
+from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.support.wrapping import wrap
 
@@ -362,4 +363,4 @@ def _layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
         return here.recorded.call(layer, (args, kwargs), lambda: original(layer, *args, **kwargs))
     if here.view is not None:
         return here.view.call(original, layer, args, kwargs)
-    return original(layer, *args, **kwargs)
+    return xla.layer_call(original, layer, args, kwargs)

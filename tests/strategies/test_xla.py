@@ -1,0 +1,260 @@
+"""XLA compiles a step's arithmetic on each replica, the exchange stays outside, and the numbers are one device's."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import config, kernels
+
+from toolkit import strategies
+from toolkit.strategies.step import xla
+
+L = keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(47, 16)).astype("float32")  # Of 16 at a time, 15 are left for the last: 8 and 7.
+Y = RANDOM.integers(0, 10, len(X))
+WEIGHT = RANDOM.uniform(0.2, 2, len(X)).astype("float32")
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+GPUS = ["/job:worker/replica:0/task:0/device:GPU:0", "/job:worker/replica:0/task:0/device:GPU:1"]
+
+
+def dense(*more):
+    return keras.Sequential([keras.Input((16,)), L.Dense(32, "relu"), *more, L.Dense(10, dtype="float32")])
+
+
+def conv():
+    layers = [L.Reshape((4, 4, 1)), L.Conv2D(4, 3, activation="relu"), L.Flatten(), L.Dense(10)]
+    return keras.Sequential([keras.Input((16,)), *layers])
+
+
+def words(*more):
+    as_words = L.Lambda(lambda v: keras.ops.cast(keras.ops.abs(v) * 2, "int32"))
+    return keras.Sequential([keras.Input((16,)), as_words, L.Embedding(40, 4, mask_zero=True), *more, L.Dense(10)])
+
+
+class Own(keras.Model):
+    """Clips gradients in a step of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class Counting(L.Layer):
+    """Counts how often it is traced."""
+
+    traced = 0
+
+    def call(self, x):
+        type(self).traced += 1
+        return 2 * x
+
+
+def own():
+    given = keras.Input((16,))
+    return Own(given, L.Dense(10)(L.Dense(32, "tanh")(given)))
+
+
+def trained(build, strategy=None, *, jit=False, optimizer=None, weights=False, policy="float32", **more):
+    """What a model has learnt, evaluated and predicted, and the model."""
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(policy)
+    try:
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = build()
+            made = optimizer() if optimizer else keras.optimizers.SGD(0.05, momentum=0.9)
+            model.compile(made, **{"loss": CROSSENTROPY, "metrics": ["accuracy"], "jit_compile": jit} | more)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    data = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHT) if weights else (X, Y)).batch(16)
+    history = model.fit(
+        data, validation_data=None if isinstance(model, Own) else data, epochs=2, verbose=0, shuffle=False
+    )
+    seen = [np.asarray(values) for values in history.history.values()]
+    return model, [*seen, model.predict(X, verbose=0), *model.get_weights()]
+
+
+def two(devices, **options):
+    return strategies.create("mirrored", devices=devices[:2], **options)
+
+
+def compiled(model):
+    """The names of what XLA compiles in the graphs of a model's steps, and the types of operations in it."""
+    names, types = set(), set()
+    for function in _functions(model.train_function):
+        for concrete in function._list_all_concrete_functions():
+            library = {each.signature.name: each for each in concrete.graph.as_graph_def().library.function}
+            pieces = [each for each in library.values() if each.attr["_XlaMustCompile"].b]
+            names |= {each.signature.name.removeprefix("__inference_").rpartition("_")[0] for each in pieces}
+            types |= {node.op for each in pieces for node in each.node_def}
+    return names, types
+
+
+def _functions(function):
+    """Yields each `tf.function` among what a function has in its closure."""
+    if isinstance(function, polymorphic_function.Function):
+        yield function
+        return
+    inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    for each in inner:
+        if callable(each) and getattr(each, "__name__", "") in ("function", "first_timed", "multi_step_on_iterator"):
+            yield from _functions(each)
+
+
+CASES = {
+    "a conv net": (conv, {}),
+    "layer norm and dropout": (lambda: dense(L.LayerNormalization(), L.Dropout(0.0)), {}),
+    "a masked LSTM": (lambda: words(L.LSTM(4)), {}),
+    "an embedding, Adam": (lambda: words(L.Flatten()), {"optimizer": lambda: keras.optimizers.Adam(0.01)}),
+    "regularised, clipped, averaged": (
+        lambda: dense(L.Dense(8, kernel_regularizer="l2")),
+        {"optimizer": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1, use_ema=True)},
+    ),
+    "sample weights": (dense, {"weights": True}),
+    "mixed_float16": (dense, {"policy": "mixed_float16"}),
+    "several steps in one call": (dense, {"steps_per_execution": 2}),
+    "accumulated": (dense, {"optimizer": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)}),
+}
+
+
+FIRST = ["a conv net", "mixed_float16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*FIRST, *(pytest.param(c, marks=pytest.mark.long) for c in CASES if c not in FIRST)])
+def test_the_numbers_are_one_devices(four_devices, case):
+    build, how = CASES[case]
+    (_, one), (model, many) = trained(build, **how), trained(build, two(four_devices), jit=True, **how)
+    assert compiled(model)[0] == ({"train_step"} if "accumulated" in case else {"train_step", "update"})
+    near = 4e-3 if "policy" in how else 2e-6
+    for expected, found in zip(one, many, strict=True):
+        np.testing.assert_allclose(found, expected, atol=near, rtol=near)
+
+
+SCALED = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)  # noqa: E731
+ADAM = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+OPTIONS = {
+    "local steps, a scaled loss": (SCALED, {"local": strategies.LocalSteps(every=2)}),
+    "state in shards": (ADAM, {"optimizer_state": "sharded"}),
+    "compressed": (ADAM, {"gradients": strategies.GradientExchange(compression="powersgd", start_step=2)}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", ["local steps, a scaled loss", *(pytest.param(w, marks=pytest.mark.long) for w in list(OPTIONS)[1:])]
+)
+def test_options_of_the_strategy_hold(four_devices, way):
+    optimizer, options = OPTIONS[way]
+    plain, with_xla = (
+        trained(dense, two(four_devices, **options), jit=jit, optimizer=optimizer)[1] for jit in (False, True)
+    )
+    for expected, found in zip(plain, with_xla, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_arithmetic_and_update_are_compiled_once_for_each_number_of_examples(four_devices, caplog):
+    Counting.traced = 0
+    model, _ = trained(lambda: dense(Counting()), two(four_devices), jit=True)
+    names, types = compiled(model)
+    assert names == {"train_step", "update"}
+    assert "MatMul" in types
+    assert not any("Collective" in each or "AddN" in each for each in types)
+    traced = Counting.traced
+    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    again = Counting.traced
+    assert again - traced <= traced, "arrays are other data than a data set; no epoch is"
+    model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    assert Counting.traced == again
+    assert "without XLA" not in caplog.text
+
+
+@pytest.mark.slow
+def test_what_exchanges_in_the_forward_pass_is_left_out_and_named(four_devices, caplog):
+    build = lambda: dense(L.BatchNormalization(synchronized=True, name="norm"))  # noqa: E731
+    (_, one), (model, many) = trained(build), trained(build, two(four_devices), jit=True)
+    assert compiled(model)[0] == {"update"}
+    assert caplog.text.count("train_step is computed without XLA") == 1
+    assert "replicas exchange something in" in caplog.text
+    assert "norm" in caplog.text
+    for expected, found in zip(one, many, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_step_of_ones_own_has_its_layers_compiled(four_devices, caplog):
+    how = {"metrics": None}
+    (_, one), (model, many) = trained(own, **how), trained(own, two(four_devices), jit=True, **how)
+    names, _ = compiled(model)
+    assert {"forward_layer", "backward_layer"} <= {each.removeprefix("__") for each in names} or "layer" in names, names
+    assert "without XLA" not in caplog.text
+    for expected, found in zip(one, many, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_what_xla_cannot_compile_is_no_piece():
+    doubled = tf.function(lambda x: tf.py_function(lambda values: 2 * values, [x], tf.float32))
+    graph = doubled.get_concrete_function(tf.TensorSpec([3])).graph
+    with pytest.raises(xla._NoPieceError, match="XLA can't compile EagerPyFunc"):
+        xla._check(graph, differentiated=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "chosen"),
+    [
+        (GPUS, [], True),
+        (GPUS, ["here", "here"], True),
+        (GPUS[:1], ["here", "there"], False),
+        (["CPU:0", "CPU:1"], [], False),
+        ([GPUS[0], "CPU:0"], [], False),
+    ],
+)
+def test_auto_is_xla_where_all_replicas_are_gpus_of_one_host(devices, hosts, chosen):
+    assert xla.chooses(devices, hosts) is chosen
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("one_device", 1), ("mirrored", 1), ("mirrored", 2)])
+def test_auto_is_as_keras_has_it_without_a_strategy(four_devices, monkeypatch, name, replicas):
+    made = strategies.create(name, devices=four_devices[:replicas])
+
+    def choice(given="auto"):
+        model = dense()
+        model.compile("sgd", "mse", jit_compile=given)
+        return model.jit_compile
+
+    with made.scope():
+        assert [choice(), choice(True), choice(False)] == [False, True, False]
+    gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: gpus)
+    assert choice()
+    with made.scope():
+        assert [choice(), choice(False)] == [replicas == 1, False]
+    monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
+    with made.scope():
+        assert not choice()
+
+
+def test_tensorflow_lists_what_xla_can_compile():
+    assert callable(kernels.get_registered_kernels_for_op)
+    assert xla._compilable("MatMul")
+    assert not xla._compilable("EagerPyFunc")
+
+
+def test_a_long_first_step_is_said(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    clock = iter([0.0, 12.0])
+    monkeypatch.setattr(xla.time, "monotonic", lambda: next(clock))
+    model = dense()
+    model.compile("sgd", "mse", jit_compile=True)
+    step = xla.timed(model, lambda iterator: iterator + 1)
+    assert [step(1), step(2)] == [2, 3]
+    assert "The first step took 12 s" in caplog.text
