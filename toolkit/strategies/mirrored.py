@@ -16,7 +16,7 @@ from toolkit.strategies.input.pipelines import (
     untuned,
     whole_for_keras,
 )
-from toolkit.strategies.step.optimizer import update_alone
+from toolkit.strategies.step.optimizer import know_steps
 from toolkit.strategies.step.train_step import ReducesForKeras
 
 __all__ = ["MirroredStrategy", "create", "enable"]
@@ -65,5 +65,5 @@ def enable(strategy: tf.distribute.MirroredStrategy) -> MirroredStrategy:
     adapt_pipelines()
     strategy.__class__ = MirroredStrategy  # It adds only methods, no state.
     number_by_call(strategy)
-    update_alone(strategy)
+    know_steps(strategy)
     return strategy

@@ -28,7 +28,7 @@ from toolkit.strategies.processes.resolver import (
     wait_at_exit,
     wait_for_others,
 )
-from toolkit.strategies.step.optimizer import update_alone
+from toolkit.strategies.step.optimizer import know_steps
 from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over
 
@@ -214,7 +214,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_workers()
     communication.number_by_call(strategy)
-    update_alone(strategy)
+    know_steps(strategy)
     seed_alike(strategy)
     wait_at_exit(strategy)
     status.report(state="connected", strategy="multi_worker")

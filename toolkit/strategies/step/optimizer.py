@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import mesh, overlap
+from toolkit.strategies.exchange import collectives, mesh, overlap
 from toolkit.strategies.exchange.gradients import (
     computed_in_half,
     mapped,
@@ -47,7 +47,7 @@ from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_optimizers", "attach_to", "reduced", "update_alone"]
+__all__ = ["adapt_optimizers", "attach_to", "know_steps", "reduced"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,9 +63,18 @@ def adapt_optimizers() -> None:
         wrap(kind, "apply", _apply)
 
 
-def update_alone(strategy: tf.distribute.Strategy) -> None:
-    """Makes each replica of a strategy that sums gradients update its own copies. Later calls do nothing."""
+def know_steps(strategy: tf.distribute.Strategy) -> None:
+    """Makes replicas know their step, and update their own copies of variables. Later calls do nothing."""
+    attach(strategy.extended, "call_for_each_replica", _with_steps)
     attach(strategy.extended, "_use_merge_call", _meets)
+
+
+def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
+    def of_one(*args: Any, **kwargs: Any) -> Any:
+        with known(step=collectives.step_of(tf.distribute.get_replica_context())):
+            return fn(*args, **kwargs)
+
+    return original(extended, of_one, args, kwargs)
 
 
 def _meets(original: Callable, extended: Any) -> bool:

@@ -255,9 +255,8 @@ class ReducesForKeras:
         divided = any(isinstance(leaf, (Part, tf.distribute.DistributedValues)) for leaf in _parts_and_leaves(args))
 
         def run_own(*args: Any, **kwargs: Any) -> Any:
-            step = collectives.step_of(tf.distribute.get_replica_context())
             part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
-            with known(step=step, divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
+            with known(divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
                 return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
 
         return of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]
