@@ -70,9 +70,10 @@ def test_help_imports_nothing_heavy(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_self_test_trains_three_times_and_agrees(tmp_path):
+def test_self_test_trains_resumes_and_agrees(tmp_path):
     done = doctor(tmp_path, "--self_test", "--json", limit=280)
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    for check in ("one device", "two replicas", "two processes"):
+    for check in ("one device", "two replicas", "resume", "two processes"):
         assert findings[check]["level"] == "ok", findings[check]
     assert "GB/s" in findings["two processes"]["found"]
+    assert findings["resume"]["found"].endswith("the same weights, bit for bit")

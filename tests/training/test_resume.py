@@ -146,7 +146,10 @@ def test_the_history_of_a_resumed_fit_has_every_epoch(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(tmp_path):
+def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_as_text")
+    monkeypatch.setenv("TF_VAR_password", "of Terraform")
+
     def summary(extra=()):
         with Run(tmp_path / "run", recipe="test", resume="auto") as run:
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -163,6 +166,8 @@ def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(
     assert after["examples_per_second"] > 0
     assert after["step"] == before["step"] is not None
     assert (after["optimizer"], after["dtype_policy"]) == ("Adam", "float32")
+    assert after["environment"]["XLA_FLAGS"] == "--xla_dump_hlo_as_text"
+    assert "TF_VAR_password" not in after["environment"]
 
 
 def test_an_attempt_that_was_killed_before_its_first_checkpoint_is_listed(tmp_path, monkeypatch):

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     parser.add_argument("--cluster", metavar="FILE", help="look at the hosts and ports of this cluster too")
     parser.add_argument(
-        "--self_test", action="store_true", help="train ten steps on one device, two replicas and two processes [1 min]"
+        "--self_test",
+        action="store_true",
+        help="train ten steps on one device, on all devices, in two processes, and stopped and resumed [1 min]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

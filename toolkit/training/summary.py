@@ -27,7 +27,11 @@ __all__ = ["Summary", "write_model"]
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 # Variables that change how a script trains, and those of them that a launcher sets for each task.
-_SETTINGS = ("CUDA_", "KERAS_", "NCCL_", "OMP_NUM_THREADS", "TF_", "TFDS_DATA_DIR", "XLA_")
+# Terraform's begin with TF_, too, and may be secrets.
+_SETTINGS = (
+    *("CUDA_VISIBLE_DEVICES", "KERAS_", "NCCL_", "OMP_NUM_THREADS", "TFDS_DATA_DIR", "XLA_FLAGS", "TF_CONFIG"),
+    *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_ENABLE_", "TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_XLA_FLAGS"),
+)
 _LAUNCHERS_OWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_CONFIG", "TF_NUM_INTRAOP_THREADS")
 _OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
 

@@ -1,13 +1,14 @@
-"""Trains on one device, on two replicas and in two processes, and compares the results."""
+"""Trains on one device, on all of this machine's, in two processes, and stopped and resumed; compares the results."""
 
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from toolkit.devices import inventory
 from toolkit.observe.doctor.situation import Finding, failure, ok
 from toolkit.observe.doctor.training import STEPS
 
@@ -20,7 +21,7 @@ _MODULE = "toolkit.observe.doctor.training"
 
 
 def self_test(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields a finding for each of the three trainings.
+    """Yields a finding for each of the three trainings, and for the one that is resumed.
 
     Bandwidth is that of the sum itself: the bytes of one replica's array by the seconds until every replica has the
     sum.
@@ -34,15 +35,22 @@ def self_test(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield failure("one device", one, "toolkit doctor; the README's section on errors")
             return
         yield ok("one device", f"{STEPS} steps on {one['devices'][0]}, loss {one['losses'][-1]:.4f}")
-        for check, strategy in (("two replicas", "mirrored"), ("two processes", "multi_worker")):
-            many = _trained(environ, folder, strategy, 2)
-            yield failure(check, many, _cure(strategy)) if isinstance(many, str) else _compared(check, one, many)
+        replicas = max(2, len(inventory.take().gpus))
+        several = f"{replicas} replicas" if replicas > 2 else "two replicas"
+        for check, strategy, count in ((several, "mirrored", replicas), ("two processes", "multi_worker", 2)):
+            many = _trained(environ, folder, strategy, count)
+            if isinstance(many, str):
+                yield failure(check, many, _cure(strategy, count))
+                continue
+            yield _compared(check, one, many)
+            if strategy == "mirrored":
+                yield _resumed(many)
 
 
-def _cure(strategy: str) -> str:
+def _cure(strategy: str, replicas: int) -> str:
     if strategy == "multi_worker":
         return f"toolkit launch --workers=2 -m {_MODULE} multi_worker 2 /dev/null"
-    return f"{sys.executable} -m {_MODULE} mirrored 2 /dev/null"
+    return f"{sys.executable} -m {_MODULE} mirrored {replicas} /tmp/doctor.json"
 
 
 def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: int) -> dict[str, Any] | str:
@@ -82,10 +90,26 @@ def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: i
         return f"its result can't be read ({error})"
 
 
+def _resumed(many: Mapping[str, Any]) -> Finding:
+    apart = _apart(many["weights"], many["resumed_weights"])
+    if apart < _WEIGHT:
+        exactly = "the same weights, bit for bit" if apart == 0 else f"weights within {apart:.0e}"
+        return ok("resume", f"stopped in the midst of training and resumed: {exactly}")
+    return failure(
+        "resume",
+        f"a training that was stopped and resumed has other weights, by {apart:.1e}",
+        "Run it again with no other job on the devices; if it fails again, report it with `toolkit doctor --json`",
+    )
+
+
+def _apart(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    pairs = zip(mine, theirs, strict=True)
+    return max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
 def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Finding:
     loss = max(abs(a - b) for a, b in zip(one["losses"], many["losses"], strict=True))
-    pairs = zip(one["weights"], many["weights"], strict=True)
-    weight = max(abs(a - b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+    weight = _apart(one["weights"], many["weights"])
     rate = f"all-reduce of 16 MiB at {many['bytes_per_second'] / 1e9:.2f} GB/s"
     # Also false for a NaN.
     if loss < _LOSS and weight < _WEIGHT:
