@@ -6,6 +6,7 @@ Agents and tasks are those of tests/launch/simulation.py, under a simulated cloc
 So the seconds are those of one core that the launcher itself needs. The exponent says how they grow: 1 is linear.
 """
 
+import importlib
 import math
 import pathlib
 import platform
@@ -26,7 +27,8 @@ def measure(tasks: int) -> dict[str, float]:
     """Returns seconds of a core: up to the first steps, in a minute of training, and from a failure to steps again."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests" / "launch"))
     import pytest
-    import simulation
+
+    simulation: Any = importlib.import_module("simulation")
 
     def world(**more: Any) -> Any:
         made = simulation.World(1, hosts=-(-tasks // _ON_A_HOST.value), tasks=_ON_A_HOST.value, faults=0, **more)
