@@ -240,7 +240,7 @@ def _values(variables: dict) -> "dict[str, np.ndarray]":
     import numpy as np
     import tensorflow as tf
 
-    from toolkit.strategies.variables.read_together import ReadTogether
+    from toolkit.strategies.variables.sharded_variable import ReadTogether
 
     found = {}
     for name, variable in variables.items():
