@@ -477,8 +477,12 @@ class FakeDisplay:
     lines = hold = draw = expect
 
 
-def run(monkeypatch, folder, world, **options):
-    """Runs a job in a world to its end; returns its record's events, and the error that it ended in."""
+def run(monkeypatch, folder, world, *, settle=True, **options):
+    """Runs a job in a world to its end, and some minutes more unless it is not to `settle`.
+
+    Returns:
+        Its record's events, and the error that it ended in.
+    """
     clock = types.SimpleNamespace(monotonic=world.monotonic, sleep=world.advance, time=world.monotonic)
     for module in (agents, attempt, crew, failure, state, supervise, output):
         monkeypatch.setattr(module, "time", clock)
@@ -505,8 +509,9 @@ def run(monkeypatch, folder, world, **options):
     except ToolkitError as found:
         error = found
     events = Record(record.directory).new()
-    with contextlib.suppress(HangError):
-        world.advance(2 * world.silence + 200)
+    if settle:
+        with contextlib.suppress(HangError):
+            world.advance(2 * world.silence + 200)
     return events, error
 
 

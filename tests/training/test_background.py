@@ -5,7 +5,9 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from toolkit import strategies
 from toolkit.errors import CheckpointsFailing
 from toolkit.training import CheckpointStore, Run
 from toolkit.training.checkpoints import state
@@ -107,3 +109,37 @@ def test_another_error_in_writing_is_raised_too(tmp_path, monkeypatch):
     monkeypatch.setattr(CheckpointStore, "save", wrong)
     with pytest.raises(TypeError, match="no JSON"):
         train(tmp_path, {})
+
+
+CHANGES = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam with averages": lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("how", ["a graph", "compiled by XLA", "eagerly", "two replicas"])
+def test_what_is_captured_stays_as_it_is_while_training_goes_on(four_devices, optimizer, how):
+    several = strategies.create("mirrored", devices=["CPU:0", "CPU:1"])
+    strategy = several if how == "two replicas" else tf.distribute.get_strategy()
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    with strategy.scope():
+        parts = [layers.Embedding(1000, 300), layers.Flatten(), layers.Dense(400), layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((5,), dtype="int32"), *parts, layers.Dropout(0.5), layers.Dense(1)])
+        model.compile(optimizer(), "mse", jit_compile=how == "compiled by XLA", run_eagerly=how == "eagerly")
+    x = np.random.default_rng(0).integers(0, 1000, (32, 5))
+    model.fit(x, x[:, 0] / 1000, batch_size=8, verbose=0)
+    captured = state.capture(model)
+    before = {name: array.tobytes() for name, array in captured.items()}
+    model.fit(x, x[:, 0] / 1000, batch_size=8, epochs=2, verbose=0)
+    for variable in model.variables:  # And as users do.
+        variable.assign(variable + 1 if "int" in variable.dtype else variable * 2)
+        if how != "two replicas" and len(variable.shape) == 2:
+            variable.value.scatter_nd_update([[0, 0]], [7])
+            variable.value.assign_add(tf.ones(variable.shape, variable.dtype))
+    assert {name: array.tobytes() for name, array in captured.items()} == before
+    after = state.capture(model)
+    assert sum(after[name].tobytes() != before[name] for name in before) > len(before) / 2, "or nothing is shown"

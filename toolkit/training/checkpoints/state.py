@@ -235,16 +235,24 @@ def _metrics(model: "keras.Model") -> dict:
 
 
 def _values(variables: dict) -> "dict[str, np.ndarray]":
-    """Returns copies: training goes on while they are written."""
+    """Returns values that stay as they are while training goes on."""
     import keras
     import numpy as np
     import tensorflow as tf
 
+    from toolkit.strategies.variables.sharded_variable import ReadTogether
+
     found = {}
     for name, variable in variables.items():
         value = keras.ops.convert_to_tensor(variable)
-        # NumPy sees a tensor's own memory; what a variable gives is a copy, and `convert_to_numpy` would copy it again.
-        found[name] = np.array(value) if isinstance(value, tf.Tensor) else np.asarray(value)
+        if isinstance(value, keras.Variable) and not isinstance(value, ReadTogether):
+            value = value.value
+        if isinstance(value, tf.Variable):
+            value = tf.convert_to_tensor(value)
+        # On the host NumPy sees a tensor's own memory, and no update changes that: TensorFlow writes into a variable's
+        # memory only where nobody else holds it, and otherwise elsewhere. So the copy is made by the next step's
+        # updates, on all cores, if at all. What a GPU holds is copied here.
+        found[name] = np.asarray(value)
     return found
 
 
