@@ -70,6 +70,54 @@ def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(
     assert said.count("the batch") == 1  # Only layers read y.
 
 
+class Prototypes(layers.Layer):
+    def build(self, shape):
+        self.points = self.add_weight(shape=(2 * BATCH, shape[-1]), name="points")
+
+    def call(self, x):
+        return x, ops.normalize(self.points, axis=1)
+
+
+class Named(keras.Model):
+    """Compares the texts of the batch, and its rows with as many prototypes as two batches have."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.prototypes = layers.Dense(4), Prototypes()
+
+    def call(self, data):
+        return self.prototypes(self.dense(data["x"]))[0]
+
+    def train_step(self, data):
+        same = tf.cast(data["name"][:, None] == data["name"][None, :], "float32")
+        with tf.GradientTape() as tape:
+            z, points = self.prototypes(self.dense(data["x"]))
+            scores = tf.reduce_sum(tf.matmul(z, points, transpose_b=True))
+            loss = tf.reduce_mean(same * tf.matmul(z, z, transpose_b=True)) + 0.01 * scores
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_a_step_may_compare_texts_and_what_has_no_rows(four_devices):
+    names = [["one", "", "three and more", "\u00e9"][n % 4] for n in range(len(X))]
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Named()
+            model.compile(keras.optimizers.SGD(0.01))
+        given = tf.data.Dataset.from_tensor_slices({"x": X, "name": names}).batch(BATCH)
+        losses = model.fit(given.take(2), epochs=2, shuffle=False, verbose=0).history["loss"]
+        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(
+        trained(strategies.create("mirrored", devices=four_devices[:2])), one, rtol=2e-5, atol=5e-6
+    )
+
+
 class Sloped(keras.Model):
     """Compares the slopes of its outputs in the batch."""
 
@@ -184,6 +232,9 @@ MIXING = {
         lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: -x)
     ),
     "a loop over rows": lambda: layers.Lambda(lambda x: tf.scan(lambda before, row: 0.5 * before + row, x)),
+    "up to the largest place": lambda: layers.Lambda(
+        lambda x: x * ops.sum(x[:, : ops.max(ops.argmax(x, axis=1)) + 1], axis=1, keepdims=True)
+    ),
     "ranks": lambda: layers.Lambda(lambda x: ops.sort(x, 0)),
     "the number of rows": lambda: layers.Lambda(lambda x: x * ops.cast(ops.shape(x)[0], "float32") / BATCH),
     "along axis 0": lambda: layers.Softmax(axis=0),

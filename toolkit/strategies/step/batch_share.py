@@ -24,9 +24,10 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as _loss
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import replica_count
+from toolkit.strategies.exchange.mesh import Among, replica_count
 from toolkit.strategies.step import lateness
 from toolkit.strategies.step.rows import ALIKE, mean_of_rows
 from toolkit.strategies.step.trial import calling
@@ -46,6 +47,9 @@ __all__ = [
     "update_mean",
     "weigh",
 ]
+
+
+_BYTES = [bytes([code]) for code in range(256)]
 
 
 @dataclasses.dataclass
@@ -159,7 +163,21 @@ class Share:
         weighted.
         """
         if self.has_own is not None:
-            x = x[: tf.where(self.has_own, tf.shape(x)[0], 0)]
+            x = x[: tf.where(self.has_own, tf.constant(tf.int32.max), 0)]
+        if isinstance(x, tf.RaggedTensor):
+            lengths = [self._rows_as_they_are(each) for each in x.nested_row_lengths()]
+            return tf.RaggedTensor.from_nested_row_lengths(self._rows_as_they_are(x.flat_values), lengths)
+        return self._rows_as_they_are(x)
+
+    def _rows_as_they_are(self, x: tf.Tensor) -> tf.Tensor:
+        if isinstance(x, tf.SparseTensor):
+            raise StrategyError(
+                asked="something in the step needs the rows of the whole batch",
+                found="they are sparse, and replicas exchange no sparse tensors",
+                remedy="Give it tf.sparse.to_dense of them",
+            )
+        if x.dtype == tf.string:
+            return self._texts(x)
         if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
             return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
 
@@ -174,6 +192,16 @@ class Share:
             return rows, gradient
 
         return gather(x)
+
+    def _texts(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the texts of all replicas, which are exchanged as bytes."""
+        sizes = tf.strings.length(x)
+        longest = collectives.all_reduce_max(
+            tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)), among=Among.ALL
+        )
+        codes = self._rows_as_they_are(tf.cast(tf.io.decode_raw(x, tf.uint8, fixed_length=longest), tf.int64))
+        kept = tf.sequence_mask(self._rows_as_they_are(sizes), longest)
+        return tf.strings.reduce_join(tf.where(kept, tf.gather(tf.constant(_BYTES), codes), ""), -1)
 
     def rows_of_this(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns this replica's rows of a tensor that all have alike; its gradient is the rows of all replicas'.

@@ -529,6 +529,8 @@ def _sliced(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     if x.of is not Of.ROWS:
         alike = all(each.is_alike for each in args[1:])
         return x if alike and x.of in (Of.ALIKE, Of.SUM) else WHOLE
+    if not all(each.is_alike for each in args[1:]):  # Such as up to the longest sentence of the batch.
+        return WHOLE
     begin, end, strides = (_static(each) for each in list(op.inputs)[1:4])
     if op.type == "Slice":
         if begin is None or end is None:

@@ -80,13 +80,16 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     own = own or any(getattr(kind, each) is not getattr(keras.Model, each) for each in _METHODS)
     if not own and not any(trials.may_mix(each) for each in model._flatten_layers()):
         return Found(opened=False)
+    leaves = tf.nest.flatten(data)
+    if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):  # Padding depends on the longest row of the batch.
+        return Found(opened=True)
     try:
         with model.distribute_strategy.scope(), results_noted(model) as noted:
             trial = trials.run(step, _any_size(data, whole), lambda: noted, returns_rows)
         trial.decide(own=own, metrics=model.metrics_variables)
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
-        return Found(opened=own)
+        return Found(opened=own or not any(isinstance(leaf, tf.SparseTensor) for leaf in leaves))
     return Found(trial.opened, trial, trial.sums, trial.summed_logs, trial.by_example)
 
 

@@ -52,11 +52,13 @@ class Reads:
         values: Whether it reads values.
         shape: Whether it reads the shape.
         differentiated: Whether a gradient by it is asked for, so that layers must be given what it is.
+        by_row: Whether it has a row for each of the batch's; None if that isn't known.
     """
 
     values: bool = True
     shape: bool = True
     differentiated: bool = False
+    by_row: bool | None = None
 
 
 class Trial:
@@ -180,7 +182,7 @@ class Trial:
         if not may_mix(layer):
             return False
         own = _is_of_user(layer)
-        if not own and (type(layer).__name__ in _MIXING or _is_along_rows(layer)):
+        if not own and _is_mixing(layer):
             return True
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
         if not own:  # What Keras's own layers compute is by row; what the regularizer makes of it is the question.
@@ -196,13 +198,16 @@ class Trial:
 
     def reads(self, tensor: Any) -> Reads:
         """Returns how opened parts of the step use a tensor."""
-        if not isinstance(tensor, tf.Tensor) or self.replicated or id(tensor) in self._sources:
+        if not isinstance(tensor, tf.Tensor):
             return Reads(differentiated=True)
+        by_row = is_row_dimension(tensor)
+        if self.replicated or id(tensor) in self._sources:
+            return Reads(differentiated=True, by_row=by_row)
         returned = not self._returns_rows and any(each is tensor for each in self._returned.values())
         if returned or id(tensor) in self._read:
-            return Reads()
+            return Reads(by_row=by_row)
         reading = [op for op in tensor.consumers() if not self._is_closed(op)]
-        return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
+        return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading), by_row=by_row)
 
     def _is_closed(self, op: tf.Operation) -> bool:
         if not hasattr(self, "_places"):
@@ -278,16 +283,17 @@ def of_a_jacobian() -> bool:
 
 def may_mix(layer: Any) -> bool:
     """Returns whether a layer may need more than a replica's rows; most of Keras's own don't."""
-    if _is_of_user(layer) or type(layer).__name__ in _MIXING or _is_along_rows(layer):
+    if _is_of_user(layer) or _is_mixing(layer):
         return True
     regularizer = layer.activity_regularizer
     return regularizer is not None and type(regularizer).__name__ not in _BY_ENTRY
 
 
-def _is_along_rows(layer: Any) -> bool:
-    """Whether a layer of Keras's computes along axis 0, as `Softmax(axis=0)` does."""
+def _is_mixing(layer: Any) -> bool:
+    """Whether a layer of Keras's computes along axis 0, as `Softmax(axis=0)` does, or pads to the longest text."""
     axis = getattr(layer, "axis", None)
-    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+    pads = isinstance(layer, keras.layers.TextVectorization) and layer.get_config()["output_sequence_length"] is None
+    return type(layer).__name__ in _MIXING or pads or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
 
 
 def _is_of_user(layer: Any) -> bool:

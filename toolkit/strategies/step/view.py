@@ -145,16 +145,41 @@ class View:
                 self._calls.pop()
         outputs = iter(record.outputs if record is not None else ())
         reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
-        found = self.by_row(lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads)
+        of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
+        found = self.by_row(
+            lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads, of_rows
+        )
         for each in layer._flatten_layers():
             losses = vars(each).get("_losses")
             if losses:
                 losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
         return found
 
-    def by_row(self, function: Callable, args: Any, kwargs: Any, name: str, reads: Callable[[], Reads] = Reads) -> Any:
-        """Calls a function with this replica's rows, and returns its results as the step sees them."""
-        args, kwargs = keras.tree.map_structure(self.cut, (args, kwargs))
+    def by_row(
+        self,
+        function: Callable,
+        args: Any,
+        kwargs: Any,
+        name: str,
+        reads: Callable[[], Reads] = Reads,
+        of_rows: list[bool] | None = None,
+    ) -> Any:
+        """Calls a function with this replica's rows, and returns its results as the step sees them.
+
+        Args:
+            function: Takes positional and named arguments.
+            args: The positional ones.
+            kwargs: The named ones.
+            name: The function, for a message.
+            reads: Returns how the step uses the next of the function's results.
+            of_rows: For each tensor that the function takes, whether it has a row for each of the batch's.
+        """
+        tensors = iter(of_rows or ())
+
+        def own(x: Any) -> Any:
+            return self.cut(x) if not tf.is_tensor(x) or next(tensors, True) else x
+
+        args, kwargs = keras.tree.map_structure(own, (args, kwargs))
         with self._by_row():
             outputs = function(args, kwargs)
 
@@ -164,7 +189,8 @@ class View:
             use = reads()
             if leaf.shape.rank == 0:
                 return self._mean(leaf) if leaf.dtype.is_floating else leaf
-            return self._whole(leaf, use, name) if self._is_by_row(leaf, own=True) else leaf
+            by_row = self._is_by_row(leaf, own=True) if use.by_row is None else use.by_row
+            return self._whole(leaf, use, name) if by_row else leaf
 
         return keras.tree.map_structure(one, outputs)
 
@@ -195,7 +221,7 @@ class View:
         if not tf.executing_eagerly():
             size = self._size and (self._size // here.step.count if own else self._size)
             return bool(size and x.shape[0] and x.shape[0] % size == 0)
-        count = int(self._rows.count if own else self._rows.total_count)
+        count = max(1, int(self._rows.count)) if own else int(self._rows.total_count)  # None is a copy of one.
         return count > 0 and x.shape[0] % count == 0
 
     def cut(self, x: Any) -> Any:
