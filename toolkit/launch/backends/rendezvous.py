@@ -51,7 +51,8 @@ class _Seat(ConnectedAgent):
 
     def take(self, connection: socket.socket, channel: Channel) -> None:
         """Assigns it to a launcher."""
-        self._socket, self._channel = connection, channel
+        self._socket = connection
+        super().__init__(channel)
         channel.send(self._prepare)
 
     @property

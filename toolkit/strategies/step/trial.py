@@ -26,7 +26,7 @@ from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_row_dimension", "may_mix", "run"]
+__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_known", "is_row_dimension", "may_mix", "run"]
 
 # Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
 _MIXING = ("CutMix", "MixUp")
@@ -296,9 +296,16 @@ def _is_mixing(layer: Any) -> bool:
     return type(layer).__name__ in _MIXING or pads or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
 
 
+def is_known(layer: Any) -> bool:
+    """Returns whether a layer's class is Keras's, or one of ours, whose replicas exchange what they need."""
+    kind = type(layer)
+    ours = any(each.__module__.startswith("toolkit.") for each in kind.__mro__)
+    return ours or kind.__module__.startswith("keras.src.")
+
+
 def _is_of_user(layer: Any) -> bool:
     """Whether what a layer computes between the layers that it calls is a script's own."""
-    if type(layer).__name__ in _OF_USERS or not type(layer).__module__.startswith("keras.src."):
+    if type(layer).__name__ in _OF_USERS or not is_known(layer):
         return True
     # A functional model may have operations between its layers, such as keras.ops.mean.
     return any(not isinstance(each, keras.layers.Layer) for each in getattr(layer, "operations", ()))

@@ -29,7 +29,7 @@ from toolkit.strategies.context import here, known
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.step.batch_share import Share, WholeShare, entered
 from toolkit.strategies.step.rows import Call
-from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension
+from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
 from toolkit.support.wrapping import wrap
 
 __all__ = ["View", "adapt_draws"]
@@ -134,7 +134,7 @@ class View:
         if self.replicated:
             opened = True
         elif record is None:
-            opened = not type(layer).__module__.startswith("keras.src.") or not self.is_any_by_row((args, kwargs))
+            opened = not is_known(layer) or not self.is_any_by_row((args, kwargs))
         else:
             opened = record.opened or not self.is_any_by_row((args, kwargs))
         if opened:
