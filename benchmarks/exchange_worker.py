@@ -150,7 +150,7 @@ def keras_fit(kind: str, how: str, clock: "_Clock") -> dict:
 
 def _factors(model: "keras.Model", rank: int) -> int:
     """Elements that PowerSGD sends in a step: rank * (n + m) of a matrix, and what isn't compressed (1905.13727)."""
-    from toolkit.strategies.exchange.powersgd import matrix_shape, shrinks
+    from toolkit.strategies.step.powersgd import matrix_shape, shrinks
 
     shapes = [variable.shape for variable in model.trainable_variables]
     return sum(rank * sum(matrix_shape(s)) if shrinks(s, rank) else math.prod(s) for s in shapes)

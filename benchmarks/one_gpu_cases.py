@@ -185,7 +185,7 @@ def overlap(place: str) -> None:
 
 def worker(place: str, index: str) -> None:
     """One of two workers that share a card."""
-    edges: Any = importlib.import_module("toolkit.strategies.exchange.overlap")
+    edges: Any = importlib.import_module("toolkit.strategies.step.overlap")
     toolkit.devices.configure(gpus=1, memory="growth", emulate="never" if place == "GPU" else "always")
     strategy = toolkit.strategies.create("multi_worker", communication="ring")
     import keras

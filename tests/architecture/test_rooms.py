@@ -1,6 +1,7 @@
 """The house as CONTRIBUTING.md and the rooms' own docstrings draw it."""
 
 import ast
+import graphlib
 import importlib
 import pathlib
 import re
@@ -16,18 +17,11 @@ LIBRARY = ROOT / "toolkit"
 MOST_PUBLIC_NAMES = 12
 
 
-def listed(docstring):
-    """The names in the list of a docstring, each followed by two spaces or more, in order."""
-    return re.findall(r"^ *(\w+)  +\S", docstring, re.MULTILINE)
-
-
-def docstring(package):
-    return ast.get_docstring(ast.parse((package / "__init__.py").read_text()), clean=False) or ""
-
-
-PACKAGES = {path.parent: listed(docstring(path.parent)) for path in sorted(LIBRARY.rglob("__init__.py"))}
-WINGS = PACKAGES[LIBRARY]
+PACKAGES = sorted(path.parent for path in LIBRARY.rglob("__init__.py"))
 NAMES = {path: ".".join(path.relative_to(ROOT).parts) for path in PACKAGES}
+# CONTRIBUTING's picture of the wings, from the lowest to the highest.
+PICTURE = re.search(r"    toolkit/\n(.*?)\n    recipes/", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+WINGS = re.findall(r"^      (\w+)(?:\.py|/) ", PICTURE, re.MULTILINE)
 
 
 def imported(path):
@@ -39,25 +33,34 @@ def imported(path):
             yield from (alias.name for alias in node.names if alias.name.startswith("toolkit."))
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
-def test_every_file_and_room_is_listed_where_it_stands(package):
-    there = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
-    there |= {path.parent.name for path in package.glob("*/__init__.py")}
-    assert set(PACKAGES[package]) == there
+def parts(package):
+    """The files and rooms of a package, by name, and which of the others each imports."""
+    files = {path.stem: [path] for path in package.glob("*.py") if path.stem not in ("__init__", "__main__")}
+    files |= {path.parent.name: list(path.parent.rglob("*.py")) for path in package.glob("*/__init__.py")}
+    prefix = f"{NAMES[package]}."
+    imports = {
+        name: {
+            module.removeprefix(prefix).split(".")[0]
+            for path in paths
+            for module in imported(path)
+            if module.startswith(prefix)
+        }
+        for name, paths in files.items()
+    }
+    return {name: (found & set(files)) - {name} for name, found in imports.items()}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
-def test_imports_point_one_way(package):
-    """What a package's docstring lists imports only what stands above it in that list, in files and rooms alike."""
-    order, prefix = PACKAGES[package], f"{NAMES[package]}."
-    for place, name in enumerate(order):
-        files = [package / f"{name}.py"] if (package / f"{name}.py").exists() else (package / name).rglob("*.py")
-        for path in files:
-            inside = {
-                module.removeprefix(prefix).split(".")[0] for module in imported(path) if module.startswith(prefix)
-            }
-            below = inside & set(order[place + 1 :])
-            assert not below, f"{path} imports {below}, which {NAMES[package]} lists below {name}"
+def test_imports_make_no_circle(package):
+    """Neither among the files of a package nor among its rooms, imports within functions included."""
+    graphlib.TopologicalSorter(parts(package)).prepare()
+
+
+def test_no_wing_imports_one_that_stands_below_it_in_the_picture():
+    imports = parts(LIBRARY)
+    assert set(imports) == set(WINGS)
+    upward = {wing: set(imports[wing]) & set(WINGS[place:]) for place, wing in enumerate(WINGS)}
+    assert not any(upward.values()), upward
 
 
 def test_few_names_are_public():
@@ -67,13 +70,7 @@ def test_few_names_are_public():
 
 @pytest.mark.parametrize("package", PACKAGES, ids=NAMES.get)
 def test_a_room_says_who_comes_here(package):
-    assert docstring(package).strip(), f"{package} has no docstring"
-
-
-def test_contributing_lists_the_wings_in_the_same_order():
-    picture = re.search(r"    toolkit/\n(.*?)\n    recipes/", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
-    drawn = re.findall(r"^      (\w+)(?:\.py|/) ", picture, re.MULTILINE)
-    assert drawn == WINGS
+    assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
 def test_contributing_names_only_files_that_exist():

@@ -21,7 +21,7 @@ from keras import layers, ops
 
 import toolkit
 from toolkit.strategies.processes import agreement
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables import optimizers_of
 
 STEPS = 20
 BATCH = 30  # 4 replicas have 7 or 8 of them.

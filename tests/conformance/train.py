@@ -18,7 +18,7 @@ import numpy as np
 
 import toolkit
 from toolkit.data import shapes
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.training.checkpoints import state
 
 BATCH = 132  # Shared equally by 1, 2, 3 and 4.

@@ -39,15 +39,3 @@ def test_a_plain_word_is_used(path):
         for match in re.finditer(rf"\b({word})\b", text, re.IGNORECASE)
     }
     assert not found, f"{path}: write {found}"
-
-
-LONGEST = 30  # Words of a sentence of the manual.
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_sentences_are_short(page):
-    text = re.sub(r"```.*?```|<!--.*?-->|^[|#%].*?$|^    .*?$", "\n\n", without_parts(page), flags=re.S | re.M)
-    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text)
-    sentences = [" ".join(each.split()) for block in blocks for each in re.split(r"(?<=[.:;?!)])\s", block)]
-    long = [each for each in sentences if len(each.split()) > LONGEST]
-    assert not long, long

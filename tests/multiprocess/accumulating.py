@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives
+from toolkit.strategies.step import collectives
 from toolkit.training.checkpoints import state
 
 STEPS = 3

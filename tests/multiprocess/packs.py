@@ -12,9 +12,8 @@ strategy = toolkit.strategies.create("auto")
 import keras
 import numpy as np
 
-from toolkit.strategies.exchange import collectives, overlap
 from toolkit.strategies.options import GradientExchange, Options, set_options
-from toolkit.strategies.step import moments
+from toolkit.strategies.step import collectives, overlap, share
 
 WAYS = {
     "without overlap": {"bytes_per_pack": 0, "order": False},
@@ -41,13 +40,13 @@ def network():
 def main():
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
-    seen, kept, together, long = {}, overlap.weights_first, moments._moments, collectives._LONG
+    seen, kept, together, long = {}, overlap.weights_first, share._moments, collectives._LONG
     for way, given in WAYS.items():
         arguments = dict(given)
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
         collectives._LONG = arguments.pop("long", long)
         one_by_one = not arguments.pop("moments", True)
-        moments._moments = (lambda original, *given: original(*given)) if one_by_one else together
+        share._moments = (lambda original, *given: original(*given)) if one_by_one else together
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
         set_options(strategy, Options(gradients=GradientExchange(**arguments)))
         with strategy.scope():

@@ -9,7 +9,7 @@ import tensorflow as tf
 import toolkit
 strategy = toolkit.strategies.create("multi_worker")
 import keras, numpy as np
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)

@@ -20,7 +20,7 @@ from toolkit.parallel import (
     parallelize,
     plain,
 )
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 L = keras.layers
 MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))

@@ -9,7 +9,7 @@ import test_layers
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.parallel import ShardedDense
-from toolkit.strategies.variables import equality
+from toolkit.strategies.fit import equality
 
 pytestmark = pytest.mark.slow
 

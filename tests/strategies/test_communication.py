@@ -6,7 +6,7 @@ import processes
 import pytest
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange.communication import choose
+from toolkit.strategies.step.collectives import choose
 
 HOSTS = ("a:1", "b:1")
 ONE_HOST = ("a:1", "a:2")

@@ -11,8 +11,7 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies import GradientExchange
-from toolkit.strategies.exchange.powersgd import _orthonormal, matrix_shape, shrinks
-from toolkit.strategies.step.compression import per_replica_state
+from toolkit.strategies.step.powersgd import Compressed, _orthonormal, matrix_shape, shrinks
 from toolkit.training.checkpoints import state
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "powersgd.json"
@@ -40,7 +39,7 @@ def test_forty_steps_are_those_that_numpy_makes(four_devices):
     model.set_weights([np.array(each, "float32") for each in golden["begin"]])
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
-    for variable, value in zip(per_replica_state(model.optimizer)[1::2], golden["right"], strict=True):
+    for variable, value in zip(Compressed.state(model.optimizer)[1::2], golden["right"], strict=True):
         variable.assign(np.array(value, "float32"))
     x, y = (np.array(golden[name], "float32") for name in ("x", "y"))
     model.fit(x, y, batch_size=golden["batch"], epochs=golden["epochs"], shuffle=False, verbose=0)
@@ -157,7 +156,7 @@ def test_rows_of_a_table_are_sent_as_they_are(four_devices):
             model.compile(keras.optimizers.SGD(0.1), "mse")
         numbers = np.arange(16).reshape(8, 2)
         model.fit(numbers, np.ones((8, 30), "float32"), batch_size=8, epochs=1, shuffle=False, verbose=0)
-        return per_replica_state(model.optimizer), model.get_weights()
+        return Compressed.state(model.optimizer), model.get_weights()
 
     kept, mine = weights(RANK_2)
     _, theirs = weights(None)
@@ -216,6 +215,6 @@ def test_a_sum_that_is_not_finite_is_forgotten(four_devices):
     strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=RANK_2)
     model = two_layers(strategy, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.02), initial_scale=1e38))
     trained(strategy, model, epochs=1)
-    assert all(np.isfinite(variable.numpy()).all() for variable in per_replica_state(model.optimizer))
+    assert all(np.isfinite(variable.numpy()).all() for variable in Compressed.state(model.optimizer))
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     tf.debugging.assert_all_finite(model.weights[0], "a weight")

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from toolkit import parallel, strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.variables import equality
-from toolkit.strategies.variables.equality import _digest as digest
-from toolkit.strategies.variables.equality import _sum_of_bits
+from toolkit.strategies.fit import equality
+from toolkit.strategies.fit.equality import _digest as digest
+from toolkit.strategies.fit.equality import _sum_of_bits
 
 
 def sums(*arrays):

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import mesh
+from toolkit.strategies import mesh
 from toolkit.strategies.fit import adapt, callbacks, models
 from toolkit.strategies.processes import shared_files
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from toolkit import strategies
-from toolkit.strategies.step.inlining import adapt_functions, inlining
+from toolkit.strategies.step.train_step import adapt_functions, inlining
 
 X = np.random.default_rng(0).normal(size=(31, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among, Mesh, in_one_group, mesh_of
+from toolkit.strategies.mesh import Among, Mesh, in_one_group, mesh_of
+from toolkit.strategies.step import collectives
 
 
 def test_groups_are_neighbours_and_peers_have_the_same_shard():

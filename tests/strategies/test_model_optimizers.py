@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables import optimizers_of
 
 
 class Trainer:

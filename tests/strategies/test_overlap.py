@@ -6,7 +6,7 @@ import processes
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies.exchange import overlap
+from toolkit.strategies.step import overlap
 
 
 @pytest.mark.parametrize(

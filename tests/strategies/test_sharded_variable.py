@@ -5,7 +5,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.variables import sharded_variable
+from toolkit.strategies.step import sharded_variable
 
 
 def test_a_read_takes_no_new_key_of_tensorflow_s_each_time(monkeypatch):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras.src.trainers import compile_utils
 
 from toolkit import strategies
-from toolkit.strategies.step.kinds import Kind, loss_kind, metric_kind
+from toolkit.strategies.step.whole_batch import Kind, loss_kind, metric_kind
 
 X = np.random.default_rng(0).normal(size=(43, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True).astype("float32")

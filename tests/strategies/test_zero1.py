@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from toolkit import parallel, strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 RANDOM = np.random.default_rng(0)
 WORDS = RANDOM.integers(0, 11, size=(60, 5))

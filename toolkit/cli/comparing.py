@@ -11,7 +11,7 @@ from toolkit.cli.from_flags import load_batches
 from toolkit.cli.log import say
 from toolkit.cli.plan_table import Comparison, show_comparisons
 from toolkit.data import Batches
-from toolkit.strategies.exchange import mesh
+from toolkit.strategies import mesh
 from toolkit.training import Meter, Run
 
 __all__ = ["train_ways"]

@@ -3,11 +3,11 @@
 A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
 
-context       what is known of the step that a thread is at
 options       what users give a strategy, and which options go together
+mesh          which replicas exchange with which
+context       what is known of the step that a thread is at
+variables     the variables and optimizers of a model, and those that were made outside of the strategy's scope
 processes     what processes that train together agree on, and how they begin and end together
-exchange      how tensors travel between replicas, and when
-variables     variables in shards, optimizers' slots in shards, and what all replicas have alike
 input         how a batch is divided, and how an epoch ends for all workers alike
 step          one step's numbers: shares of the batch, losses, gradients, logs
 fit           what Keras's `fit`, callbacks and saving need, and the list of what is wrapped
@@ -83,9 +83,9 @@ def batch_mean(values, weights=None):
         batch, and 0 where all weights are 0. Call it outside of a `tf.function`, a branch or a loop within the step:
         replicas exchange their sums of weights.
     """
-    from toolkit.strategies.step import batch_share
+    from toolkit.strategies.step import share
 
-    return batch_share.batch_mean(values, weights)
+    return share.batch_mean(values, weights)
 
 
 def batch_rows(values):
@@ -103,9 +103,9 @@ def batch_rows(values):
         of this replica's examples: divide each loss by the global batch, as TensorFlow's guides to such loops have it.
         On one device, what was given. Call it outside of a branch or a loop within the step.
     """
-    from toolkit.strategies.step import batch_share
+    from toolkit.strategies.step import share
 
-    return batch_share.batch_rows(values)
+    return share.batch_rows(values)
 
 
 def enable_fit(strategy):

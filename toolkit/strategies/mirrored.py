@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange.communication import number_by_call
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.input import batch_split
 from toolkit.strategies.input.pipelines import (
@@ -16,6 +15,7 @@ from toolkit.strategies.input.pipelines import (
     untuned,
     whole_for_keras,
 )
+from toolkit.strategies.step.collectives import number_by_call
 from toolkit.strategies.step.optimizer import know_steps
 from toolkit.strategies.step.train_step import ReducesForKeras
 

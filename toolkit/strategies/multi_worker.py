@@ -13,8 +13,6 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import mirrored
-from toolkit.strategies.exchange import communication, overlap
-from toolkit.strategies.exchange.communication import options_for
 from toolkit.strategies.fit.adapt import adapt_workers
 from toolkit.strategies.input.worker_input import ReadsShares
 from toolkit.strategies.processes.agreement import processes, seed_alike
@@ -28,6 +26,8 @@ from toolkit.strategies.processes.resolver import (
     wait_at_exit,
     wait_for_others,
 )
+from toolkit.strategies.step import collectives, overlap
+from toolkit.strategies.step.collectives import options_for
 from toolkit.strategies.step.optimizer import know_steps
 from toolkit.strategies.step.train_step import ReducesForKeras
 from toolkit.support import status, taken_over
@@ -156,9 +156,7 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         )
     if not isinstance(strategy, MultiWorkerStrategy):
         strategy.__class__ = MultiWorkerStrategy  # It adds only methods, no state.
-        _ready(
-            strategy, "CommunicationOptions don't ask for NCCL" * (communication.communication_of(strategy) != "nccl")
-        )
+        _ready(strategy, "CommunicationOptions don't ask for NCCL" * (collectives.communication_of(strategy) != "nccl"))
     return strategy
 
 
@@ -213,7 +211,7 @@ def _check_same(first: MultiWorkerStrategy, resolver: Any) -> None:
 
 def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     adapt_workers()
-    communication.number_by_call(strategy)
+    collectives.number_by_call(strategy)
     know_steps(strategy)
     seed_alike(strategy)
     wait_at_exit(strategy)

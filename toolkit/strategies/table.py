@@ -227,10 +227,10 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if isinstance(strategy, tf.distribute.MirroredStrategy):
             described["strategy"] = "mirrored"
         elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            from toolkit.strategies.exchange.communication import communication_of
+            from toolkit.strategies.step.collectives import communication_of
 
             described |= {"strategy": "multi_worker", "communication": communication_of(strategy)}
-        from toolkit.strategies.exchange.mesh import is_toolkit_strategy, mesh_of
+        from toolkit.strategies.mesh import is_toolkit_strategy, mesh_of
 
         if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
@@ -263,7 +263,7 @@ def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
     Raises:
         StrategyError: It was, or its replicas can't be divided into such groups.
     """
-    from toolkit.strategies.exchange import mesh
+    from toolkit.strategies import mesh
 
     if options.shards is not None:
         mesh.check_shards(strategy, options.shards)

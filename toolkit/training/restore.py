@@ -55,7 +55,7 @@ def restore(
         CheckpointError: No checkpoint can be used, it is another model's, or processes restored differently.
         ModelError: The model isn't built, and the data doesn't say its shapes.
     """
-    from toolkit.strategies.variables.model_optimizers import is_built
+    from toolkit.strategies.variables import is_built
 
     strategy = model.distribute_strategy
     resumes = bool(broadcast_number(strategy, wanted))

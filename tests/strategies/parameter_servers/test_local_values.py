@@ -10,7 +10,7 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers.functions import traced
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.step.inlining import adapt_functions, inlining
+from toolkit.strategies.step.train_step import adapt_functions, inlining
 
 
 def run(step, variables, *values):

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among
-from toolkit.strategies.step import batch_share
+from toolkit.strategies.mesh import Among
+from toolkit.strategies.step import collectives, share
 from toolkit.support.graphs import computed_from, is_elementwise, outside
 
 __all__ = [
@@ -100,7 +99,7 @@ def acts_elementwise(function: Callable | None) -> bool:
 
 def gather(x: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
     """Returns all examples from own ones: [n, ...] to [replicas * m, ...]; also for masks and indices."""
-    own = batch_share.unweigh(x) if x.dtype.is_floating else x
+    own = share.unweigh(x) if x.dtype.is_floating else x
     sent = _padded(tf.cast(own, tf.float16) if x.dtype == tf.bool else own, counts)  # No collective accepts bools.
     everybody = collectives.all_gather(sent, among=Among.GROUP, dtype=dtype if x.dtype.is_floating else None)
     joined = tf.cast(tf.reshape(everybody, tf.concat([[-1], tf.shape(everybody)[2:]], 0)), x.dtype)
@@ -136,7 +135,7 @@ def features_to_examples(
     y = y[tuple(index)]
     shape[0], shape[axis] = None, features
     y.set_shape(shape)
-    return batch_share.weigh(y)
+    return share.weigh(y)
 
 
 def examples_to_features(
@@ -155,7 +154,7 @@ def examples_to_features(
         [replicas * m, ...], with `size` features.
     """
     _, replicas = collectives.replica_id_and_count(Among.GROUP)
-    x = _padded(batch_share.unweigh(x), counts)
+    x = _padded(share.unweigh(x), counts)
     shape = x.shape.as_list()
     axis %= len(shape)
     padding = [[0, 0]] * len(shape)
@@ -176,12 +175,12 @@ def features_of_all(y: tf.Tensor, features: int, *, dtype: tf.DType | None) -> t
     Its gradients are added over the replicas.
     """
     everybody = tf.unstack(collectives.all_gather(y, among=Among.GROUP, dtype=dtype))
-    return batch_share.weigh(tf.concat(everybody, -1)[..., :features])
+    return share.weigh(tf.concat(everybody, -1)[..., :features])
 
 
 def sum_of_all(y: tf.Tensor, *, dtype: tf.DType | None) -> tf.Tensor:
     """Returns the sum of the replicas' terms that are the same for all examples; gradients are summed as well."""
-    return batch_share.weigh(tf.reduce_sum(collectives.all_gather(y, among=Among.GROUP, dtype=dtype), 0))
+    return share.weigh(tf.reduce_sum(collectives.all_gather(y, among=Among.GROUP, dtype=dtype), 0))
 
 
 def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> tf.Tensor:
@@ -191,7 +190,7 @@ def sum_to_examples(y: tf.Tensor, counts: Counts, *, dtype: tf.DType | None) -> 
     y = tf.reshape(y, tf.concat([[replicas, counts.padded], tf.shape(y)[1:]], 0))
     y = collectives.reduce_scatter(y, among=Among.GROUP, dtype=dtype)[: counts.own]
     y.set_shape([None, *shape[1:]])
-    return batch_share.weigh(y)
+    return share.weigh(y)
 
 
 def _padded(x: tf.Tensor, counts: Counts) -> tf.Tensor:

@@ -14,9 +14,9 @@ import tensorflow as tf
 from toolkit.parallel.layers import activations
 from toolkit.parallel.layers.base import Exchanging, Sharded, in_a_step, refuse
 from toolkit.parallel.layers.dense import equation_parts
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among, mesh_of
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.mesh import Among, mesh_of
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"]
 

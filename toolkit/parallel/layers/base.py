@@ -20,12 +20,11 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.parallel.layers import activations
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among, mesh_of
 from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import DTYPES
-from toolkit.strategies.step import batch_share
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step import collectives, share
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["Sharded", "in_a_step", "refuse"]
 
@@ -213,7 +212,7 @@ class _ShardedRegularizer(keras.regularizers.Regularizer):
             times = count if here.share is None else 1 / groups
             # The value is that of the whole variable on every replica; the gradient is that of the shard.
             return tf.stop_gradient(collectives.all_reduce(own, among=Among.GROUP) - times * own) + times * own
-        return batch_share.weigh(self.whole(variable.gather(shard)))
+        return share.weigh(self.whole(variable.gather(shard)))
 
 
 class _ShardedConstraint(keras.constraints.Constraint):

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense", "equation_parts", "split_letter"]
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from toolkit.parallel.layers import activations
 from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.mesh import Among
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import same_everywhere
 
 __all__ = ["ShardedEmbedding"]

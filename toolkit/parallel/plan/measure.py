@@ -19,13 +19,15 @@ from toolkit.parallel.layers.kinds import plain_layer
 from toolkit.parallel.plan.count import costs_seen
 from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
+from toolkit.strategies import mesh
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives, mesh
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes import agreement
-from toolkit.strategies.step.optimizer import attach_to, reduced
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.exchanges import reduced
+from toolkit.strategies.step.optimizer import exchange_gradients
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 __all__ = ["measure"]
 
@@ -181,7 +183,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
         variable = ReplicaShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
     else:
         variable = keras.Variable("zeros", [_UPDATED], name="weights")
-    attach_to(fresh)
+    exchange_gradients(fresh)
     fresh.build([variable])
 
     def update() -> tf.Tensor:

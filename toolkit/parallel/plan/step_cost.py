@@ -173,7 +173,7 @@ def _sent(layer: LayerCost, setting: Setting) -> int:
     rank = setting.gradient_rank
     if rank is None:
         return layer.parameters
-    from toolkit.strategies.exchange.powersgd import matrix_shape, shrinks
+    from toolkit.strategies.step.powersgd import matrix_shape, shrinks
 
     return sum(rank * sum(matrix_shape(each)) if shrinks(each, rank) else math.prod(each) for each in layer.shapes)
 

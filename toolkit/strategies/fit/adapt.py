@@ -7,11 +7,10 @@ from toolkit.strategies.fit.callbacks import adapt_callbacks
 from toolkit.strategies.fit.models import adapt_models
 from toolkit.strategies.input.pipelines import adapt_epoch_iterator
 from toolkit.strategies.processes.shared_files import adapt_checkpoints
-from toolkit.strategies.step.batch_share import adapt_means
-from toolkit.strategies.step.inlining import adapt_functions
 from toolkit.strategies.step.optimizer import adapt_optimizers
+from toolkit.strategies.step.share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
-from toolkit.strategies.step.train_step import adapt_seeds
+from toolkit.strategies.step.train_step import adapt_functions, adapt_seeds
 from toolkit.support.wrapping import add
 
 __all__ = ["adapt_keras", "adapt_replicas", "adapt_workers"]

@@ -20,10 +20,10 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import mesh
+from toolkit.strategies import mesh
 from toolkit.strategies.input.batch_split import Part
 from toolkit.strategies.step import trial
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables import optimizers_of
 
 __all__ = ["batch_spec", "build", "check"]
 

@@ -18,19 +18,19 @@ import keras
 import numpy as np
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import mesh
-from toolkit.strategies.exchange.local_steps import agree
+from toolkit.strategies import mesh
+from toolkit.strategies.fit.equality import WeightsWatch, average_statistics, check_equal_weights
 from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
-from toolkit.strategies.variables.equality import WeightsWatch, average_statistics, check_equal_weights
-from toolkit.strategies.variables.model_optimizers import variables_of
-from toolkit.strategies.variables.sharded_variable import (
+from toolkit.strategies.step.local_steps import agree
+from toolkit.strategies.step.sharded_variable import (
     ReplicaShardedVariable,
     drop_snapshots,
     snapshots_of,
     take_snapshots,
 )
+from toolkit.strategies.variables import variables_of
 from toolkit.support.wrapping import attach, instead, wrap
 
 __all__ = ["adapt_callbacks"]

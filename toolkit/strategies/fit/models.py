@@ -22,19 +22,17 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from toolkit.errors import StrategyError
+from toolkit.strategies import mesh
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import mesh
 from toolkit.strategies.fit import building
 from toolkit.strategies.input.batch_split import Part, row_count, share_of, shares_of_worker
 from toolkit.strategies.input.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
-from toolkit.strategies.step import layer_losses, optimizer, xla
-from toolkit.strategies.step.predict_step import has_one_size, predict_own
-from toolkit.strategies.step.train_step import make_function
-from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.strategies.variables.outside import holds_variables, take_in
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step import optimizer, share, xla
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.train_step import has_one_size, make_function, predict_own
+from toolkit.strategies.variables import holds_variables, optimizers_of, take_in
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_models", "prepare"]
@@ -69,7 +67,7 @@ def _attach_to(model: Any) -> None:
     for name in ("save", "save_weights"):
         attach(model, name, save)
     if mesh.replica_count(strategy) > 1:
-        layer_losses.attach_to(model)
+        share.keep_losses_by_replica(model)
         attach(model, "predict_step", predict_own)
         attach(model, "quantize", _quantize)
         attach(model, "make_train_function", functools.partial(make_function, "train_step"))
@@ -78,7 +76,7 @@ def _attach_to(model: Any) -> None:
             attach(model, f"{kind}_on_batch", functools.partial(_call_on_batch, kind))
             attach(model, f"make_{kind}_function", functools.partial(_make_dividing, kind))
         for each in optimizers_of(model):
-            optimizer.attach_to(each)
+            optimizer.exchange_gradients(each)
 
 
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:

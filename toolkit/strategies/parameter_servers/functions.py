@@ -17,9 +17,8 @@ from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.placement import CHIEF
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, push
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
-from toolkit.strategies.step.batch_share import WholeShare, entered
-from toolkit.strategies.step.inlining import inlining
-from toolkit.strategies.step.train_step import results_noted
+from toolkit.strategies.step.share import WholeShare, entered
+from toolkit.strategies.step.train_step import inlining, results_noted
 from toolkit.support.graphs import outside
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.strategies.parameter_servers import internals
-from toolkit.strategies.variables.stand_in import StandIn
+from toolkit.strategies.step.sharded_variable import StandIn
 from toolkit.support.graphs import derives_from
 
 __all__ = ["Cell", "LocalValue", "UpdatedValue", "in_graph_of"]

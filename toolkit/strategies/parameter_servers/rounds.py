@@ -31,8 +31,8 @@ from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
-from toolkit.strategies.step.batch_share import Share, entered
-from toolkit.strategies.step.shown import shown
+from toolkit.strategies.step.share import Share, entered
+from toolkit.strategies.step.trial import shown
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
 __all__ = ["RoundShare", "Rounds", "ShareStep", "run_shares"]

@@ -24,8 +24,8 @@ from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, N
 from toolkit.strategies.parameter_servers.rounds import Rounds, run_shares
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.step.step_count import count_dispatched
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.step.train_step import count_dispatched
+from toolkit.strategies.variables import optimizers_of
 
 __all__ = ["Counters", "MetricTotals", "Session", "TracedFunctions"]
 

@@ -30,10 +30,10 @@ from toolkit.strategies.parameter_servers.placement import Placement, ServerShar
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
 from toolkit.strategies.parameter_servers.worker_step import adapt_updates
-from toolkit.strategies.step.batch_share import adapt_means
+from toolkit.strategies.step.share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables import optimizers_of
 from toolkit.support import redaction, signals, status
 
 __all__ = ["ParameterServerStrategy", "create"]

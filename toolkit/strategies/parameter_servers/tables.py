@@ -12,7 +12,7 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
-from toolkit.strategies.variables.stand_in import StandIn
+from toolkit.strategies.step.sharded_variable import StandIn
 
 __all__ = [
     "LocalTable",

@@ -19,7 +19,7 @@ from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
 from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.tables import LocalTable, Rows, updates_by_rows
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.variables import optimizers_of
 
 __all__ = [
     "LocalScope",

@@ -28,8 +28,8 @@ from toolkit.strategies.parameter_servers.variables import (
     sends_difference,
     unpacked,
 )
-from toolkit.strategies.step.inlining import adapt_functions, inlining
-from toolkit.strategies.variables.model_optimizers import trained_by
+from toolkit.strategies.step.train_step import adapt_functions, inlining
+from toolkit.strategies.variables import trained_by
 from toolkit.support.wrapping import wrap
 
 __all__ = ["Step", "adapt_optimizers", "adapt_updates", "current", "tracing"]

@@ -20,15 +20,15 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.gradients import mapped, over_replicas
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step.compression import memories_of
-from toolkit.strategies.variables.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
-from toolkit.strategies.variables.zero1 import track_slot
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.gradients import Exchange, mapped
+from toolkit.strategies.step.powersgd import memories_of, totals
+from toolkit.strategies.step.sharded_optimizer import track_slot
+from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
 from toolkit.support.wrapping import attach
 
-__all__ = ["attach_to", "exchanged_later", "later", "per_replica_state"]
+__all__ = ["Later", "accumulate_by_replica", "exchanged_later"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Adding:
     memories: list
 
 
-def attach_to(optimizer: Any) -> None:
+def accumulate_by_replica(optimizer: Any) -> None:
     """Makes an optimizer of several replicas accumulate per replica, and exchange the sums when it updates."""
     attach(optimizer, "build", _build)
     attach(optimizer, "add_variable_from_reference", _add_variable)
@@ -58,29 +58,36 @@ def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) ->
     return original(optimizer, _sum_over_replicas(grads))
 
 
-def later(optimizer: Any, grads: Sequence, variables: Sequence) -> frozenset[int]:
-    """Returns the numbers of the gradients that need no exchange before Keras updates."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
-        return frozenset()
-    return frozenset(
-        number
-        for number, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
-        if isinstance(gradient, tf.Tensor)
-        and _adds_by_replica(optimizer, variable)
-        and not getattr(variable, "overwrite_with_gradient", False)
-    )
+class Later(Exchange):
+    """A replica adds its gradients of several steps, and the sums are exchanged when Keras updates."""
+
+    now = False
+
+    def takes(self, number: int) -> bool:
+        """Those that need no exchange before Keras updates."""
+        optimizer, variable = self.sent.optimizer, self.sent.variables[number]
+        return (
+            not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            and isinstance(self.sent.values[number], tf.Tensor)
+            and _adds_by_replica(optimizer, variable)
+        )
+
+    def run(self) -> None:
+        """Weights them by this replica's share."""
+        for number, each in zip(self.numbers, self.sent.of_shares(self.numbers), strict=True):
+            self.sent.values[number] = each
+
+    @staticmethod
+    def state(optimizer: Any) -> list[Any]:
+        """What each process has accumulated."""
+        strategy = optimizer._distribution_strategy
+        sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []
+        return [ReplicaCopies(each, strategy) for each in sums]
 
 
 def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:
     """A context in which an optimizer's gradients of these variables are this replica's."""
     return known(later=frozenset(optimizer._var_key(variable) for variable in variables))
-
-
-def per_replica_state(optimizer: Any) -> list[Any]:
-    """Returns the variables of which a checkpoint needs all replicas' values: what each process has accumulated."""
-    strategy = optimizer._distribution_strategy
-    sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []
-    return [ReplicaCopies(each, strategy) for each in sums]
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
@@ -106,7 +113,7 @@ def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *
 
 
 def _adds_by_replica(optimizer: Any, variable: Any) -> bool:
-    if not optimizer.gradient_accumulation_steps:
+    if not optimizer.gradient_accumulation_steps or not optimizer.built:
         return False
     return isinstance(optimizer._accumulated_gradients[optimizer._get_variable_index(variable)], ReplicaSum)
 
@@ -137,8 +144,6 @@ def _sum_over_replicas(grads: Sequence) -> list:
     numbers.reverse()  # The last layers' gradients are known first.
     if numbers:
         memories = [adding.memories[number] for number in numbers] if adding.memories else ()
-        exchange = here.step.options.gradients
-        totals = over_replicas([out[number] for number in numbers], exchange, memories)
-        for number, total in zip(numbers, totals, strict=True):
+        for number, total in zip(numbers, totals([out[number] for number in numbers], memories), strict=True):
             out[number] = total
     return out

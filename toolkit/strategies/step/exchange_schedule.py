@@ -10,13 +10,12 @@ from typing import Any
 import keras
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange import local_steps
-from toolkit.strategies.exchange.local_steps import LocalFunction
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step.compression import check_smaller, send_all
-from toolkit.strategies.step.local_state import velocities_of
-from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step import local_steps
+from toolkit.strategies.step.local_steps import LocalFunction, velocities_of
+from toolkit.strategies.step.powersgd import check_smaller, send_all
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables import optimizers_of
 
 __all__ = ["local_function", "put_before", "trains_by_itself"]
 

@@ -16,38 +16,213 @@ There is no public hook for this. What is wrapped stands in `adapt_optimizers`, 
 """
 
 import contextlib
-import enum
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
+from toolkit.strategies import mesh
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives, mesh, overlap
-from toolkit.strategies.exchange.gradients import (
-    computed_in_half,
-    mapped,
-    of_first,
-    over_groups,
-    over_replicas,
-    sent_as,
-    with_overflow,
-)
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, batch_share, compression, loss_scale, sharded_optimizer, xla
-from toolkit.strategies.step.loss_scale import counting_alone
-from toolkit.strategies.step.routes import Routes, check_branch, check_rate, routes_of
-from toolkit.strategies.step.sharded_optimizer import finite_alike
-from toolkit.strategies.variables.model_optimizers import trained_by
-from toolkit.strategies.variables.outside import refuse_outside
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.variables.zero1 import in_parts_among, own_part, scattered
+from toolkit.strategies.step import accumulation, collectives, powersgd, sharded_optimizer, xla
+from toolkit.strategies.step.exchanges import exchange
+from toolkit.strategies.step.gradients import Gradients, mapped, of_first
+from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.share import Known, known_here
+from toolkit.strategies.variables import refuse_outside, trained_by
+from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_optimizers", "attach_to", "know_steps", "reduced"]
+__all__ = [
+    "Routes",
+    "adapt_optimizers",
+    "check_branch",
+    "check_rate",
+    "counting_alone",
+    "exchange_gradients",
+    "know_steps",
+    "routes_of",
+    "weigh_scaled_losses",
+]
+
+
+# Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.
+#
+# In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
+# what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
+#
+# - known: nothing that differs between replicas. It stays as it is.
+# - drawn: random numbers too, which each replica draws for itself. The first replica's are taken: one device's.
+# - summed: anything else, such as this replica's loss. Weighted by the replica's share it is averaged once more, which
+#   changes nothing of what all have alike; a gradient that no tape has exchanged is exchanged here.
+
+
+@dataclasses.dataclass(frozen=True)
+class Routes:
+    """The numbers of gradients, by what must be done with them; all others are summed.
+
+    Attributes:
+        known: Those that all replicas have alike.
+        drawn: Those that differ by random numbers only.
+        weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
+    """
+
+    known: frozenset[int] = frozenset()
+    drawn: frozenset[int] = frozenset()
+    weighted: frozenset[int] = frozenset()
+
+
+def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
+    """Returns what must be done with an optimizer's gradients.
+
+    Args:
+        found: What tapes have exchanged.
+        grads: A tensor, `tf.IndexedSlices` or None for each variable.
+        variables: A `keras.Variable` for each gradient.
+        weighted: Those that are parts of a sum already, where no tape has exchanged what they are computed from.
+
+    Raises:
+        StrategyError: The gradient of one variable was computed from those of another, of which replicas have shards.
+    """
+    every = frozenset(number for number, each in enumerate(grads) if each is not None)
+    parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
+    if tf.executing_eagerly():
+        exchanged = {id(each) for each in found.exchanged}
+        return Routes(known=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
+    _check_shards(found.shards, parts, variables)
+    together = differs([each for part in parts.values() for each in part], found.exchanged, found.drawn)
+    if together is Differs.NOWHERE:
+        return Routes(known=every)
+    how = {number: differs(part, found.exchanged, found.drawn) for number, part in parts.items()}
+    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.exchanged) for each in part)}
+    return Routes(
+        known=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
+        drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
+        weighted=weighted - derived,
+    )
+
+
+def _by_replica(tensors: Sequence) -> bool:
+    """Whether some tensors of a step of `fit` may differ between replicas."""
+    share = here.share
+    known = share.known if share is not None else known_here()
+    return (
+        differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
+    )
+
+
+def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
+    """Refuses, for example, a norm over gradients of which each replica has a part."""
+    for number, part in parts.items():
+        mine = (here.step.replica, id(variables[number]))
+        others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
+        if others and any(derives_from(each, others) for each in part):
+            raise StrategyError(
+                asked=f"the gradient of {variables[number].path} was computed from those of sharded layers",
+                found="each replica has a part of those, so that a norm over them, or a sum, is another on each",
+                remedy="Clip by the optimizer's global_clipnorm or clipnorm, which know of shards, or don't shard",
+            )
+
+
+def check_rate(optimizer: Any) -> None:
+    """Refuses a learning rate computed from this replica's values, because others would set another."""
+    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
+    if _by_replica(rates):
+        raise StrategyError(
+            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
+            found="it computes it from what a replica alone knows, such as the loss of its share",
+            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
+        )
+
+
+def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes) -> None:
+    """Refuses exchanges in a branch or a loop, which other replicas may not reach."""
+    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
+    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
+    if _by_replica(decided_by()):
+        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
+    if any(is_in_parts(optimizer, variable) for variable in variables):
+        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
+    elif getattr(optimizer, "gradient_accumulation_steps", None):
+        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
+    if found:
+        raise StrategyError(
+            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
+            found=found,
+            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
+            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
+        )
+
+
+# A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all replicas decide alike.
+#
+# Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients
+# aren't finite. `optimizer` has exchanged them when it looks.
+
+
+def weigh_scaled_losses(optimizer: Any) -> None:
+    """Gives a LossScaleOptimizer of several replicas our own methods."""
+    attach(optimizer, "scale_loss", _scale_loss)
+    attach(optimizer, "_tf_apply", _apply_where_finite)
+    attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
+
+
+def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
+    share = here.share
+    if share is None or here.view is not None:
+        return original(optimizer, loss)
+    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+    share.scaled.append(scaled)
+    share.scaled_by.add(id(optimizer))
+    return scaled
+
+
+def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
+    """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
+    if not here.alone and here.piece is None:  # In a piece, replicas can't meet, and needn't.
+        with known(summed=False):  # They exchange here, so that they can exchange again in the branch.
+            original(optimizer, grads, trainable_variables)
+        return
+    with counting_alone(optimizer):
+        optimizer._common_apply(grads, trainable_variables)
+
+
+def _apply_finite(original: Callable, *args: Any) -> None:
+    """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
+    if here.step.count == 1 and not here.alone:
+        original(*args)
+        return
+    with known(summed=True):
+        original(*args)
+
+
+@contextlib.contextmanager
+def counting_alone(optimizer: Any) -> Iterator[None]:
+    """A context in which this replica's copies of counts are set without synchronising all replicas."""
+    # Where it is entered already, those have been seen to.
+    counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
+
+    def assign(count: Any, value: Any) -> Any:
+        with known(summed=True):
+            return optimizer._distribution_strategy.extended.update(
+                count.value, lambda own: own.assign(tf.cast(value, own.dtype))
+            )
+
+    for count in counts:
+        vars(count)["assign"] = functools.partial(assign, count)
+    try:
+        yield
+    finally:
+        for count in counts:
+            del vars(count)["assign"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +257,7 @@ def _meets(original: Callable, extended: Any) -> bool:
     return not here.summed and bool(original(extended))
 
 
-def attach_to(optimizer: Any) -> None:
+def exchange_gradients(optimizer: Any) -> None:
     """Gives an optimizer of several replicas our own methods; leaves others alone.
 
     It comes before the optimizer is built, so that what it keeps is kept as replicas need it.
@@ -90,26 +265,26 @@ def attach_to(optimizer: Any) -> None:
     if mesh.replica_count(optimizer._distribution_strategy) == 1:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        loss_scale.attach_to(optimizer)
-        attach_to(optimizer.inner_optimizer)
+        weigh_scaled_losses(optimizer)
+        exchange_gradients(optimizer.inner_optimizer)
         return
     attach(optimizer, "_all_reduce_sum_gradients", _sum)
     attach(optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
     options = options_of(optimizer._distribution_strategy)
     if options.gradients.compression != "none":
-        compression.attach_to(optimizer)
+        powersgd.keep_memories(optimizer)
     if optimizer.gradient_accumulation_steps:
-        accumulation.attach_to(optimizer)
+        accumulation.accumulate_by_replica(optimizer)
     if options.optimizer_state == "sharded":
-        sharded_optimizer.attach_to(optimizer)
+        sharded_optimizer.keep_in_shards(optimizer)
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     before = vars(optimizer).get("build")
-    attach_to(optimizer)
+    exchange_gradients(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
-        sharded_optimizer.attach_to(optimizer)
+        sharded_optimizer.keep_in_shards(optimizer)
     if vars(optimizer).get("build") is before:
         original(optimizer, variables)
     else:  # The model has another one now, so this one is finished.
@@ -125,7 +300,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     if xla.taken(optimizer, grads, trainable_variables):
         return
-    attach_to(optimizer)
+    exchange_gradients(optimizer)
     if here.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
     if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
@@ -167,131 +342,31 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     """Returns the gradients of all replicas, and makes the optimizer use them in `stack`."""
     share, options = here.share, here.step.options
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    in_parts = in_parts_among(optimizer, variables) if options.optimizer_state == "sharded" else frozenset()
+    if not optimizer.built and (options.optimizer_state == "sharded" or options.gradients.compression != "none"):
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))  # What it keeps says how its gradients are exchanged.
     if share is not None and share.at_tape and not tf.executing_eagerly():
         check_rate(optimizer)
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
     sums = every if share is None or id(optimizer) in share.scaled_by else frozenset()
-    found = share.known if share is not None else batch_share.known_here()
+    found = share.known if share is not None else known_here()
     routes = routes_of(found, grads, variables, weighted=sums) if found.exchanged else Routes(weighted=sums)
     if share is not None and share.in_branch:
-        check_branch(optimizer, grads, variables, routes, in_parts)
+        check_branch(optimizer, grads, variables, routes)
         stack.enter_context(counting_alone(optimizer))
         return grads
-    later: frozenset[int] = frozenset()
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        later = accumulation.later(optimizer, grads, variables) - routes.known
-        if later:
-            of_later = [variables[number] for number in later]
-            stack.enter_context(accumulation.exchanged_later(optimizer, of_later))
-    memories: Sequence = ()
-    if options.gradients.compression != "none":
-        memories = compression.memories_of(optimizer, variables)
-    scale = tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0
-    grads = [of_first(each) if n in routes.drawn else each for n, each in enumerate(grads)]
-    alike = routes.known | routes.drawn
-    grads = reduced(
-        grads, variables, in_parts, later, weighted=routes.weighted, alike=alike, memories=memories, scale=scale
+    sent = Gradients(
+        [of_first(each) if number in routes.drawn else each for number, each in enumerate(grads)],
+        variables,
+        optimizer,
+        weighted=routes.weighted,
+        alike=routes.known | routes.drawn,
+        scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
-    return finite_alike(grads, variables, in_parts) if scales else grads
-
-
-class _Route(enum.Enum):
-    """How a gradient becomes that of all replicas."""
-
-    GROUPS = "a shard's, over the groups that have that shard"
-    LATER = "with those of other steps"
-    PARTS = "each replica gets the part that it updates"
-    WHOLE = "each replica gets all of it"
-
-
-def _sorted(
-    grads: Sequence, variables: Sequence, *, alike: frozenset, later: frozenset, in_parts: frozenset
-) -> dict[_Route, list[int]]:
-    """Returns the numbers of gradients by route. The last layers' come first and are sent while others are computed."""
-    routes: dict[_Route, list[int]] = {route: [] for route in _Route}
-    for number in reversed(range(len(grads))):
-        gradient, variable = grads[number], variables[number]
-        no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # A float8 scale.
-        if number in alike or no_gradient:
-            continue
-        if isinstance(variable, ReplicaShardedVariable):
-            routes[_Route.GROUPS].append(number)
-        elif number in later:
-            routes[_Route.LATER].append(number)
-        elif number in in_parts and not isinstance(gradient, tf.IndexedSlices):
-            routes[_Route.PARTS].append(number)
-        else:
-            routes[_Route.WHOLE].append(number)
-    return routes
-
-
-def reduced(
-    grads: Sequence,
-    variables: Sequence,
-    in_parts: frozenset = frozenset(),
-    later: frozenset = frozenset(),
-    *,
-    weighted: frozenset = frozenset(),
-    alike: frozenset = frozenset(),
-    memories: Sequence = (),
-    scale: tf.Tensor | float = 1.0,
-) -> list:
-    """Returns gradients of all replicas: one route for each gradient, and one exchange for each route.
-
-    Args:
-        grads: A tensor, `tf.IndexedSlices` or None for each variable.
-        variables: A `keras.Variable` for each gradient.
-        in_parts: The numbers of those variables of which each replica updates its part: that part of the gradient is
-            returned, flat.
-        later: The numbers of those that are exchanged when several steps' are: this replica's is returned, weighted.
-        weighted: The numbers of those that are weighted by this replica's share already, as of a scaled loss.
-        alike: The numbers of those that all replicas have alike already.
-        memories: The unsent part of each compressed gradient, None for others; () if none is compressed.
-        scale: By what gradients are multiplied in this step.
-    """
-    share, exchange, out = here.share, here.step.options.gradients, list(grads)
-    dtype = sent_as(exchange)
-    for number in in_parts:  # TensorFlow knows no shape of a gradient, as of a layer on sentences of any length.
-        if isinstance(out[number], tf.Tensor):
-            out[number] = tf.ensure_shape(out[number], variables[number].shape)
-    for number in alike & in_parts:
-        out[number] = own_part(out[number], variables[number])
-    whole_only = {number for number, memory in enumerate(memories) if memory is not None}
-    routes = _sorted(out, variables, alike=alike, later=later, in_parts=in_parts - whole_only)
-    if here.step.exchanges_overlap:
-        now = sorted(number for route in set(_Route) - {_Route.LATER} for number in routes[route])
-        overlap.weights_first([out[number] for number in now if isinstance(out[number], tf.Tensor)])
-
-    own_weight = None if share is None else share.exchanged_weight
-
-    def by_share(number: int) -> Any:
-        gradient = out[number]
-        if share is None:
-            count = here.step.count
-            return gradient if number in weighted else mapped(gradient, lambda values: values / count)
-        weight = tf.cast(own_weight, gradient.dtype)
-        factor = tf.cast(weight > 0, gradient.dtype) if number in weighted else weight
-        # A replica without examples has no mean: 0 / 0.
-        return mapped(gradient, lambda values: tf.math.multiply_no_nan(values, factor))
-
-    def overflowing(number: int, total: Any) -> Any:
-        return with_overflow(total) if share and number in weighted and computed_in_half(grads[number]) else total
-
-    for number in routes[_Route.GROUPS]:
-        out[number] = over_groups(out[number], dtype)
-    for number in routes[_Route.LATER]:
-        out[number] = by_share(number)
-    if split := routes[_Route.PARTS]:
-        for number, part in zip(split, scattered([by_share(each) for each in split], dtype=dtype), strict=True):
-            out[number] = overflowing(number, part)
-    if whole := routes[_Route.WHOLE]:
-        compressed = [memories[number] for number in whole] if memories else ()
-        totals = over_replicas([by_share(number) for number in whole], exchange, compressed, scale)
-        for number, each in zip(whole, totals, strict=True):
-            total = overflowing(number, each)
-            out[number] = own_part(total, variables[number]) if number in in_parts else total
-    return out
+    later = exchange(sent)
+    if later:
+        stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
+    return finite_alike(sent.values, variables, optimizer) if scales else sent.values
 
 
 def _between_replicas(optimizer: Any) -> bool:

@@ -12,7 +12,7 @@ replica s hands back is sum over r of w_r * u_r, so the exchange is its own grad
 Left on their replica are gradients of tensors, as in a penalty; what is differentiated inside of another `gradient`, as
 where activations are computed again; and those made in a branch, a loop (as of a Jacobian) or a function in a step,
 where replicas can't meet or each example has its own: `optimizer.apply` exchanges them, as it does all that come from
-no tape. There, what has been exchanged already is told by the graph (`step/routes.py`), never by a mark: a script may
+no tape. There, what has been exchanged already is told by the graph (`routes_of`), never by a mark: a script may
 have added to it what only one replica knows.
 """
 
@@ -26,11 +26,10 @@ from tensorflow.python.eager import record
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here
-from toolkit.strategies.step import batch_share
-from toolkit.strategies.step.batch_share import known_here
-from toolkit.strategies.step.optimizer import reduced
+from toolkit.strategies.step.exchanges import reduced
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.share import Share, known_here
 from toolkit.strategies.step.trial import of_a_jacobian
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
@@ -43,7 +42,7 @@ def adapt_tapes() -> None:
 
 
 @contextlib.contextmanager
-def _differentiating(share: batch_share.Share, scaled: bool) -> Iterator[None]:
+def _differentiating(share: Share, scaled: bool) -> Iterator[None]:
     before = share.in_loss, share.differentiates
     share.in_loss, share.differentiates = scaled, True
     try:

@@ -5,6 +5,7 @@ replicas return. Here, whatever of it is the result of a metric is computed agai
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
 """
 
+import contextlib
 import functools
 import logging
 import random
@@ -16,36 +17,205 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.collectives import joined
-from toolkit.strategies.exchange.local_steps import count_rows
-from toolkit.strategies.exchange.mesh import replica_count
 from toolkit.strategies.input.batch_split import Part, row_count
+from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import xla
-from toolkit.strategies.step.batch_share import Share, entered
+from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.step import collectives, xla
+from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
-from toolkit.strategies.step.inlining import inlining
-from toolkit.strategies.step.moments import attach_to
-from toolkit.strategies.step.no_examples import state_of_own
-from toolkit.strategies.step.predict_step import of_one
-from toolkit.strategies.step.results import Result, results_noted
-from toolkit.strategies.step.shown import Tries
-from toolkit.strategies.step.single_rows import rows_stay_together
-from toolkit.strategies.step.view import View
+from toolkit.strategies.step.local_steps import count_rows
+from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
+from toolkit.strategies.step.trial import Result, Tries, results_noted
+from toolkit.strategies.step.view import View, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole, watch
-from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.variables import optimizers_of
+from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["ReducesForKeras", "adapt_seeds", "make_function"]
+__all__ = [
+    "ReducesForKeras",
+    "adapt_functions",
+    "adapt_seeds",
+    "count_dispatched",
+    "count_steps",
+    "has_one_size",
+    "inlining",
+    "make_function",
+    "of_one",
+    "predict_own",
+]
+
+
+# Inlines a `tf.function` that a step calls.
+#
+# TensorFlow traces it as a separate function, and calls that again in whatever is traced later. But TensorFlow lets
+# replicas exchange nothing in a function within a step; and beside parameter servers variables are tensors of the step,
+# which a function that was traced in another step would go on using. Here its Python is called where it stands,
+# converted by AutoGraph as usual. A function that XLA is asked to compile stays a function.
+#
+# TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
+
+
+def adapt_functions() -> None:
+    """Makes functions that a step calls part of it. Later calls do nothing."""
+    wrap(polymorphic_function.Function, "__call__", _call)
+
+
+def inlining() -> contextlib.AbstractContextManager[None]:
+    """A context in which a step is traced or run, with the functions that it calls inlined."""
+    return known(inlines=True)
+
+
+def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if not here.inlines or function._jit_compile:
+        return original(function, *args, **kwargs)
+    python, status = function.python_function, ag_ctx.Status.DISABLED
+    if function._autograph:
+        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
+    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
+        return python(*args, **kwargs)
+
+
+# Counts the steps that a model makes.
+#
+# With `steps_per_execution` Keras makes several steps in one call, and tells callbacks the last one that the call may
+# have made. Where its data ends, and where `steps_per_epoch` isn't a multiple, the call has made another number of
+# steps.
+
+
+_COUNT = "_toolkit_step_count"
+
+
+class _Count:
+    """Holds the variable, so that Keras and TensorFlow don't save it with the model."""
+
+    def __init__(self) -> None:
+        self.variable = tf.Variable(
+            0,
+            dtype=tf.int64,
+            trainable=False,
+            name="step_count",
+            # As of metrics, so that a replica adds without the others.
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+def count_steps(model: Any) -> Callable[[], int]:
+    """Makes a compiled model count its steps from now on, where a call makes more than one.
+
+    Returns:
+        A function that returns how many steps it has made so far.
+    """
+    strategy = model.distribute_strategy
+    if hasattr(strategy, "replace_functions"):  # Workers make the steps, and `count_dispatched` counts them.
+        return lambda: vars(model).get(_COUNT, 0)
+    count = vars(model).get(_COUNT)
+    if count is None:
+        with strategy.scope():
+            count = vars(model)[_COUNT] = _Count()
+        of_keras = getattr(model.train_step, "__func__", None)
+        attach(model, "train_step", _counted)
+        vars(model)["train_step"].__func__ = of_keras  # By which Keras's own step is told from the user's.
+        model.train_function = None  # An earlier one doesn't count.
+    return lambda: int(strategy.experimental_local_results(count.variable)[0])
+
+
+def count_dispatched(model: Any, steps: int) -> None:
+    """Adds steps that were sent to workers."""
+    vars(model)[_COUNT] = vars(model).get(_COUNT, 0) + steps
+
+
+def _counted(original: Callable, model: Any, data: Any) -> Any:
+    vars(model)[_COUNT].variable.assign_add(1)
+    return original(model, data)
+
+
+# A replica's `predict_step`: predictions of its own examples, and what isn't by example once.
+#
+# Keras joins replicas' outputs along axis 0. A copy that a replica was given in place of examples is left out here. Of
+# an output whose first axis isn't the batch's, such as a table or a mean over the batch, the first replica's is taken.
+
+
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
+
+
+def predict_own(original: Callable, model: Any, data: Any) -> Any:
+    """Returns a replica's part of a batch's predictions."""
+    if not here.divided or here.step.count == 1:
+        return original(model, data)
+    has_own = None if here.rows is None else here.rows > 0
+    kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
+    use = xla.use_of(model)
+    predict = xla.predicted(original, use)
+    if has_one_size(model):  # One replica has the whole batch.
+        return keras.tree.map_structure(lambda leaf: leaf if kept is None else leaf[:kept], predict(model, data))
+    step: Any = functools.partial(original, model)
+    step.__func__ = type(model).predict_step  # As a bound method has it.
+    found = vars(model).setdefault("_toolkit_predicts", Tries(model)).of(step, data, returns_rows=True)
+    several = processes(model.distribute_strategy) > 1
+
+    def part(number: int, leaf: Any, rows: Callable[[Any], Any]) -> Any:
+        if found.by_example.get(number, True):
+            leaf = rows(leaf)
+            return leaf if kept is None else leaf[:kept]
+        if leaf.shape.rank:
+            return leaf if here.step.replica == 0 else leaf[:0]
+        if several:
+            raise StrategyError(
+                asked="predict with a model some of whose outputs aren't by example",
+                found="an output is a scalar, and workers' outputs are joined along axis 0",
+                remedy="Return such an output once for each example, or predict on one device",
+            )
+        leaf = tf.identity(leaf)
+        _known[id(leaf)] = leaf
+        return leaf
+
+    def parts(outputs: Any, rows: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+        leaves = [part(number, leaf, rows) for number, leaf in enumerate(keras.tree.flatten(outputs))]
+        return keras.tree.pack_sequence_as(outputs, leaves)
+
+    if not found.opened:
+        return parts(predict(model, data))
+    if use is not None:
+        use.say("predict_step is computed without XLA, as it computes with the whole batch")
+    share = Share(row_count(data) if here.rows is None else here.rows, has_own=has_own)
+    view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
+    with view.entered(), inlining(), rows_stay_together():
+        outputs = parts(original(model, view.open(data)), view.cut)
+    view.describe()
+    return outputs
+
+
+def of_one(values: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Returns what `run` returned, with one tensor for scalars that all replicas have alike."""
+
+    def one(value: Any) -> Any:
+        parts = strategy.experimental_local_results(value)
+        return parts[0] if all(_known.get(id(part)) is part for part in parts) else value
+
+    return keras.tree.map_structure(one, values)
+
+
+def has_one_size(model: Any) -> bool:
+    """Returns whether a model was made for batches of one size, as a stateful one is."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    sizes = any(each.shape and each.shape[0] is not None for each in inputs)
+    return sizes or any(getattr(each, "stateful", False) for each in model._flatten_layers())
+
 
 _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
+_known_of_train_step: weakref.WeakValueDictionary[int, Any] = (
+    weakref.WeakValueDictionary()
+)  # By id, because tensors can't be hashed.
 
 
 def adapt_seeds() -> None:
@@ -73,7 +243,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
         if here.step.count == 1:
             return step(data)
         use = xla.use_of(model)
-        attach_to(model, tf.distribute.get_replica_context())
+        weigh_moments(model, tf.distribute.get_replica_context())
         rows = row_count(data) if here.rows is None else here.rows
         has_own = None if here.rows is None else here.rows > 0
         if name == "train_step" and trains_by_itself(model):
@@ -159,7 +329,7 @@ def uses_gradients(model: keras.Model, step: Callable) -> bool:
 def _known_to_all(logs: Any) -> Any:
     """Marks logs as those of all replicas: what Keras shows of a step that each replica makes alone."""
     tensors = keras.tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, logs)
-    _known.update({id(leaf): leaf for leaf in keras.tree.flatten(tensors) if tf.is_tensor(leaf)})
+    _known_of_train_step.update({id(leaf): leaf for leaf in keras.tree.flatten(tensors) if tf.is_tensor(leaf)})
     return tensors
 
 
@@ -213,7 +383,7 @@ def _of_all_replicas(
             whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
         else:
             return leaf
-        _known[id(whole)] = whole
+        _known_of_train_step[id(whole)] = whole
         return whole
 
     return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
@@ -297,4 +467,4 @@ def _parts_and_leaves(args: tuple) -> Iterator[Any]:
 
 def _are_of_all_replicas(values: Any) -> bool:
     """Returns whether `_of_all_replicas` has returned these tensors: each replica has the same."""
-    return all(_known.get(id(value)) is value for value in values)
+    return all(_known_of_train_step.get(id(value)) is value for value in values)

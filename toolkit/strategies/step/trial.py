@@ -11,11 +11,15 @@ computed of the whole batch, and the layers that it calls of a replica's rows (s
 """
 
 import bisect
+import contextlib
 import dataclasses
+import functools
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,9 +28,25 @@ from keras.src import backend
 from toolkit.strategies.context import here, known
 from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
+from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Reads", "Trial", "adapt_trials", "calling", "is_known", "is_row_dimension", "may_mix", "run"]
+__all__ = [
+    "Found",
+    "Reads",
+    "Result",
+    "Trial",
+    "Tries",
+    "adapt_trials",
+    "calling",
+    "is_known",
+    "is_row_dimension",
+    "may_mix",
+    "results_noted",
+    "run",
+    "shown",
+]
+
 
 # Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
 _MIXING = ("CutMix", "MixUp")
@@ -377,3 +397,138 @@ def _layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     if here.view is not None:
         return here.view.call(original, layer, args, kwargs)
     return xla.layer_call(original, layer, args, kwargs)
+
+
+# Which tensors of a step are results of metrics: a step may return them under its own names, and beside others.
+
+
+_VARIABLES = (tf.Variable, keras.Variable, tf.distribute.DistributedValues)
+
+
+class Result(NamedTuple):
+    """A tensor that a metric's `result` returned, and its position in the result."""
+
+    tensor: Any
+    metric: keras.Metric
+    place: int
+
+
+@contextlib.contextmanager
+def results_noted(model: Any) -> Iterator[dict[int, Result]]:
+    """A context in which a replica records which tensors are results of a model's metrics, by the tensors' ids.
+
+    A train_step may return them under its own names, and beside others.
+    """
+    noted: dict[int, Result] = {}
+    metrics = [metric for metric in model.metrics if isinstance(metric, keras.Metric)]
+    for metric in metrics:
+        kept = vars(metric)  # Avoids Keras's actions when an attribute is set.
+        kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
+        kept.setdefault("result", functools.partial(_noting, metric))
+    try:
+        with known(noted=noted):
+            yield noted
+    finally:
+        for metric in metrics:
+            kept = vars(metric)
+            kept["_toolkit_steps"] -= 1
+            if not kept["_toolkit_steps"]:
+                del kept["_toolkit_steps"], kept["result"]
+
+
+def _noting(metric: keras.Metric) -> Any:
+    value = keras.tree.map_structure(
+        lambda x: tf.convert_to_tensor(x) if isinstance(x, _VARIABLES) else x, type(metric).result(metric)
+    )
+    if here.noted is not None:
+        here.noted |= {id(leaf): Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
+    return value
+
+
+# Whether replicas' rows are enough for a model's step, found out once for each kind of data.
+
+
+_LOG = logging.getLogger(__name__)
+_STEPS = ("train_step", "test_step", "predict_step")
+_METHODS = ("compute_loss", "compute_metrics")  # Of a model, which Keras's own steps call.
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What is known of a step.
+
+    Attributes:
+        opened: Whether it needs the whole batch.
+        trial: How it was found out; None if the step can't be traced without values, or need not be.
+        sums: Whether the losses that it differentiates are sums over examples, and not means.
+        summed_logs: The numbers of those scalars that it returns which are sums.
+        by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
+    """
+
+    opened: bool
+    trial: Trial | None = None
+    sums: bool = False
+    summed_logs: frozenset[int] = frozenset()
+    by_example: dict[int, bool] = dataclasses.field(default_factory=dict)
+
+
+class Tries:
+    """What is known of one step of a model's, by the kind of its data.
+
+    Args:
+        model: It keeps what is found until its step function is made once more.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._found: dict[str, Found] = {}
+        self._lock = threading.Lock()
+
+    def of(self, step: Callable, data: Any, *, returns_rows: bool = False) -> Found:
+        """Returns what is known of a step with such data, as `shown` does; the number of examples doesn't count."""
+        with self._lock:
+            tensors = [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
+            key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in tensors])
+            if key not in self._found:
+                table = here.whole
+                self._found[key] = outside(lambda: shown(self._model, step, data, table, returns_rows))
+            return self._found[key]
+
+
+def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int], returns_rows: bool = False) -> Found:
+    """Finds out what a step needs, outside of its replicas.
+
+    Args:
+        model: Built.
+        step: Its `train_step`, `test_step` or `predict_step`.
+        data: A replica's part of a batch.
+        whole: The numbers of its components that aren't by example.
+        returns_rows: Whether each replica returns its own rows of what the step returns, as `predict` does.
+    """
+    kind = type(model)
+    function = getattr(step, "__func__", None)
+    own = function not in [getattr(keras.Model, each) for each in _STEPS]
+    own = own or any(getattr(kind, each) is not getattr(keras.Model, each) for each in _METHODS)
+    if not own and not any(may_mix(each) for each in model._flatten_layers()):
+        return Found(opened=False)
+    leaves = tf.nest.flatten(data)
+    if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):  # Padding depends on the longest row of the batch.
+        return Found(opened=True)
+    try:
+        with model.distribute_strategy.scope(), results_noted(model) as noted:
+            trial = run(step, _any_size(data, whole), lambda: noted, returns_rows)
+        trial.decide(own=own, metrics=model.metrics_variables)
+    except Exception:  # The user's own code may raise anything on tensors without values.
+        _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
+        return Found(opened=own or not any(isinstance(leaf, tf.SparseTensor) for leaf in leaves))
+    return Found(trial.opened, trial, trial.sums, trial.summed_logs, trial.by_example)
+
+
+def _any_size(data: Any, whole: Collection[int]) -> Any:
+    def one(number: int, leaf: Any) -> Any:
+        if not tf.is_tensor(leaf) or not leaf.shape.rank or number in whole:
+            return leaf
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    leaves = [one(number, leaf) for number, leaf in enumerate(tf.nest.flatten(data))]
+    return tf.nest.pack_sequence_as(data, leaves)

@@ -17,6 +17,7 @@ What a step draws between layers is the same on every replica; a metric that it 
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,14 +26,16 @@ import tensorflow as tf
 from keras.src import backend
 from tensorflow.python.framework import random_seed
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.step.batch_share import Share, WholeShare, entered
+from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
+from toolkit.strategies.step.share import Share, WholeShare, entered
 from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
 from toolkit.support.wrapping import wrap
 
-__all__ = ["View", "adapt_draws"]
+__all__ = ["View", "adapt_draws", "rows_stay_together"]
+
 
 _LOG = logging.getLogger(__name__)
 _SEED = 0x5EED  # Of draws in a program without a seed. All processes need the same.
@@ -293,3 +296,29 @@ def _size(own: Any) -> str:
 
 def _layers(calls: list[Call]) -> list[Call]:
     return [each for each in calls if isinstance(each.of, keras.layers.Layer)]
+
+
+# Says why a step can't take the rows of a batch apart: their number isn't known when it is traced.
+
+
+_APART = re.compile("Cannot infer argument `num`|unknown first dimension")
+
+
+@contextlib.contextmanager
+def rows_stay_together() -> Iterator[None]:
+    """A context in which a step is traced.
+
+    Raises:
+        StrategyError: The step takes rows apart, as `tf.unstack` does.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if not _APART.search(str(error)):
+            raise
+        raise StrategyError(
+            asked="the step takes a tensor apart along axis 0, such as by tf.unstack",
+            found="axis 0 of each component of a batch is the batch, whose size isn't known when the step is traced",
+            remedy="Take rows by their number, such as data[0], or give what was stacked there as components of their "
+            "own, such as (anchors, positives)",
+        ) from error

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
-from toolkit.strategies.exchange.local_steps import agrees
 from toolkit.strategies.processes import agreement
-from toolkit.strategies.variables.model_optimizers import optimizers_of
+from toolkit.strategies.step.local_steps import agrees
+from toolkit.strategies.variables import optimizers_of
 from toolkit.support import files, phases, status
 from toolkit.training.callbacks.recorder import Recorder
 from toolkit.training.callbacks.stop_signals import StopAgreement

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from toolkit import strategies
-from toolkit.strategies.step.step_count import count_steps
+from toolkit.strategies.step.train_step import count_steps
 from toolkit.support.goodput import Account
 from toolkit.training.checkpoints.position import Position
 

@@ -110,7 +110,7 @@ def check_same(strategy: "tf.distribute.Strategy", facts: Mapping[str, Any]) -> 
     Raises:
         StrategyError: On every process, where any two differ.
     """
-    from toolkit.strategies.variables.equality import difference
+    from toolkit.strategies.fit.equality import difference
 
     found = difference(strategy, facts)
     if found is not None:
@@ -132,8 +132,8 @@ def check_restored(model: "keras.Model", *, step: int) -> None:
     Raises:
         CheckpointError: On every process, where any two differ.
     """
+    from toolkit.strategies.fit.equality import checksum, difference
     from toolkit.strategies.processes.agreement import processes
-    from toolkit.strategies.variables.equality import checksum, difference
 
     if processes(model.distribute_strategy) == 1:
         return

@@ -47,9 +47,9 @@ def common(model: "keras.Model") -> "dict[str, np.ndarray]":
 
     That is in there a second time, of all replicas, among what they keep for it.
     """
-    from toolkit.strategies.step import local_state
+    from toolkit.strategies.step import exchanges
 
-    own = _OPTIMIZER if local_state.per_replica_state(model) else None
+    own = _OPTIMIZER if exchanges.slots_differ(model) else None
     return {name: array for name, array in capture(model).items() if own is None or not name.startswith(own)}
 
 
@@ -59,10 +59,10 @@ def restore(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
-    from toolkit.strategies.exchange import local_steps
+    from toolkit.strategies.step import exchanges
 
     _assign(model, *_checked(model, arrays))
-    local_steps.resume(model)
+    exchanges.resume(model)
 
 
 def _checked(model: "keras.Model", arrays: "Mapping[str, np.ndarray]") -> "tuple[dict, dict[str, np.ndarray]]":
@@ -165,8 +165,8 @@ def _match_exchange(variables: dict, saved: dict) -> None:
 def _variables(model: "keras.Model") -> dict:
     import tensorflow as tf
 
-    from toolkit.strategies.step import accumulation, compression, local_state
-    from toolkit.strategies.variables.model_optimizers import is_built
+    from toolkit.strategies.step.exchanges import per_replica_state
+    from toolkit.strategies.variables import is_built
 
     # By number, in the order of construction. Paths contain counters such as the 3 of "conv2d_3" or "sgd_3", which
     # depend on what else the process has built; so does "variable_3", the name of a weight without a given name.
@@ -178,9 +178,7 @@ def _variables(model: "keras.Model") -> dict:
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        kept = [*compression.per_replica_state(optimizer), *accumulation.per_replica_state(optimizer)]
-        found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
-    found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.per_replica_state(model))})
+    found.update({f"{_EXCHANGE}{name}": variable for name, variable in per_replica_state(model).items()})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
@@ -197,7 +195,7 @@ def _owner(name: str) -> int:
 
 
 def _optimizers(model: "keras.Model") -> list:
-    from toolkit.strategies.variables.model_optimizers import optimizers_of
+    from toolkit.strategies.variables import optimizers_of
 
     return optimizers_of(model)
 
@@ -206,7 +204,7 @@ def _trained(model: "keras.Model") -> "dict[str, np.ndarray]":
     """Returns for each of several optimizers which variables it trains; only its first step shows that."""
     import numpy as np
 
-    from toolkit.strategies.variables.model_optimizers import trained_by
+    from toolkit.strategies.variables import trained_by
 
     optimizers = _optimizers(model)
     if len(optimizers) < 2:
@@ -240,7 +238,7 @@ def _values(variables: dict) -> "dict[str, np.ndarray]":
     import numpy as np
     import tensorflow as tf
 
-    from toolkit.strategies.variables.sharded_variable import ReadTogether
+    from toolkit.strategies.step.sharded_variable import ReadTogether
 
     found = {}
     for name, variable in variables.items():

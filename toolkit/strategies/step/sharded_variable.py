@@ -17,20 +17,22 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange.collectives import all_gather, replica_id_and_count
-from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
+from toolkit.strategies.step.collectives import all_gather, replica_id_and_count
 
 __all__ = [
     "ReadTogether",
     "ReplicaCopies",
     "ReplicaShardedVariable",
     "ReplicaSum",
+    "StandIn",
     "drop_snapshots",
     "gathered",
     "snapshots_of",
     "take_snapshots",
 ]
+
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
 _PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
@@ -298,3 +300,49 @@ class ReplicaShardedVariable(ReadTogether):
         padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._laid_out[self.axis]
         padded = tf.pad(tf.reshape(whole, self._laid_out), padding)
         return tf.split(padded, self.count, self.axis)[replica_id_and_count(self.among)[0]]
+
+
+# Replaces a variable while an optimizer updates it or a gradient tape watches it: a part of it, or a copy.
+
+
+class StandIn:
+    """Has a shape, a dtype and a value; subclasses define what reading and setting the value do.
+
+    Attributes:
+        shape: As of a `tf.Variable`.
+        dtype: The same.
+        device: Where it is updated: "" for where the replica computes.
+    """
+
+    device = ""
+    shape: tf.TensorShape
+    dtype: tf.DType
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the value."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value."""
+        raise NotImplementedError
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds to the value."""
+        return self.assign(self.read_value() + tf.convert_to_tensor(value))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts from the value."""
+        return self.assign(self.read_value() - tf.convert_to_tensor(value))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        value = self.read_value()
+        return value if dtype is None or dtype == self.dtype else tf.cast(value, dtype)
+
+    def __getitem__(self, item: Any) -> tf.Tensor:
+        return self.read_value()[item]
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return self.read_value() * other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return self.read_value() - other

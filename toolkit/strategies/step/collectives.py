@@ -16,19 +16,22 @@ tests/strategies/test_mesh.py.
 
 import contextlib
 import itertools
+import os
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import Step, here, known
-from toolkit.strategies.exchange import communication
-from toolkit.strategies.exchange.mesh import Among, mesh_of, replica_count
-from toolkit.strategies.options import options_of
+from toolkit.strategies.mesh import Among, mesh_of, replica_count
+from toolkit.strategies.options import COMMUNICATIONS, options_of
+from toolkit.strategies.processes.agreement import process_index, processes
+from toolkit.support.wrapping import attach
 
 __all__ = [
     "_call",
@@ -39,9 +42,15 @@ __all__ = [
     "begins_by_itself",
     "by_itself",
     "check_piece",
+    "choose",
+    "communication_of",
     "concatenated",
     "joined",
+    "kind_of",
+    "number_by_call",
     "on_cpus_of_one_process",
+    "options_for",
+    "ordering_token",
     "reduce_scatter",
     "replica_id_and_count",
     "ring_sum",
@@ -49,7 +58,10 @@ __all__ = [
     "shaped",
     "step_of",
     "sum_before",
+    "timed",
+    "waited",
 ]
+
 
 _ALONE = [0], 0
 _LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.
@@ -103,7 +115,7 @@ def on_cpus_of_one_process() -> bool:
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return several and communication.communication_of(strategy) != "nccl"
+    return several and communication_of(strategy) != "nccl"
 
 
 def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
@@ -231,7 +243,7 @@ def _adds_on_the_way(x: tf.Tensor, dtype: tf.DType | None) -> bool:
     adds in the dtype that is sent, and with two summands the order doesn't change the sum.
     """
     long = (x.shape.num_elements() or 0) * x.dtype.size >= _LONG
-    on_ring = communication.communication_of(tf.distribute.get_strategy()) != "nccl"
+    on_ring = communication_of(tf.distribute.get_strategy()) != "nccl"
     return long and on_ring and dtype in (None, x.dtype) and x.dtype in (tf.float32, tf.float64)
 
 
@@ -326,7 +338,7 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
     if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
         return tf.bitcast(_call(operation, tf.bitcast(x, tf.float16), among, members, place), tf.bfloat16)
     strategy, replica_id = tf.distribute.get_strategy(), members[place]
-    nccl = communication.communication_of(strategy) == "nccl"
+    nccl = communication_of(strategy) == "nccl"
     in_process = len(strategy.extended.worker_devices)
     kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
     number = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
@@ -335,7 +347,7 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
         group_size=len(members),
         group_key=_KEYS[among if len(members) < replica_count() else Among.ALL] + members[0],
         instance_key=tf.cast(tf.math.floormod(number, 2**31 - 1), tf.int32),
-        ordering_token=[communication.ordering_token(strategy, replica_id % in_process)] if nccl else [],
+        ordering_token=[ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",
         timeout_seconds=_TIMEOUT,
     )
@@ -364,3 +376,175 @@ def shaped(part: tf.Tensor, like: Any) -> tf.Tensor:
     part = tf.reshape(part, tf.shape(like))
     part.set_shape(like.shape)
     return part
+
+
+# How several processes exchange tensors: with NCCL between GPUs, or TensorFlow's ring over gRPC.
+#
+# TensorFlow takes the ring unless it is asked for NCCL, with GPUs too. NCCL wants a GPU for each replica, and all its
+# calls in one order on every device. What is read and wrapped of private parts of TensorFlow here is tested in
+# `tests/strategies/test_exchange_internals.py`.
+
+
+_IMPLEMENTATIONS = {
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
+
+
+def choose(
+    asked: str,
+    *,
+    gpus: Sequence[int],
+    addresses: Sequence[str],
+    own: str,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[str, str]:
+    """Returns "nccl" or "ring", and why it isn't NCCL.
+
+    Args:
+        asked: "auto", "nccl" or "ring".
+        gpus: Of each GPU that this process uses, how many logical devices it has.
+        addresses: "host:port" of each process that trains.
+        own: This one's.
+        environ: Environment variables.
+
+    Raises:
+        StrategyError: There is no such way, or NCCL is asked for where it can't be.
+    """
+    StrategyError.check_choice(asked, COMMUNICATIONS, asked=f"communication={asked!r}")
+    host = own.rpartition(":")[0]
+    here = sum(address.rpartition(":")[0] == host for address in addresses)
+    if asked == "ring":
+        return "ring", "communication='ring' was set"
+    if why := _lacking(gpus):
+        if asked == "nccl":
+            raise StrategyError(
+                asked="communication='nccl'", found=why, remedy="Leave it out, or give each replica its own GPU"
+            )
+    elif asked == "auto" and here > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
+        why = f"{here} workers on {host} may use the same GPUs, because CUDA_VISIBLE_DEVICES isn't set"
+    return ("ring" if why else "nccl"), why
+
+
+def _lacking(gpus: Sequence[int]) -> str:
+    if not gpus:
+        return "there is no GPU to use"
+    return "a GPU is split into several logical devices" if max(gpus) > 1 else ""
+
+
+def options_for(options: Any, asked: str, resolver: Any) -> tuple[Any, str]:
+    """Returns TensorFlow's options for a strategy, and why they don't choose NCCL; a given implementation is kept.
+
+    Args:
+        options: TensorFlow's `CommunicationOptions`; None for its defaults.
+        asked: As `choose` takes it.
+        resolver: A resolver of TensorFlow's, or None.
+    """
+    options = options or tf.distribute.experimental.CommunicationOptions()
+    if options.implementation != tf.distribute.experimental.CommunicationImplementation.AUTO and asked == "auto":
+        return options, "" if kind_of(options) == "nccl" else "CommunicationOptions ask for it"
+    jobs = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    addresses, own = [], ""
+    if jobs and resolver.task_type:
+        together = _cluster.Cluster(jobs)
+        addresses = [together.address(task) for task in together.synchronous]
+        own = together.address(_cluster.Task(resolver.task_type, resolver.task_id))
+    gpus = [len(tf.config.get_logical_device_configuration(gpu) or [1]) for gpu in tf.config.get_visible_devices("GPU")]
+    kind, why = choose(asked, gpus=gpus, addresses=addresses, own=own)
+    if kind == "ring" and asked == "auto":  # TensorFlow chooses it.
+        return options, why
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds,
+        implementation=_IMPLEMENTATIONS[kind],
+    ), why
+
+
+def kind_of(options: Any) -> str:
+    """Returns TensorFlow's choice for some options: "nccl" or "ring"."""
+    return "nccl" if options.implementation == _IMPLEMENTATIONS["nccl"] else "ring"
+
+
+def number_by_call(strategy: tf.distribute.Strategy) -> None:
+    """Allows functions with collectives in loops under a strategy. Later calls do nothing."""
+    ways = (getattr(strategy.extended, name, None) for name in ("_cross_device_ops", "_collective_ops"))
+    for launcher in {id(each): each for way in ways for each in getattr(way, "_launchers", ())}.values():
+        attach(launcher, "_use_unique_instance_key", _unique_outside_loops)
+
+
+def communication_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns how the processes of a strategy exchange tensors: "nccl" or "ring"."""
+    return kind_of(strategy.extended._communication_options)
+
+
+def ordering_token(strategy: tf.distribute.Strategy, replica: int) -> tf.Tensor:
+    """Returns the resource with which TensorFlow orders its calls of NCCL on one of this process's replicas.
+
+    Other calls on the same device must be ordered by the same one.
+    """
+    return strategy.extended._cross_device_ops._launchers[replica]._get_ordering_token()
+
+
+def _unique_outside_loops(original: Callable, launcher: Any) -> bool:
+    """Numbers the collectives of a function that is traced in a branch or a loop.
+
+    Else TensorFlow numbers them when it is called, through a placeholder that nothing feeds there:
+    `compile(steps_per_execution=2)` then fails on several replicas with "You must feed a value for
+    placeholder". All workers trace the same functions in the same order.
+    """
+    outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+    return not getattr(outer, "is_control_flow_graph", False) and bool(original(launcher))
+
+
+# Measures how long this process waits in each step for the slowest one: the time around a step's first exchange.
+#
+# That exchange is of the replicas' numbers of examples, which are known as soon as a replica has its input: who comes
+# to it last keeps the others waiting, by its input or by what it does between steps, such as in callbacks. Two readings
+# of a clock and an addition, in the graph.
+
+
+_handle: Any = None  # The sum of waited seconds, for the whole process.
+
+
+def timed(exchange: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Returns a step's first exchange of a tensor; with several processes, it measures the exchange's time.
+
+    Args:
+        exchange: A collective.
+        x: Known as soon as this replica has its input.
+    """
+    strategy = tf.distribute.get_strategy()
+    if processes(strategy) == 1 or here.step.replica != _first_here(strategy):
+        return exchange(x)
+    with tf.device("CPU:0"):
+        with tf.control_dependencies([x]):
+            before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            x = tf.identity(x)
+    found = exchange(x)
+    with tf.device("CPU:0"), tf.control_dependencies([found]):
+        tf.raw_ops.AssignAddVariableOp(resource=_counter(), value=tf.timestamp() - before)
+    return found
+
+
+def waited() -> float:
+    """Returns how many seconds this process has waited for others at the beginning of steps."""
+    if _handle is None:
+        return 0.0
+    return float(tf.raw_ops.ReadVariableOp(resource=_handle, dtype=tf.float64).numpy())
+
+
+def _first_here(strategy: Any) -> int:
+    """Returns the id of this process's first replica."""
+    mesh = mesh_of()
+    return process_index(strategy) * (mesh.shards * mesh.groups // processes(strategy))
+
+
+def _counter() -> Any:
+    global _handle
+    if _handle is None:
+        # Not with tf.Variable, of which a strategy would create one for all replicas.
+        with tf.init_scope(), tf.device("CPU:0"):
+            _handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="toolkit_waited")
+            tf.raw_ops.AssignVariableOp(resource=_handle, value=tf.zeros([], tf.float64))
+    return _handle

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.exchange.local_steps import agrees
-from toolkit.strategies.exchange.mesh import Among, mesh_of
+from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import (
     difference,
@@ -25,10 +24,12 @@ from toolkit.strategies.processes.agreement import (
     process_names,
     processes,
 )
-from toolkit.strategies.variables.model_optimizers import variables_of
-from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.local_steps import agrees
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.variables import variables_of
 
 __all__ = ["WeightsWatch", "average_statistics", "check_equal_weights", "checksum"]
+
 
 _LOG = logging.getLogger(__name__)
 _ROW = 1024

@@ -1,29 +1,109 @@
-"""Sums of gradients over replicas: packed tensors, concatenated rows, and shards summed over their groups.
+"""Gradients on their way to all replicas, and the plainest exchange of them: their sum.
 
-A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table.
+A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table. Each is weighted by its replica's share, and
+goes by one `Exchange`; `exchanges.py` lists them. Of a sum, tensors travel in packs, and rows are concatenated.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives, overlap, powersgd
-from toolkit.strategies.exchange.mesh import Among
-from toolkit.strategies.options import GradientExchange
+from toolkit.strategies.mesh import Among
+from toolkit.strategies.step import collectives, overlap
 from toolkit.support.graphs import same_everywhere
 
-__all__ = [
-    "computed_in_half",
-    "mapped",
-    "of_first",
-    "over_groups",
-    "over_replicas",
-    "sent_as",
-    "values_of",
-    "with_overflow",
-]
+__all__ = ["Exchange", "Gradients", "Sum", "mapped", "of_first", "rows_of_replicas", "sent_as", "summed", "values_of"]
+
+
+@dataclasses.dataclass
+class Gradients:
+    """Gradients that are to become those of all replicas.
+
+    Attributes:
+        values: A tensor, `tf.IndexedSlices` or None for each variable. An exchange replaces those that it takes.
+        variables: A `keras.Variable` for each gradient.
+        optimizer: The one that is given them; None at a tape.
+        weighted: The numbers of those that are weighted by this replica's share already, as of a scaled loss.
+        alike: The numbers of those that all replicas have alike already.
+        scale: By what all are multiplied in this step, against underflow.
+    """
+
+    values: list
+    variables: Sequence
+    optimizer: Any = None
+    weighted: frozenset[int] = frozenset()
+    alike: frozenset[int] = frozenset()
+    scale: tf.Tensor | float = 1.0
+
+    def __post_init__(self) -> None:
+        share = here.share
+        self._weight = None if share is None else share.exchanged_weight
+        self._in_half = frozenset(
+            () if share is None else (number for number in self.weighted if _computed_in_half(self.values[number]))
+        )
+
+    def of_shares(self, numbers: Sequence[int]) -> list:
+        """Returns gradients by this replica's share, as they are summed."""
+        return [self._by_share(number, self.values[number]) for number in numbers]
+
+    def _by_share(self, number: int, gradient: Any) -> Any:
+        if self._weight is None:
+            return gradient if number in self.weighted else mapped(gradient, lambda values: values / here.step.count)
+        weight = tf.cast(self._weight, gradient.dtype)
+        factor = tf.cast(weight > 0, gradient.dtype) if number in self.weighted else weight
+        # A replica without examples has no mean: 0 / 0.
+        return mapped(gradient, lambda values: tf.math.multiply_no_nan(values, factor))
+
+    def complete(self, numbers: Sequence[int], totals: Sequence) -> None:
+        """Takes the sums over replicas in the place of gradients."""
+        for number, total in zip(numbers, totals, strict=True):
+            self.values[number] = _with_overflow(total) if number in self._in_half else total
+
+
+class Exchange:
+    """One way in which gradients become those of all replicas, in one step.
+
+    Args:
+        sent: All gradients of the step.
+
+    Attributes:
+        numbers: Those that it takes, the last layers' first, because they are known first.
+        now: Whether it exchanges them in this step.
+    """
+
+    now = True
+
+    def __init__(self, sent: Gradients) -> None:
+        self.sent = sent
+        self.numbers: list[int] = []
+
+    def takes(self, number: int) -> bool:
+        """Returns whether it exchanges a gradient that no exchange before it in the list has taken."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Replaces its gradients."""
+        raise NotImplementedError
+
+    @staticmethod
+    def state(optimizer: Any) -> list[Any]:  # noqa: ARG004
+        """Returns the variables of which a checkpoint needs all replicas' values, in a fixed order."""
+        return []
+
+
+class Sum(Exchange):
+    """Each replica gets the sum of all replicas' gradients."""
+
+    def takes(self, number: int) -> bool:  # noqa: ARG002
+        """All that is left."""
+        return True
+
+    def run(self) -> None:
+        """Sums them, in packs."""
+        self.sent.complete(self.numbers, summed(self.sent.of_shares(self.numbers)))
 
 
 def values_of(gradient: Any) -> tf.Tensor:
@@ -38,49 +118,30 @@ def mapped(gradient: Any, function: Callable) -> Any:
     return function(gradient)
 
 
-def sent_as(exchange: GradientExchange) -> tf.DType | None:
-    """Returns the dtype in which elements are sent; None for their own."""
-    dtype = tf.as_dtype(exchange.dtype)
+def sent_as() -> tf.DType | None:
+    """Returns the dtype in which elements are sent in this step; None for their own."""
+    dtype = tf.as_dtype(here.step.options.gradients.dtype)
     return dtype if dtype.size < 4 else None
 
 
-def over_groups(gradient: Any, dtype: tf.DType | None) -> Any:
-    """Returns the sum of a shard's gradients: each group has the weighted gradient of its own examples."""
-    if collectives.replica_id_and_count(Among.PEERS)[1] == 1:
-        return gradient
-    if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
-        return mapped(gradient, lambda values: collectives.all_reduce(values, among=Among.PEERS, dtype=dtype))
-    return _rows(gradient, Among.PEERS, dtype)
-
-
-def over_replicas(
-    gradients: list,
-    exchange: GradientExchange,
-    memories: Sequence[powersgd.Memory | None] = (),
-    scale: tf.Tensor | float = 1.0,
-) -> list:
+def summed(gradients: list) -> list:
     """Returns the sums over all replicas of gradients of replicated variables.
 
     Args:
         gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
-        exchange: How they are sent.
-        memories: The unsent parts of compressed gradients, and None for others; () if none is compressed.
-        scale: By what they are multiplied in this step, against underflow.
     """
-    if any(memories):
-        return _compressed(gradients, exchange, memories, scale)
     # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared,
     # as on one device. Rows that depend on the examples, such as words, are concatenated.
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
-    dtype = sent_as(exchange)
+    dtype, size = sent_as(), here.step.options.gradients.bytes_per_pack
     if collectives.on_cpus_of_one_process():
         # TensorFlow's collectives would keep the number and dtype of a device group's tensors for the process's life.
         totals = [_added(gradient, dtype) for gradient in given]
     elif here.step.exchanges_overlap:
-        totals = _while_computing(given, exchange.bytes_per_pack, dtype)
+        totals = _while_computing(given, size, dtype)
     else:
-        totals = _by_tensorflow(given, exchange.bytes_per_pack or 0, dtype)
+        totals = _by_tensorflow(given, size or 0, dtype)
     return [
         tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
         for total, gradient, same in zip(totals, gradients, alike, strict=True)
@@ -93,57 +154,31 @@ def of_first(gradient: Any) -> Any:
     return mapped(gradient, lambda values: collectives.all_reduce(values if first else tf.zeros_like(values)))
 
 
-def computed_in_half(gradient: Any) -> bool:
+def _computed_in_half(gradient: Any) -> bool:
     """Whether a gradient was computed in float16, where a batch's sum may overflow though its shares don't."""
     operation = getattr(gradient, "op", None) if tf.is_symbolic_tensor(gradient) else None
     if operation is None or operation.type not in ("Cast", "AddN"):
         return False
     return any(
-        each.dtype == tf.float16 or (operation.type == "AddN" and computed_in_half(each)) for each in operation.inputs
+        each.dtype == tf.float16 or (operation.type == "AddN" and _computed_in_half(each)) for each in operation.inputs
     )
 
 
-def with_overflow(total: tf.Tensor) -> tf.Tensor:
+def _with_overflow(total: tf.Tensor) -> tf.Tensor:
     """Returns a sum of float16 gradients with infinity where one device, which adds in float16, would overflow."""
     return tf.where(tf.math.is_finite(tf.cast(total, tf.float16)), total, total.dtype.as_numpy_dtype(float("inf")))
-
-
-def _compressed(gradients: list, exchange: GradientExchange, memories: Sequence, scale: tf.Tensor | float) -> list:
-    kinds = [
-        "factors"
-        if memory is not None and not isinstance(gradient, tf.IndexedSlices)
-        else "beside"
-        if isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
-        else "alone"
-        for gradient, memory in zip(gradients, memories, strict=True)
-    ]
-    factors, beside, alone = (
-        [n for n, kind in enumerate(kinds) if kind == each] for each in ("factors", "beside", "alone")
-    )
-    if not factors:  # Gradients of a table's looked up rows.
-        return over_replicas(gradients, exchange)
-    totals, others = powersgd.sums(
-        [gradients[n] for n in factors],
-        [memories[n] for n in factors],
-        [gradients[n] for n in beside],
-        dtype=sent_as(exchange),
-        scale=scale,
-    )
-    rest = over_replicas([gradients[n] for n in alone], exchange) if alone else []
-    by_number = dict(zip([*factors, *beside, *alone], [*totals, *others, *rest], strict=True))
-    return [by_number[n] for n in range(len(gradients))]
 
 
 def _while_computing(gradients: list, bytes_per_pack: int | None, dtype: tf.DType | None) -> list:
     whole = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     totals = iter(overlap.summed(whole, bytes_per_pack=bytes_per_pack, dtype=dtype))
     return [
-        _rows(gradient, Among.ALL, dtype) if isinstance(gradient, tf.IndexedSlices) else next(totals)
+        rows_of_replicas(gradient, Among.ALL, dtype) if isinstance(gradient, tf.IndexedSlices) else next(totals)
         for gradient in gradients
     ]
 
 
-def _rows(gradient: tf.IndexedSlices, among: Among, dtype: tf.DType | None) -> tf.IndexedSlices:
+def rows_of_replicas(gradient: tf.IndexedSlices, among: Among, dtype: tf.DType | None) -> tf.IndexedSlices:
     """Returns all replicas' rows concatenated, like those of one device's lookups.
 
     Replicas may have different numbers of them: what is missing is filled with zeros of the first row.

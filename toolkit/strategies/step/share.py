@@ -3,8 +3,8 @@
 Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
 and its gradient is sum over r of w_r * g_r. So a loss stays l_r, `optimizer.apply` multiplies gradients by w_r and
-all-reduces (`reduced` in `step/routes.py`), and in a step of `fit` a strategy says that there is one replica, so that
-nobody divides a loss by their number. The user's own loop around `strategy.run` sums, as TensorFlow's guides have
+all-reduces (`reduced` in `step/optimizer.py`), and in a step of `fit` a strategy says that there is one replica, so
+that nobody divides a loss by their number. The user's own loop around `strategy.run` sums, as TensorFlow's guides have
 it.
 
 A loss that Keras divides by the replica's own sum of weights or mask, d_r, becomes l_r * (d_r / sum over r of d_r) /
@@ -17,7 +17,8 @@ changes.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,12 +27,12 @@ from keras.src.losses import loss as _loss
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.mesh import Among, replica_count
-from toolkit.strategies.step import lateness
+from toolkit.strategies.mesh import Among, replica_count
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.rows import ALIKE, mean_of_rows
 from toolkit.strategies.step.trial import calling
-from toolkit.support.wrapping import wrap
+from toolkit.support.wrapping import attach, wrap
 
 __all__ = [
     "Known",
@@ -42,10 +43,13 @@ __all__ = [
     "batch_rows",
     "counted",
     "entered",
+    "keep_losses_by_replica",
     "known_here",
+    "state_of_own",
     "unweigh",
     "update_mean",
     "weigh",
+    "weigh_moments",
 ]
 
 
@@ -126,7 +130,7 @@ class Share:
     def weight(self) -> tf.Tensor:
         """Its part of all replicas' examples, a float64 scalar. The first read is a collective."""
         if self._weight is None:
-            self._total = lateness.timed(self.total, self.count)
+            self._total = collectives.timed(self.total, self.count)
             self._weight = tf.math.divide_no_nan(self.count, self._total)
         return self._weight
 
@@ -419,3 +423,129 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Te
     else:
         return None
     return tf.stop_gradient(own)
+
+
+# What a replica keeps of a step for which it has no examples: nothing.
+#
+# A batch may have fewer examples than there are replicas (`input/batch_split.py`). A replica without one computes with
+# a copy of another's, so that no mean is 0 / 0, and its share is zero: gradients, losses, logs and exchanges leave it
+# out. What is left is the state that belongs to a replica alone, metrics and statistics of a normalisation. It is set
+# back.
+
+
+@contextlib.contextmanager
+def state_of_own(model: Any, share: Share) -> Iterator[None]:
+    """A context for a step, after which metrics and statistics are as before if the replica has no examples."""
+    held = [] if share.has_own is None else [*model.metrics_variables, *_statistics(model)]
+    before = [tf.convert_to_tensor(each) for each in held]
+    yield
+    for variable, value in zip(held, before, strict=True):
+        if variable.aggregation != "only_first_replica":  # That of the whole batch, which each replica has.
+            variable.assign(tf.where(share.has_own, tf.convert_to_tensor(variable), value))
+
+
+def _statistics(model: Any) -> list:
+    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
+    return [
+        v for each in layers if each.built and not each.synchronized for v in (each.moving_mean, each.moving_variance)
+    ]
+
+
+# The losses that layers add, by replica: the replicas of a process are threads that take turns.
+#
+# Keras keeps it in a list of each layer's. In layers of a model of several replicas that list is one in which every
+# replica sees what it has put there itself.
+
+
+_LOSSES = "_losses"
+
+
+class _ByReplica(UserList):
+    """A list for each replica; if there is none, the first one's."""
+
+    def __init__(self, shared: Any) -> None:
+        self._kept = {0: list(shared)}
+
+    @property
+    def data(self) -> list:  # type: ignore[override]
+        """This replica's."""
+        return self._kept.setdefault(here.step.replica, [])
+
+    def __reduce__(self) -> tuple:
+        return list, (list(self),)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.data[place]
+
+
+def keep_losses_by_replica(model: Any) -> None:
+    """Makes a model's layers keep their losses by replica when one of them calls it."""
+    attach(model, "_clear_losses", _clear)
+
+
+def _clear(original: Callable, model: Any) -> None:
+    """Keras calls it when a call of the model begins."""
+    if here.step.strategy is not None:
+        for layer in model._flatten_layers():
+            kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
+            if not isinstance(kept[_LOSSES], _ByReplica):
+                kept[_LOSSES] = _ByReplica(kept[_LOSSES])
+    original(model)
+
+
+# Means and variances of a synchronised normalisation, with one exchange forward and one backward.
+#
+# Keras sums three tensors over the replicas one after the other, and their gradients too: sums, sums of squares, and
+# how many there are. Between processes, where each exchange costs a millisecond or more, they travel together here,
+# with the number once instead of for each feature. Devices of one process have Keras's way. In a step of `fit` either's
+# gradient is weighted by the replicas' shares.
+
+
+def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
+    """Weights the gradients of sums over replicas in layers in a step of `fit`, and packs them together."""
+    attach(context, "all_reduce", _all_reduce)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            attach(layer, "_moments", _moments)
+
+
+def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    if mask is not None or not here.step.exchanges_overlap:
+        return original(layer, x, mask)
+    context = tf.distribute.get_replica_context()
+    given, axes = x.dtype, layer._reduction_axes
+    if given.size == 2:  # As Keras does, because squares overflow it.
+        x = tf.cast(x, tf.float32)
+    sums = tf.reduce_sum(x, axes, keepdims=True)
+    squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
+    count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(sums), x.dtype)
+    flat, split = joined([sums, squares, count])
+    *totals, count = split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+    # As Keras computes them: the variance is E(x^2) - E(x)^2.
+    mean, square = (tf.math.divide_no_nan(total, count) for total in totals)
+    variance = tf.maximum(square - tf.square(mean), 0.0)
+    if given.size == 2:
+        half = tf.float16
+        mean, variance = (tf.cast(tf.clip_by_value(each, half.min, half.max), given) for each in (mean, variance))
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
+def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
+    share, sums = here.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
+    if here.alone:
+        return value
+    collectives.check_piece()
+    if share is not None and sums:
+        value = tf.nest.map_structure(share.own, value)
+    if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:
+        return original(context, reduce_op, value, options)
+    if here.step.exchanges_overlap and sums:
+        return weigh(_summed(unweigh(value)))
+    return weigh(original(context, reduce_op, unweigh(value), options))
+
+
+@tf.custom_gradient
+def _summed(value: tf.Tensor) -> tuple:
+    """Returns the sum over processes; for small tensors it takes two thirds of the time of TensorFlow's."""
+    return collectives.all_reduce(value), collectives.all_reduce

@@ -18,11 +18,15 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import here
-from toolkit.strategies.exchange import collectives, overlap
-from toolkit.strategies.exchange.collectives import joined
-from toolkit.strategies.options import LocalSteps
+from toolkit.strategies.mesh import replica_count
+from toolkit.strategies.options import LocalSteps, options_of
+from toolkit.strategies.step import collectives, overlap
+from toolkit.strategies.step.collectives import joined
+from toolkit.strategies.step.sharded_variable import ReplicaCopies
+from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["LocalFunction", "agree", "agrees", "begin", "count_rows", "resume"]
+__all__ = ["LocalFunction", "agree", "agrees", "begin", "count_rows", "per_replica_state", "resume", "velocities_of"]
+
 
 _ATTRIBUTE = "_toolkit_local"
 _ROWS = "_toolkit_rows"  # Of each replica, since the last average.
@@ -202,3 +206,41 @@ def _set(variable: Any, value: tf.Tensor) -> None:
     """Sets this replica's copy."""
     copies = tf.distribute.get_strategy().experimental_local_results(variable.value)
     copies[here.step.replica % len(copies)].assign(tf.cast(value, variable.dtype))
+
+
+# State that replicas with local steps keep beside their weights; see `step/local_steps.py`.
+
+
+_VELOCITIES = "_toolkit_velocities"
+
+
+def per_replica_state(model: keras.Model) -> list[Any]:
+    """Returns the variables of which a checkpoint needs all replicas' values: optimizers' variables, and velocities.
+
+    Nothing where they don't train by themselves.
+    """
+    strategy = model.distribute_strategy
+    if options_of(strategy).local is None or replica_count(strategy) == 1 or not model.built:
+        return []
+    slots = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    return [*velocities_of(model), *(ReplicaCopies(variable, strategy) for variable in slots)]
+
+
+def velocities_of(model: keras.Model) -> list[Any]:
+    """Returns the outer step's momentum for each trainable variable of a model; [] without momentum."""
+    strategy = model.distribute_strategy
+    local = options_of(strategy).local
+    if local is None or not local.outer_momentum:
+        return []
+    # By variable, because trainable variables may change. Keras would take an attribute for the model's own variables.
+    kept = model.__dict__.setdefault(_VELOCITIES, {})
+    with strategy.scope():
+        for variable in model.trainable_variables:
+            if id(variable) not in kept:
+                kept[id(variable)] = _make(variable)
+    return [kept[id(variable)] for variable in model.trainable_variables]
+
+
+def _make(variable: Any) -> keras.Variable:
+    name = f"{variable.path}_velocity".replace("/", "_")
+    return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)

@@ -18,10 +18,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from toolkit.strategies.exchange import collectives
-from toolkit.strategies.exchange.collectives import joined, shaped
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.collectives import joined, shaped
 
 __all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
+
 
 BYTES_PER_PACK = 512 << 10  # The default: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
 
