@@ -24,7 +24,9 @@ class Step:
         count: How many replicas exchange with one another; 1 if each trains by itself.
         place: This one's position among them.
         members: By `Among`, the ids of the replicas that exchange with this one, and its position in that list.
+        groups: By `Among`, those ids for each replica.
         exchanges_overlap: Whether an exchange begins as soon as its own input is ready.
+        on_cpus: Whether the replicas are CPU devices of one process, which stand in for GPUs.
     """
 
     strategy: Any = None
@@ -33,7 +35,9 @@ class Step:
     count: int = 1
     place: int = 0
     members: Mapping[Any, tuple[list[int], int]] = dataclasses.field(default_factory=dict)
+    groups: Mapping[Any, list[list[int]]] = dataclasses.field(default_factory=dict)
     exchanges_overlap: bool = False
+    on_cpus: bool = False
 
     def alone(self) -> "Step":
         """Returns the step of a replica that exchanges with none."""

@@ -16,8 +16,7 @@ from toolkit.strategies.input.pipelines import (
     whole_for_keras,
 )
 from toolkit.strategies.step.collectives import number_by_call
-from toolkit.strategies.step.optimizer import know_steps
-from toolkit.strategies.step.train_step import ReducesForKeras
+from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
 
 __all__ = ["MirroredStrategy", "create", "enable"]
 

@@ -28,8 +28,7 @@ from toolkit.strategies.processes.resolver import (
 )
 from toolkit.strategies.step import collectives, overlap
 from toolkit.strategies.step.collectives import options_for
-from toolkit.strategies.step.optimizer import know_steps
-from toolkit.strategies.step.train_step import ReducesForKeras
+from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
 from toolkit.support import status, taken_over
 
 __all__ = ["MultiWorkerStrategy", "create", "enable_fit"]

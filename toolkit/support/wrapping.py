@@ -54,11 +54,15 @@ def wrap(owner: Any, name: str, around: Callable) -> None:
     if key in wrapped_by:
         return
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
+    if isinstance(owner, type):
 
-    wrapped._toolkit = (*wrapped_by, key)  # type: ignore[attr-defined]
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        wrapped: Any = functools.wraps(original)(method)
+    else:
+        wrapped = functools.update_wrapper(functools.partial(around, original), original, updated=())
+    vars(wrapped)["_toolkit"] = (*wrapped_by, key)
     setattr(owner, name, wrapped)
     wrapped_here.append((owner, name))
 
@@ -90,7 +94,7 @@ def attach(instance: Any, name: str, around: Callable) -> None:
     """Gives one object `around(original, instance, ...)` as a method; a second time changes nothing.
 
     It stands in the object's own attributes, past `__setattr__`: its class, its type and what is made of its
-    configuration are as they were, and so is every other object. `original` is the class's method when it is called.
+    configuration are as they were, and so is every other object. `original` is what the object had before.
 
     Args:
         instance: The object.
@@ -102,20 +106,18 @@ def attach(instance: Any, name: str, around: Callable) -> None:
     attached: tuple[str, ...] = getattr(before, "_toolkit", ())
     if key in attached:
         return
-
-    def of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(type(self), name)(self, *args, **kwargs)
-
-    def of_before(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - It is the object's own already.
-        assert before is not None
-        return before(*args, **kwargs)
-
-    original = of_class if before is None else of_before
-
-    @functools.wraps(getattr(type(instance), name))
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return around(original, instance, *args, **kwargs)
-
-    method._toolkit = (*attached, key)  # type: ignore[attr-defined]
+    # Partials of C, because such a method may be called for each variable, and must not be seen in a traceback.
+    original = getattr(type(instance), name) if before is None else _without_instance(before)
+    method = functools.update_wrapper(
+        functools.partial(around, original, instance), getattr(type(instance), name), updated=()
+    )
+    vars(method)["_toolkit"] = (*attached, key)
     vars(instance)[name] = method
     attached_here.add((type(instance), name))
+
+
+def _without_instance(method: Callable) -> Callable:
+    """Returns an object's own method as one that is given the object."""
+    if hasattr(method, "_toolkit"):
+        return functools.partial(method.func, *method.args[:-1])  # type: ignore[attr-defined]
+    return lambda _, *args, **kwargs: method(*args, **kwargs)

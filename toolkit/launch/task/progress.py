@@ -143,6 +143,7 @@ def report_progress(keras: Any) -> None:
             progress.batch_size = iterator.data_adapter.batch_size
 
     def watch(original: Callable, callbacks: Any, model: Any) -> None:
+        original(callbacks, model)  # Under a strategy of ours, the list is of another class then.
         if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in callbacks.callbacks):
             progress.look_at()
             attach(callbacks, "on_epoch_begin", after(lambda epoch, *_: progress.begin(epoch)))
@@ -150,7 +151,6 @@ def report_progress(keras: Any) -> None:
             attach(callbacks, "on_test_batch_end", after(lambda *_: progress.test()))
             attach(callbacks, "on_train_end", after(lambda *_: progress.end()))
         _mark_phases(callbacks)
-        original(callbacks, model)
 
     def after(do: Callable) -> Callable:
         def reported(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:

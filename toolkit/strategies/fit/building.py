@@ -43,14 +43,17 @@ def check(model: Any, batch: int | None) -> None:
     Raises:
         StrategyError: A stateful layer was built for the whole of a batch.
     """
-    _note_statistics(model)
-    _check_states(model, batch)
+    count = mesh.replica_count(model._distribute_strategy)
+    if count == 1:
+        return
+    if not vars(model).get(_NOTED):
+        _note_statistics(model)
+    if batch is not None:
+        _check_states(model, batch, count)
 
 
 def _note_statistics(model: Any) -> None:
     """Warns once of layers whose numbers differ from one device's because each replica normalises its own share."""
-    if mesh.replica_count(model._distribute_strategy) == 1 or vars(model).get(_NOTED):
-        return
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
     names = [each.name for each in layers if each.trainable and not each.synchronized]
     object.__setattr__(model, _NOTED, True)
@@ -62,11 +65,8 @@ def _note_statistics(model: Any) -> None:
         )
 
 
-def _check_states(model: Any, batch: int | None) -> None:
+def _check_states(model: Any, batch: int, count: int) -> None:
     """Refuses a stateful layer that was built for the whole batch, of which each replica has only a share."""
-    count = mesh.replica_count(model._distribute_strategy)
-    if batch is None or count == 1:
-        return
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             held = {state.shape[0] for state in keras.tree.flatten(layer.states or ())}

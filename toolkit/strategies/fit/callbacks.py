@@ -1,8 +1,8 @@
 """What Keras's training loop needs with several processes and has no hook for.
 
 Keras 3 knows nothing of other workers. A `CallbackList` is the one object through which each call of `fit`, `evaluate`
-or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it is given
-its own methods; others are left alone. `tests/multiprocess/test_fit.py` fails when Keras changes there.
+or `predict` passes at the right moments. So where one is told its model, and that is of a strategy of ours, it becomes
+a `FitCallbacks`; others are left alone. `tests/multiprocess/test_fit.py` fails when Keras changes there.
 """
 
 import concurrent.futures
@@ -20,7 +20,7 @@ import numpy as np
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.fit.equality import WeightsWatch, average_statistics, check_equal_weights
-from toolkit.strategies.fit.models import prepare
+from toolkit.strategies.fit.models import prepare_unbuilt
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
@@ -31,9 +31,9 @@ from toolkit.strategies.step.sharded_variable import (
     take_snapshots,
 )
 from toolkit.strategies.variables import variables_of
-from toolkit.support.wrapping import attach, instead, wrap
+from toolkit.support.wrapping import instead, wrap
 
-__all__ = ["adapt_callbacks"]
+__all__ = ["FitCallbacks", "adapt_callbacks"]
 
 
 @functools.cache  # A temporary directory lives as long as its object: until the process ends.
@@ -62,7 +62,7 @@ _WRITERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "CSVLogger": lambda _: {"filename": os.devnull},
     "ModelCheckpoint": lambda _: {"save_freq": _NEVER},
     "OrbaxCheckpoint": lambda callback: {"checkpointer": _NoCheckpointer(callback.checkpointer)},
-    "RemoteMonitor": lambda _: {},  # `_quietly` replaces its method.
+    "RemoteMonitor": lambda _: {},  # `quietly` replaces its method.
     "TensorBoard": lambda _: {"log_dir": _scratch().name},
 }
 # The others. A test fails for a callback of Keras's that is in neither.
@@ -86,71 +86,164 @@ def adapt_callbacks() -> None:
 
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
-    """Gives the callback list of one call of `fit`, `evaluate` or `predict` our own methods."""
-    if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
-        prepare(model)  # It may have been created and compiled before the strategy.
-        attach(callbacks, "on_train_begin", _begin_training)
-        attach(callbacks, "on_epoch_begin", _begin_epoch)
-        attach(callbacks, "on_train_batch_end", _end_batch)
-        attach(callbacks, "on_epoch_end", _end_epoch)
-        attach(callbacks, "on_train_end", _end_training)
-        for moment in ("on_test_begin", "on_predict_begin"):
-            attach(callbacks, moment, _begin_other)
-    _tell(original, callbacks, model)
-
-
-def _shared(model: Any) -> bool:
-    return model is not None and processes(model.distribute_strategy) > 1
-
-
-def _has_replicas(model: Any) -> bool:
-    strategy = model.distribute_strategy if model is not None else None
-    return mesh.is_toolkit_strategy(strategy) and mesh.replica_count(strategy) > 1
-
-
-def _dispatching(model: Any) -> Any:
-    """Returns the model's strategy if it dispatches steps to workers, else None."""
-    strategy = model.distribute_strategy if model is not None else None
-    return strategy if hasattr(strategy, "replace_functions") else None
-
-
-def _tell(original: Callable, callbacks: Any, model: Any) -> None:
-    """Tells callbacks their model, after a look at what they are to save."""
-    if (strategy := _dispatching(model)) is not None:
-        strategy.replace_functions(model)
-    if _shared(model) and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
-        _check_frequencies(callbacks.callbacks, "the layers are sharded over processes, and gathered at its end")
-    if model is not None and options_of(model.distribute_strategy).local is not None:
-        _check_frequencies(callbacks.callbacks, "replicas train by themselves, and agree at its end")
-    if (
-        _shared(model)
-        and mesh.is_toolkit_strategy(model.distribute_strategy)
-        and not is_chief(model.distribute_strategy)
-    ):
-        callbacks._toolkit_quiet = [(callback, _without_writing(callback)) for callback in callbacks.callbacks]
-    with _quietly(callbacks):
+    ours = model is not None and mesh.is_toolkit_strategy(model.distribute_strategy)
+    if isinstance(callbacks, FitCallbacks):  # It has had another model.
+        callbacks.__class__ = callbacks.kind
+    if not ours:
+        original(callbacks, model)
+        return
+    prepare_unbuilt(model)  # It may have been created and compiled before the strategy.
+    kind: Any = type(callbacks)
+    callbacks.__class__ = _class_for(kind)  # It adds methods only.
+    callbacks.kind = kind
+    callbacks.begin(model)
+    with callbacks.quietly():
         original(callbacks, model)
 
 
-@contextlib.contextmanager
-def _quietly(callbacks: Any) -> Iterator[None]:
-    """A context in which only the chief's callbacks write. The others' run, but write into nothing.
+@functools.cache
+def _class_for(kind: Any) -> type:
+    return FitCallbacks if kind is keras.callbacks.CallbackList else type(kind.__name__, (FitCallbacks, kind), {})
 
-    It is entered for each of Keras's calls alone: where `fit` raises, callbacks are as the user made them.
+
+class FitCallbacks(keras.callbacks.CallbackList):
+    """The callbacks of one call of `fit`, `evaluate` or `predict` under a strategy of ours.
+
+    Attributes:
+        kind: The class that the list had.
     """
-    quiet = getattr(callbacks, "_toolkit_quiet", None)
-    if quiet is None:
-        yield
-        return
-    before = [(callback, {name: getattr(callback, name) for name in others}) for callback, others in quiet]
-    with instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None):
-        try:
-            for callback, others in quiet:
-                vars(callback).update(others)
+
+    kind: type
+
+    def begin(self, model: Any) -> None:
+        """Takes a model, after a look at what the callbacks are to save."""
+        strategy = model.distribute_strategy
+        self._shared = processes(strategy) > 1
+        self._replicated = mesh.replica_count(strategy) > 1
+        self._dispatching = strategy if hasattr(strategy, "replace_functions") else None  # It sends steps to workers.
+        self._watch: WeightsWatch | None = None
+        self._training = self._may_stop = self._compared = False
+        self._order: Any = None
+        self._quiet: list[tuple[Any, dict]] = []
+        if self._dispatching is not None:
+            self._dispatching.replace_functions(model)
+        if self._shared and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
+            _check_frequencies(self.callbacks, "the layers are sharded over processes, and gathered at its end")
+        if options_of(strategy).local is not None:
+            _check_frequencies(self.callbacks, "replicas train by themselves, and agree at its end")
+        if self._shared and not is_chief(strategy):
+            self._quiet = [(callback, _without_writing(callback)) for callback in self.callbacks]
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """A context in which only the chief's callbacks write. The others' run, but write into nothing.
+
+        It is entered for each of Keras's calls alone: where `fit` raises, callbacks are as the user made them.
+        """
+        if not self._quiet:
             yield
-        finally:
-            for callback, own in before:
-                vars(callback).update(own)
+            return
+        before = [(callback, {name: getattr(callback, name) for name in others}) for callback, others in self._quiet]
+        with instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None):
+            try:
+                for callback, others in self._quiet:
+                    vars(callback).update(others)
+                yield
+            finally:
+                for callback, own in before:
+                    vars(callback).update(own)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compares what must be the same in all processes."""
+        if self._dispatching is not None:
+            self._dispatching.begin(self.model)
+        with self.quietly():
+            super().on_train_begin(logs)  # A callback may restore weights.
+        self._watch = WeightsWatch(self.model) if self._replicated else None
+        if self._shared and self.model.built:
+            check_equal_weights(self.model)
+            self._training = True
+            self._may_stop = bool(self._largest(any(_may_stop_in_an_epoch(callback) for callback in self.callbacks)))
+            self._order = getattr(self.model.distribute_strategy, "order", None)
+            self._compared = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins what is counted by epochs."""
+        if self._shared:
+            drop_snapshots(variables_of(self.model))
+        if self._watch is not None:
+            self._watch.begin(epoch)
+        super().on_epoch_begin(epoch, logs)  # A callback may set metrics, or a learning rate.
+        if self._dispatching is not None:
+            steps, epochs = (self.params.get(name) for name in ("steps", "epochs"))
+            self._dispatching.session(self.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Has all processes stop after the same step."""
+        if self._watch is not None:
+            self._watch.after_step(batch + 1)
+        with self.quietly():
+            super().on_train_batch_end(batch, logs)
+        if self._may_stop:  # Each alone, they would wait for one another's steps.
+            self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
+        if self._order is not None and not self._compared:
+            self._compared = True
+            self._order.compare_first()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Makes and compares what all replicas have alike, before callbacks see it."""
+        agree(self.model)
+        if self._watch is not None:
+            self._watch.compare(f"epoch {epoch + 1:,}")
+        if self._replicated:
+            average_statistics(self.model)
+        if self._order is not None:
+            self._order.compare_epoch(epoch + 1)
+        if self._shared and self._some_read_weights():  # Callbacks that only the chief has may save.
+            take_snapshots(variables_of(self.model))
+        with self.quietly():
+            super().on_epoch_end(epoch, logs)
+        if self._shared:  # The other processes find the files of the chief's callbacks, and all stop together.
+            self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits for the files of the chief's callbacks."""
+        if self._shared:
+            # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the
+            # chief saves must be gathered again.
+            take_snapshots(variables_of(self.model))
+        with self.quietly():
+            super().on_train_end(logs)
+        if self._shared:
+            self._training = False
+            self._largest(0)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Makes what all replicas have alike."""
+        self._begin_reading()
+        super().on_test_begin(logs)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Makes what all replicas have alike."""
+        self._begin_reading()
+        super().on_predict_begin(logs)
+
+    def _begin_reading(self) -> None:
+        agree(self.model)
+        if self._replicated and self.model.built:
+            average_statistics(self.model)
+        if self._shared and self.model.built and not self._training:  # `fit` has looked before it trained.
+            check_equal_weights(self.model)
+
+    def _some_read_weights(self) -> bool:
+        """Returns whether a callback may read, at an epoch's end, what no process holds whole. All must call it."""
+        if next(snapshots_of(variables_of(self.model)), None) is None:
+            return False
+        return bool(self._largest(any(_may_read_weights(callback) for callback in self.callbacks)))
+
+    def _largest(self, value: int) -> int:
+        """Returns the largest of the workers' whole numbers. All must call it."""
+        return int(extremes(self.model.distribute_strategy, np.array([value], np.int64))[1][0])
 
 
 def _without_writing(callback: keras.callbacks.Callback) -> dict[str, Any]:
@@ -190,77 +283,6 @@ def _check_frequencies(callbacks: Iterable, why: str) -> None:
             )
 
 
-def _begin_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    if (strategy := _dispatching(callbacks.model)) is not None:
-        strategy.begin(callbacks.model)
-    with _quietly(callbacks):
-        original(callbacks, *args, **kwargs)  # A callback may restore weights.
-    callbacks._toolkit_watch = WeightsWatch(callbacks.model) if _has_replicas(callbacks.model) else None
-    if _shared(callbacks.model) and callbacks.model.built:
-        check_equal_weights(callbacks.model)
-        callbacks._toolkit_training = True
-        mine = any(_may_stop_in_an_epoch(callback) for callback in callbacks.callbacks)
-        callbacks._toolkit_may_stop = bool(_largest(callbacks.model, mine))
-        callbacks._toolkit_order = getattr(callbacks.model.distribute_strategy, "order", None)
-        callbacks._toolkit_began = False
-
-
-def _begin_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
-    if _shared(callbacks.model):
-        drop_snapshots(variables_of(callbacks.model))
-    if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
-        watch.begin(epoch)
-    original(callbacks, epoch, *args, **kwargs)  # A callback may set metrics, or a learning rate.
-    if (strategy := _dispatching(callbacks.model)) is not None:
-        steps, epochs = (callbacks.params.get(name) for name in ("steps", "epochs"))
-        strategy.session(callbacks.model).begin_epoch(steps, (epochs or epoch + 1) - epoch)
-
-
-def _end_batch(original: Callable, callbacks: Any, batch: int, *args: Any, **kwargs: Any) -> None:
-    if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
-        watch.after_step(batch + 1)
-    with _quietly(callbacks):
-        original(callbacks, batch, *args, **kwargs)
-    if getattr(callbacks, "_toolkit_may_stop", False):  # Each alone, they would wait for one another's steps.
-        callbacks.model.stop_training = bool(_largest(callbacks.model, bool(callbacks.model.stop_training)))
-    if (order := getattr(callbacks, "_toolkit_order", None)) is not None and not callbacks._toolkit_began:
-        callbacks._toolkit_began = True
-        order.compare_first()
-
-
-def _end_epoch(original: Callable, callbacks: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
-    model = callbacks.model
-    agree(model)
-    if _has_replicas(model):
-        if (watch := getattr(callbacks, "_toolkit_watch", None)) is not None:
-            watch.compare(f"epoch {epoch + 1:,}")
-        average_statistics(model)
-    if not _shared(model):
-        original(callbacks, epoch, *args, **kwargs)
-        return
-    if (order := getattr(callbacks, "_toolkit_order", None)) is not None:
-        order.compare_epoch(epoch + 1)
-    if _some_read_weights(callbacks):  # Callbacks that only the chief has may save.
-        take_snapshots(variables_of(model))
-    with _quietly(callbacks):
-        original(callbacks, epoch, *args, **kwargs)
-    # The other processes find the files of the chief's callbacks, and all stop together.
-    model.stop_training = bool(_largest(model, bool(model.stop_training)))
-
-
-def _some_read_weights(callbacks: Any) -> bool:
-    """Returns whether a callback may read, at the end of an epoch, what no process holds whole. All must call it."""
-    model = callbacks.model
-    if next(snapshots_of(variables_of(model)), None) is None:
-        return False
-    return bool(_largest(model, any(_may_read_weights(callback) for callback in callbacks.callbacks)))
-
-
-def _largest(model: Any, value: int) -> int:
-    """Returns the largest of the workers' whole numbers. All must call it."""
-    return int(extremes(model.distribute_strategy, np.array([value], np.int64))[1][0])
-
-
 def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback has the user's own code for batches, which may end an epoch on one worker only.
 
@@ -278,25 +300,3 @@ def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
     own = getattr(callback.on_epoch_end, "__func__", callback.on_epoch_end)
     known = type(callback) in _READ_NO_WEIGHTS or not getattr(callback, "reads_weights", True)
     return own is not keras.callbacks.Callback.on_epoch_end and not known
-
-
-def _end_training(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    if _shared(callbacks.model):
-        # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the chief
-        # saves must be gathered again.
-        take_snapshots(variables_of(callbacks.model))
-    with _quietly(callbacks):
-        original(callbacks, *args, **kwargs)
-    if _shared(callbacks.model):
-        callbacks._toolkit_training = False
-        extremes(callbacks.model.distribute_strategy, np.array([0], np.int64))
-
-
-def _begin_other(original: Callable, callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    agree(callbacks.model)
-    if _has_replicas(callbacks.model) and callbacks.model.built:
-        average_statistics(callbacks.model)
-    looked_at = getattr(callbacks, "_toolkit_training", False)  # Called in `fit`, before training.
-    if _shared(callbacks.model) and callbacks.model.built and not looked_at:
-        check_equal_weights(callbacks.model)
-    original(callbacks, *args, **kwargs)

@@ -35,9 +35,10 @@ from toolkit.strategies.step.train_step import has_one_size, make_function, pred
 from toolkit.strategies.variables import holds_variables, optimizers_of, take_in
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_models", "prepare"]
+__all__ = ["adapt_models", "prepare_unbuilt"]
 
 _LOG = logging.getLogger(__name__)
+_PREPARED = "_toolkit_prepared"
 
 
 def adapt_models() -> None:
@@ -45,7 +46,7 @@ def adapt_models() -> None:
     wrap(TensorFlowTrainer, "__init__", _made)
 
 
-def prepare(model: Any) -> None:
+def _prepare(model: Any) -> None:
     """Gives a model what it needs before it trains under one of our strategies; leaves other models alone."""
     take_in(model)
     if mesh.is_toolkit_strategy(model._distribute_strategy):
@@ -91,7 +92,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         return
     with strategy.scope():
         original(model, *args, **kwargs)
-        prepare(model)
+        _prepare(model)
     if model.jit_compile is True and mesh.replica_count(strategy) == 1:
         model.jit_compile = False
         _LOG.warning(
@@ -100,8 +101,15 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
+def prepare_unbuilt(model: Any) -> None:
+    """Prepares a model that Keras's loop hasn't had built just before, as before `predict`."""
+    if not vars(model).pop(_PREPARED, False):
+        _prepare(model)
+
+
 def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    prepare(model)
+    _prepare(model)
+    vars(model)[_PREPARED] = True
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)

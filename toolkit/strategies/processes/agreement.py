@@ -45,8 +45,8 @@ _BARRIER = 1_000_003  # Far from TensorFlow's keys, which count from 1.
 
 def processes(strategy: tf.distribute.Strategy) -> int:
     """Returns how many processes train together; 1 for strategies of one process."""
-    # The default strategy doesn't say which devices it uses.
-    replicas = strategy.num_replicas_in_sync
+    # The default strategy doesn't say which devices it uses. In a step of `fit`, `num_replicas_in_sync` is 1.
+    replicas = strategy.extended._num_replicas_in_sync
     return replicas // len(strategy.extended.worker_devices) if replicas > 1 else 1
 
 

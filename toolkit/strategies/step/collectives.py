@@ -27,9 +27,9 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import Step, here, known
+from toolkit.strategies.context import here, known
 from toolkit.strategies.mesh import Among, mesh_of, replica_count
-from toolkit.strategies.options import COMMUNICATIONS, options_of
+from toolkit.strategies.options import COMMUNICATIONS
 from toolkit.strategies.processes.agreement import process_index, processes
 from toolkit.support.wrapping import attach
 
@@ -37,6 +37,7 @@ __all__ = [
     "_call",
     "all_gather",
     "all_reduce",
+    "all_reduce_here",
     "all_reduce_max",
     "all_to_all",
     "begins_by_itself",
@@ -44,11 +45,9 @@ __all__ = [
     "check_piece",
     "choose",
     "communication_of",
-    "concatenated",
     "joined",
     "kind_of",
     "number_by_call",
-    "on_cpus_of_one_process",
     "options_for",
     "ordering_token",
     "reduce_scatter",
@@ -56,7 +55,6 @@ __all__ = [
     "ring_sum",
     "rows_of_all",
     "shaped",
-    "step_of",
     "sum_before",
     "timed",
     "waited",
@@ -77,25 +75,6 @@ def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
     return place, len(members)
 
 
-def step_of(context: tf.distribute.ReplicaContext) -> Step:
-    """Returns what is true for a replica's step."""
-    strategy, mesh = context.strategy, mesh_of(context.strategy)
-    count = mesh.shards * mesh.groups
-    if count == 1:
-        return Step(strategy, options_of(strategy))
-    replica = int(tf.get_static_value(context.replica_id_in_sync_group))
-    members = {among: mesh.members(replica, among) for among in Among}
-    return Step(
-        strategy,
-        options_of(strategy),
-        replica,
-        count,
-        place=replica,
-        members={among: (each, each.index(replica)) for among, each in members.items()},
-        exchanges_overlap=begins_by_itself(strategy),
-    )
-
-
 def by_itself() -> contextlib.AbstractContextManager[None]:
     """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
     return known(alone=True, step=here.step.alone())
@@ -105,11 +84,6 @@ def check_piece() -> None:
     """Ends the trace of what XLA is to compile, where replicas are about to exchange something."""
     if here.piece is not None:
         here.piece.refuse()
-
-
-def on_cpus_of_one_process() -> bool:
-    """Returns whether the replicas are CPU devices of one process, which stand in for GPUs."""
-    return _within_one_process() and "CPU" in tf.distribute.get_strategy().extended.worker_devices[0]
 
 
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
@@ -159,9 +133,28 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
     return tf.reshape(tf.reshape(whole, [-1])[:size], tf.shape(x))
 
 
-def concatenated(x: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all replicas of one process, which may differ in number. It has no gradient."""
-    return _together(x, Among.ALL, lambda values, _: tf.concat(values, 0))
+def all_reduce_here(gradients: Sequence[Any], dtype: tf.DType | None) -> list:
+    """Returns the sums over the replicas of one process, of which `tf.IndexedSlices` are concatenated."""
+
+    def sent(gradient: Any) -> Any:
+        if dtype is None or not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        values = tf.cast(tf.cast(gradient.values, dtype), gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    def added(given: Sequence) -> Any:
+        if not isinstance(given[0], tf.IndexedSlices):
+            return _sum(_sent(list(given), dtype), given[0].dtype)
+        values, indices = (
+            tf.concat(each, 0) for each in zip(*((each.values, each.indices) for each in given), strict=True)
+        )
+        return tf.IndexedSlices(values, indices, given[0].dense_shape)
+
+    return _together(
+        [sent(each) for each in gradients],
+        Among.ALL,
+        lambda all_of_them, _: [added(each) for each in zip(*all_of_them, strict=True)],
+    )
 
 
 def sum_before(x: tf.Tensor) -> tf.Tensor:
@@ -257,11 +250,11 @@ def _within_one_process() -> bool:
     return isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
 
 
-def _together(x: tf.Tensor, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
+def _together(x: Any, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
     """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
     check_piece()
     context = tf.distribute.get_replica_context()
-    replica_id = here.step.place
+    replica_id, groups = here.step.place, here.step.groups[among]
 
     def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
         values = list(strategy.experimental_local_results(value))

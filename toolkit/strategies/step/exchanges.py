@@ -35,7 +35,8 @@ def exchange(sent: Gradients) -> list[int]:
         gradient, variable = sent.values[number], sent.variables[number]
         no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # A float8 scale.
         if number not in sent.alike and not no_gradient:
-            next(each for each in exchanges if each.takes(number)).numbers.append(number)
+            taker = next((each for each in exchanges[:-1] if each.takes(number)), exchanges[-1])
+            taker.numbers.append(number)
     if here.step.exchanges_overlap:
         now = sorted(number for each in exchanges if each.now for number in each.numbers)
         overlap.weights_first([sent.values[number] for number in now if isinstance(sent.values[number], tf.Tensor)])

@@ -95,11 +95,7 @@ class Exchange:
 
 
 class Sum(Exchange):
-    """Each replica gets the sum of all replicas' gradients."""
-
-    def takes(self, number: int) -> bool:  # noqa: ARG002
-        """All that is left."""
-        return True
+    """Each replica gets the sum of all replicas' gradients. It takes all that no other exchange takes."""
 
     def run(self) -> None:
         """Sums them, in packs."""
@@ -135,9 +131,9 @@ def summed(gradients: list) -> list:
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     dtype, size = sent_as(), here.step.options.gradients.bytes_per_pack
-    if collectives.on_cpus_of_one_process():
+    if here.step.on_cpus:
         # TensorFlow's collectives would keep the number and dtype of a device group's tensors for the process's life.
-        totals = [_added(gradient, dtype) for gradient in given]
+        totals = collectives.all_reduce_here(given, dtype)
     elif here.step.exchanges_overlap:
         totals = _while_computing(given, size, dtype)
     else:
@@ -201,12 +197,3 @@ def _by_tensorflow(gradients: list, bytes_per_pack: int, dtype: tf.DType | None)
 
 def _cast(gradient: Any, dtype: tf.DType) -> Any:
     return mapped(gradient, lambda values: tf.cast(values, dtype))
-
-
-def _added(gradient: Any, dtype: tf.DType | None) -> Any:
-    """Returns the sum over the replicas of one process; gradients of some rows are concatenated."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return collectives.all_reduce(gradient, dtype=dtype)
-    values = gradient.values if dtype is None else tf.cast(tf.cast(gradient.values, dtype), gradient.dtype)
-    values, indices = collectives.concatenated(values), collectives.concatenated(gradient.indices)
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)

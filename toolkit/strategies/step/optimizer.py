@@ -29,7 +29,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import here, known
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, collectives, powersgd, sharded_optimizer, xla
+from toolkit.strategies.step import accumulation, powersgd, sharded_optimizer, xla
 from toolkit.strategies.step.exchanges import exchange
 from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
@@ -46,7 +46,6 @@ __all__ = [
     "check_rate",
     "counting_alone",
     "exchange_gradients",
-    "know_steps",
     "routes_of",
     "weigh_scaled_losses",
 ]
@@ -225,6 +224,7 @@ def counting_alone(optimizer: Any) -> Iterator[None]:
 
 
 _LOG = logging.getLogger(__name__)
+_READY = "_toolkit_exchanges"
 
 
 def adapt_optimizers() -> None:
@@ -238,25 +238,6 @@ def adapt_optimizers() -> None:
         wrap(kind, "apply", _apply)
 
 
-def know_steps(strategy: tf.distribute.Strategy) -> None:
-    """Makes replicas know their step, and update their own copies of variables. Later calls do nothing."""
-    attach(strategy.extended, "call_for_each_replica", _with_steps)
-    attach(strategy.extended, "_use_merge_call", _meets)
-
-
-def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
-    def of_one(*args: Any, **kwargs: Any) -> Any:
-        with known(step=collectives.step_of(tf.distribute.get_replica_context())):
-            return fn(*args, **kwargs)
-
-    return original(extended, of_one, args, kwargs)
-
-
-def _meets(original: Callable, extended: Any) -> bool:
-    """Returns whether TensorFlow synchronises all replicas when a variable changes."""
-    return not here.summed and bool(original(extended))
-
-
 def exchange_gradients(optimizer: Any) -> None:
     """Gives an optimizer of several replicas our own methods; leaves others alone.
 
@@ -264,6 +245,7 @@ def exchange_gradients(optimizer: Any) -> None:
     """
     if mesh.replica_count(optimizer._distribution_strategy) == 1:
         return
+    vars(optimizer)[_READY] = optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         weigh_scaled_losses(optimizer)
         exchange_gradients(optimizer.inner_optimizer)
@@ -282,7 +264,8 @@ def exchange_gradients(optimizer: Any) -> None:
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     before = vars(optimizer).get("build")
-    exchange_gradients(optimizer)
+    if vars(optimizer).get(_READY) is not optimizer:
+        exchange_gradients(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
         sharded_optimizer.keep_in_shards(optimizer)
     if vars(optimizer).get("build") is before:
@@ -298,9 +281,11 @@ def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
-    if xla.taken(optimizer, grads, trainable_variables):
+    if here.piece is not None and here.piece.takes_updates:  # Its turn comes after the piece.
+        here.piece.updates.append((optimizer, grads, trainable_variables))
         return
-    exchange_gradients(optimizer)
+    if vars(optimizer).get(_READY) is not optimizer:  # Such as one that is on no model, or a copy.
+        exchange_gradients(optimizer)
     if here.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
     if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
@@ -334,7 +319,7 @@ def _update(original: Callable, optimizer: Any, grads: Sequence, variables: Any)
         with counting_alone(optimizer):
             original(optimizer, grads, variables)
 
-    if not xla.updated(alone):
+    if here.xla is None or here.piece is not None or not xla.updated(alone):
         original(optimizer, grads, variables)
 
 
@@ -371,7 +356,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
 
 def _between_replicas(optimizer: Any) -> bool:
     """Whether an optimizer of several replicas is used outside of replicas, for example in a loop in the scope."""
-    return mesh.replica_count(optimizer._distribution_strategy) > 1 and tf.distribute.in_cross_replica_context()
+    return tf.distribute.in_cross_replica_context() and mesh.replica_count(optimizer._distribution_strategy) > 1
 
 
 def _build_in_scope(optimizer: Any, variables: Sequence) -> None:

@@ -100,10 +100,13 @@ class Share:
         scaled: Losses that a LossScaleOptimizer has scaled, and that `step/optimizer.py` has weighted before.
         scaled_by: The ids of those optimizers: gradients that no tape has exchanged are weighted when they are given.
         at_tape: Whether gradients are exchanged where a tape returns them.
+        has_gradients: Is given gradients that a tape has returned and that are this replica's; None if nobody asks.
         differentiates: Whether a tape is at work now.
         known: What tapes have exchanged.
         sums: Whether losses that are differentiated are sums over examples, and not means.
     """
+
+    has_gradients: Callable[[list[tf.Tensor]], None] | None = None
 
     def __init__(
         self, rows: Any, weight: tf.Tensor | None = None, *, at_tape: bool = False, has_own: Any = None
@@ -233,9 +236,6 @@ class Share:
             return x[first : first + size], gradient
 
         return cut(whole)
-
-    def has_gradients(self, gradients: list[tf.Tensor]) -> None:
-        """Records a variable's gradients that a tape has returned and that are this replica's."""
 
     def keeps_whole(self, metric: keras.Metric, *, over_batches: bool) -> None:  # noqa: ARG002
         """Gives each replica the whole state of a metric that isn't a sum over examples."""
@@ -389,7 +389,8 @@ def _reduced(
     given = (values, sample_weight, mask)
     scalar = reduction not in (None, "none") and (keras.ops.ndim(values) or _given(sample_weight, mask))
     reduced = lambda: original(*given, reduction, dtype)  # noqa: E731
-    value = calling("reduction", given, reduced, mean_of_rows) if scalar else reduced()
+    in_trial = scalar and here.recorded is not None
+    value = calling("reduction", given, reduced, mean_of_rows) if in_trial else reduced()
     share, count = here.share, here.step.count
     if here.alone and reduction == "sum" and share is not None and keras.ops.ndim(values):
         return value * replica_count()  # The whole batch's divisor, as far as this replica knows.

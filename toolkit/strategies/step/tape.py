@@ -72,7 +72,7 @@ def _gradient(
     variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
     if vectors and output_gradients is None and len(variables) == len(flat):
         output_gradients = tf.nest.map_structure(seed, target)
-    jacobian = of_a_jacobian()
+    jacobian = (share.at_tape or here.view is not None) and of_a_jacobian()
     if jacobian and here.view is not None and not here.view.replicated:
         raise StrategyError(
             asked="the step computes a Jacobian",
@@ -87,7 +87,8 @@ def _gradient(
     if wanted and share.at_tape and not within and here.piece is not None:
         here.piece.refuse()  # For example in a layer that changes its weights by their gradients.
     if not wanted or within or not share.at_tape or share.in_branch or here.step.count == 1:
-        share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
+        if share.has_gradients is not None:
+            share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
         return found
     totals = _exchanged([out[n] for n in wanted], [variables[n] for n in wanted], scaled)
     for number, total in zip(wanted, totals, strict=True):

@@ -9,8 +9,7 @@ import contextlib
 import functools
 import logging
 import random
-import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -22,7 +21,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util, polymor
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import here, known
-from toolkit.strategies.input.batch_split import Part, row_count
+from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
@@ -30,6 +29,7 @@ from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
 from toolkit.strategies.step.local_steps import count_rows
+from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
 from toolkit.strategies.step.trial import Result, Tries, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
@@ -38,7 +38,6 @@ from toolkit.strategies.variables import optimizers_of
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = [
-    "ReducesForKeras",
     "adapt_functions",
     "adapt_seeds",
     "count_dispatched",
@@ -46,7 +45,6 @@ __all__ = [
     "has_one_size",
     "inlining",
     "make_function",
-    "of_one",
     "predict_own",
 ]
 
@@ -142,9 +140,6 @@ def _counted(original: Callable, model: Any, data: Any) -> Any:
 # an output whose first axis isn't the batch's, such as a table or a mean over the batch, the first replica's is taken.
 
 
-_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id, because tensors can't be hashed.
-
-
 def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
     if not here.divided or here.step.count == 1:
@@ -172,9 +167,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
                 found="an output is a scalar, and workers' outputs are joined along axis 0",
                 remedy="Return such an output once for each example, or predict on one device",
             )
-        leaf = tf.identity(leaf)
-        _known[id(leaf)] = leaf
-        return leaf
+        return alike(tf.identity(leaf))
 
     def parts(outputs: Any, rows: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
         leaves = [part(number, leaf, rows) for number, leaf in enumerate(keras.tree.flatten(outputs))]
@@ -192,16 +185,6 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     return outputs
 
 
-def of_one(values: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Returns what `run` returned, with one tensor for scalars that all replicas have alike."""
-
-    def one(value: Any) -> Any:
-        parts = strategy.experimental_local_results(value)
-        return parts[0] if all(_known.get(id(part)) is part for part in parts) else value
-
-    return keras.tree.map_structure(one, values)
-
-
 def has_one_size(model: Any) -> bool:
     """Returns whether a model was made for batches of one size, as a stateful one is."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
@@ -213,9 +196,6 @@ _LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-_known_of_train_step: weakref.WeakValueDictionary[int, Any] = (
-    weakref.WeakValueDictionary()
-)  # By id, because tensors can't be hashed.
 
 
 def adapt_seeds() -> None:
@@ -328,9 +308,7 @@ def uses_gradients(model: keras.Model, step: Callable) -> bool:
 
 def _known_to_all(logs: Any) -> Any:
     """Marks logs as those of all replicas: what Keras shows of a step that each replica makes alone."""
-    tensors = keras.tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, logs)
-    _known_of_train_step.update({id(leaf): leaf for leaf in keras.tree.flatten(tensors) if tf.is_tensor(leaf)})
-    return tensors
+    return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
 
 
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -383,8 +361,7 @@ def _of_all_replicas(
             whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
         else:
             return leaf
-        _known_of_train_step[id(whole)] = whole
-        return whole
+        return alike(whole)
 
     return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
 
@@ -405,66 +382,3 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
             for metric in metrics
             if any(id(v) in sums for v in metric.variables)
         }
-
-
-class ReducesForKeras:
-    """A mixin in front of TensorFlow's strategies."""
-
-    made_by_toolkit = True
-    experimental_local_results: Any
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas; in a step of `fit` it is one, for one device's numbers."""
-        return super().num_replicas_in_sync if here.share is None else 1  # type: ignore[misc]
-
-    def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
-        """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            return self._run_traced(fn)(args, kwargs or {}, options)
-        divided = any(isinstance(leaf, (Part, tf.distribute.DistributedValues)) for leaf in _parts_and_leaves(args))
-
-        def run_own(*args: Any, **kwargs: Any) -> Any:
-            part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
-            with known(divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
-                return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
-
-        return of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]
-
-    def _run_traced(self, fn: Any) -> Callable:
-        """Returns a traced function that runs a traced one's Python function: replicas meet in no inner function."""
-        functions = vars(self).setdefault("_toolkit_traced", weakref.WeakKeyDictionary())
-        if fn not in functions:
-            python, itself = fn.python_function, weakref.proxy(self)
-
-            @tf.function
-            def run_all(args: tuple, kwargs: dict, options: Any) -> Any:
-                return itself.run(python, args, kwargs, options)
-
-            functions[fn] = run_all
-        return functions[fn]
-
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces what TensorFlow reduces, and scalars along an axis.
-
-        Of a step's logs Keras asks the mean along axis 0 of scalars (keras-team/keras#20585). Nothing else may be
-        touched: metrics' variables are reduced through this method too.
-        """
-        if isinstance(value, (tuple, list, dict)):
-            return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
-        parts = self.experimental_local_results(value)
-        if _are_of_all_replicas(parts):
-            return parts[0]
-        if axis is not None and all(part.shape.rank == 0 for part in parts):
-            axis = None
-        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
-
-
-def _parts_and_leaves(args: tuple) -> Iterator[Any]:
-    for each in args:
-        yield from [each] if isinstance(each, Part) else tf.nest.flatten(each)
-
-
-def _are_of_all_replicas(values: Any) -> bool:
-    """Returns whether `_of_all_replicas` has returned these tensors: each replica has the same."""
-    return all(_known_of_train_step.get(id(value)) is value for value in values)

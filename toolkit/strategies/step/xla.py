@@ -40,7 +40,6 @@ __all__ = [
     "kept_out",
     "layer_call",
     "predicted",
-    "taken",
     "timed",
     "updated",
     "use_of",
@@ -256,18 +255,8 @@ def _later(piece: Piece, *args: Any, **kwargs: Any) -> dict:
     return {}
 
 
-def taken(optimizer: Any, grads: Sequence, variables: Any) -> bool:
-    """Whether a piece is being traced that takes what an optimizer is given, because its turn comes after it."""
-    if here.piece is None or not here.piece.takes_updates:
-        return False
-    here.piece.updates.append((optimizer, list(grads), variables))
-    return True
-
-
 def updated(update: Callable[[], Any]) -> bool:
     """Updates variables in a piece, and returns whether it could be one; if not, nothing has been updated."""
-    if here.xla is None or here.piece is not None:
-        return False
     try:
         _compiled(update, Piece("update"))
     except _NoPieceError as error:
