@@ -260,7 +260,7 @@ def _together(x: Any, among: Among, result: Callable[[list, int], tf.Tensor]) ->
         values = list(strategy.experimental_local_results(value))
         results = []
         for index, device in enumerate(strategy.extended.worker_devices):
-            members = mesh_of(strategy).members(index, among)
+            members = groups[index]
             with tf.device(device):
                 results.append(result([values[member] for member in members], members.index(index)))
         return results

@@ -7,7 +7,6 @@ travel in one exchange. Any other scalar x_r counts by its replica's share: sum 
 
 import contextlib
 import functools
-import logging
 import random
 from collections.abc import Callable, Collection
 from typing import Any
@@ -31,7 +30,7 @@ from toolkit.strategies.step.exchange_schedule import local_function, put_before
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
-from toolkit.strategies.step.trial import Result, Tries, results_noted
+from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables import optimizers_of
@@ -48,35 +47,288 @@ __all__ = [
     "predict_own",
 ]
 
+_TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
+_SEEDS = "global_seed_generator"  # Keras's name for it.
+_MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
 
-# Inlines a `tf.function` that a step calls.
+
+def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes Keras create a function of steps that replicas make.
+
+    Keras reads the model's method when it creates the function.
+    """
+    if replica_count(model.distribute_strategy) == 1:
+        return original(model, *args, **kwargs)
+    step, before = ReplicaStep(model, name), vars(model).get(name)
+
+    def make() -> Any:
+        watch(model)
+        function = model.train_function
+        vars(model)[name] = step
+        try:
+            with xla.kept_out(model):
+                result = original(model, *args, **kwargs)
+        finally:
+            del vars(model)[name]
+            if before is not None:
+                vars(model)[name] = before
+        if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
+            model.train_function = xla.timed(model, model.train_function)
+            if trains_by_itself(model):
+                model.train_function = local_function(model)
+        return result
+
+    if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
+        return make()
+    return put_before(model, make)
+
+
+class ReplicaStep:
+    """A model's `train_step` or `test_step`, as each replica makes it: share, arithmetic, and logs.
+
+    What replicas exchange and update is within the arithmetic: `optimizer.apply`.
+
+    Args:
+        model: Of a strategy of several replicas.
+        name: The method's.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model, self._name, self._step = model, name, getattr(model, name)
+        functools.update_wrapper(self, self._step)
+        self._trains = name == "train_step"
+        self._tries = Tries(model)
+        self._seeds = _global_seeds(model)
+
+    def __call__(self, data: Any) -> Any:
+        """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
+        global_state.set_global_attribute(_SEEDS, self._seeds)
+        if here.step.count == 1:
+            return self._step(data)
+        weigh_moments(self._model, tf.distribute.get_replica_context())
+        if self._trains and trains_by_itself(self._model):
+            return self._by_itself(data)
+        share = replica_share(data, at_tape=self._trains and uses_gradients(self._model, self._step))
+        if self._trains or getattr(self._step, "__func__", None) is not _TEST_STEP:
+            share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
+        found = self._tries.of(self._step, data)
+        return self._of_whole(data, share, found) if found.opened else self._of_rows(data, share, found)
+
+    def _of_rows(self, data: Any, share: Share, found: Found) -> Any:
+        """Makes a step that needs no more than this replica's rows."""
+        share.sums = found.sums
+        with entered(share), inlining(), results_noted(self._model) as noted:
+            logs = self._computed(data, share)
+            return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
+
+    def _of_whole(self, data: Any, share: Share, found: Found) -> Any:
+        """Makes a step that sees the whole batch, and whose layers compute this replica's rows."""
+        if (use := xla.use_of(self._model)) is not None:
+            use.say(f"{self._name} is computed without XLA, as it computes with the whole batch")
+        view = View(share, found.trial, f"{type(self._model).__name__}.{self._name}")
+        with results_noted(self._model) as noted:
+            with view.entered(), inlining(), state_of_own(self._model, share), rows_stay_together():
+                logs = self._step(view.open(data))
+            view.describe()
+            return _of_all_replicas(logs, noted, view=view)
+
+    def _by_itself(self, data: Any) -> Any:
+        """Makes a step of a replica that exchanges nothing. Its logs are taken for those of all."""
+        share = replica_share(data, weight=tf.ones([], tf.float64))
+        count_rows(self._model, share.count)
+        with collectives.by_itself(), entered(share), inlining():
+            logs = self._computed(data, share)
+        return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
+
+    def _computed(self, data: Any, share: Share) -> Any:
+        with state_of_own(self._model, share), known(xla=xla.use_of(self._model)):
+            return xla.in_pieces(self._model, self._name, self._step, share)(data)
+
+
+def replica_share(data: Any, **given: Any) -> Share:
+    """Returns this replica's share of a step's batch, of which it has some rows, or a copy of one in place of none.
+
+    Args:
+        data: Its part of the batch.
+        **given: As of `Share`.
+    """
+    if here.rows is None:
+        return Share(row_count(data), **given)
+    return Share(here.rows, has_own=here.rows > 0, **given)
+
+
+def uses_gradients(model: keras.Model, step: Callable) -> bool:
+    """Whether a script may use gradients before they are applied, so that they must be the batch's.
+
+    Keras's own step hands them to Keras's optimizer as they are, which may need parts of them only, or adds them up.
+    """
+    if options_of(model.distribute_strategy).gradients.compression != "none":
+        return False
+    applies = [getattr(type(each), name) for each in optimizers_of(model) for name in ("apply", "apply_gradients")]
+    own = any(not each.__module__.startswith("keras.") for each in applies)
+    return own or getattr(step, "__func__", None) is not keras.Model.train_step
+
+
+def _of_all_replicas(
+    logs: Any,
+    noted: dict[int, Result],
+    *,
+    weight: Callable[[], tf.Tensor] = lambda: tf.ones([], tf.float64),
+    sums: Collection[int] = (),
+    view: View | None = None,
+) -> Any:
+    """Returns a step's logs as one device would have them.
+
+    Args:
+        logs: What a `train_step` or `test_step` has returned: any structure.
+        noted: What `results_noted` has noted in it.
+        weight: Returns this replica's part of all replicas' examples, a float64 scalar; a collective.
+        sums: The numbers of the scalars that are sums over examples; others are means.
+        view: The step's view of the whole batch, of which the scalars are then.
+    """
+    leaves = keras.tree.flatten(logs)
+    metrics = {id(r.metric): r.metric for r in (noted.get(id(leaf)) for leaf in leaves) if r is not None}
+    results = _results(list(metrics.values()))
+
+    def of_all(number: int, leaf: Any) -> Any:
+        result = noted.get(id(leaf))
+        if result is not None and id(result.metric) in results:
+            whole = results[id(result.metric)][result.place]
+        elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
+            whole = tf.identity(leaf)
+        elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
+            own = tf.cast(weight(), leaf.dtype)
+            # A sum counts as it is, but of a replica without examples not at all.
+            whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
+        else:
+            return leaf
+        return alike(whole)
+
+    return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
+
+
+def _results(metrics: list[keras.Metric]) -> dict[int, list]:
+    """Returns the results of metrics over all replicas, flat, by the metrics' ids."""
+    sums = {id(v): v for metric in metrics for v in metric.variables if v.aggregation == "sum"}
+    if not sums:
+        return {}
+    tensors = [tf.convert_to_tensor(v) for v in sums.values()]
+    exact = sum(each.shape.num_elements() for each in tensors) <= _MOST_IN_FLOAT64
+    flat, split = joined([tf.cast(each, tf.float64 if exact else tf.float32) for each in tensors])
+    parts = split(collectives.all_reduce(flat))
+    totals = [(v, tf.cast(part, v.dtype)) for v, part in zip(sums.values(), parts, strict=True)]
+    with keras.StatelessScope(state_mapping=totals):
+        return {
+            id(metric): [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(type(metric).result(metric))]
+            for metric in metrics
+            if any(id(v) in sums for v in metric.variables)
+        }
+
+
+# A replica's `predict_step`: predictions of its own examples, and what isn't by example once.
 #
-# TensorFlow traces it as a separate function, and calls that again in whatever is traced later. But TensorFlow lets
-# replicas exchange nothing in a function within a step; and beside parameter servers variables are tensors of the step,
-# which a function that was traced in another step would go on using. Here its Python is called where it stands,
-# converted by AutoGraph as usual. A function that XLA is asked to compile stays a function.
-#
-# TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
+# Keras joins replicas' outputs along axis 0. A copy that a replica was given in place of examples is left out here. Of
+# an output whose first axis isn't the batch's, such as a table or a mean over the batch, the first replica's is taken.
 
 
-def adapt_functions() -> None:
-    """Makes functions that a step calls part of it. Later calls do nothing."""
-    wrap(polymorphic_function.Function, "__call__", _call)
+def predict_own(original: Callable, model: Any, data: Any) -> Any:
+    """Returns a replica's part of a batch's predictions."""
+    if not here.divided or here.step.count == 1:
+        return original(model, data)
+    has_own = None if here.rows is None else here.rows > 0
+    kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
+    use = xla.use_of(model)
+    predict = xla.predicted(original, use)
+    if has_one_size(model):  # One replica has the whole batch.
+        return keras.tree.map_structure(lambda leaf: leaf if kept is None else leaf[:kept], predict(model, data))
+    step: Any = functools.partial(original, model)
+    step.__func__ = type(model).predict_step  # As a bound method has it.
+    found = vars(model).setdefault("_toolkit_predicts", Tries(model)).of(step, data, returns_rows=True)
+    several = processes(model.distribute_strategy) > 1
+
+    def part(number: int, leaf: Any, rows: Callable[[Any], Any]) -> Any:
+        if found.by_example.get(number, True):
+            leaf = rows(leaf)
+            return leaf if kept is None else leaf[:kept]
+        if leaf.shape.rank:
+            return leaf if here.step.replica == 0 else leaf[:0]
+        if several:
+            raise StrategyError(
+                asked="predict with a model some of whose outputs aren't by example",
+                found="an output is a scalar, and workers' outputs are joined along axis 0",
+                remedy="Return such an output once for each example, or predict on one device",
+            )
+        return alike(tf.identity(leaf))
+
+    def parts(outputs: Any, rows: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+        leaves = [part(number, leaf, rows) for number, leaf in enumerate(keras.tree.flatten(outputs))]
+        return keras.tree.pack_sequence_as(outputs, leaves)
+
+    if not found.opened:
+        return parts(predict(model, data))
+    if use is not None:
+        use.say("predict_step is computed without XLA, as it computes with the whole batch")
+    share = replica_share(data)
+    view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
+    with view.entered(), inlining(), rows_stay_together():
+        outputs = parts(original(model, view.open(data)), view.cut)
+    view.describe()
+    return outputs
 
 
-def inlining() -> contextlib.AbstractContextManager[None]:
-    """A context in which a step is traced or run, with the functions that it calls inlined."""
-    return known(inlines=True)
+def has_one_size(model: Any) -> bool:
+    """Returns whether a model was made for batches of one size, as a stateful one is."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    sizes = any(each.shape and each.shape[0] is not None for each in inputs)
+    return sizes or any(getattr(each, "stateful", False) for each in model._flatten_layers())
 
 
-def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not here.inlines or function._jit_compile:
-        return original(function, *args, **kwargs)
-    python, status = function.python_function, ag_ctx.Status.DISABLED
-    if function._autograph:
-        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
-    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
-        return python(*args, **kwargs)
+# What replicas draw: the same between layers, and otherwise each its own.
+
+
+def adapt_seeds() -> None:
+    """Makes steps draw random numbers by replica, also from a generator outside of the model.
+
+    Later calls do nothing.
+    """
+    wrap(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _global_seeds(model: keras.Model) -> Any:
+    """Returns `keras.random`'s generator for calls without a seed: one for each thread, and replicas are threads.
+
+    One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
+    """
+    state, strategy = random.getstate(), model.distribute_strategy
+    try:
+        with strategy.scope():
+            found = seed_generator.global_seed_generator()
+            held = found.state.value
+            if getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
+                drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
+                global_state.set_global_attribute(_SEEDS, None)
+                found = seed_generator.global_seed_generator()
+                found.state.assign(drawn)
+            return found
+    finally:
+        random.setstate(state)
+
+
+def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
+    seed = original(generator, *args, **kwargs)
+    replica = here.step.replica
+    if not tf.is_tensor(seed) or here.view is not None:  # Between layers, replicas draw the same.
+        return seed
+    share = here.share
+    if not replica:
+        if share is not None:
+            share.known.drawn.append(seed)
+        return seed
+    own = seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
+    if share is not None:
+        share.known.drawn.append(own)
+    return own
 
 
 # Counts the steps that a model makes.
@@ -134,251 +386,31 @@ def _counted(original: Callable, model: Any, data: Any) -> Any:
     return original(model, data)
 
 
-# A replica's `predict_step`: predictions of its own examples, and what isn't by example once.
+# Inlines a `tf.function` that a step calls.
 #
-# Keras joins replicas' outputs along axis 0. A copy that a replica was given in place of examples is left out here. Of
-# an output whose first axis isn't the batch's, such as a table or a mean over the batch, the first replica's is taken.
+# TensorFlow traces it as a separate function, and calls that again in whatever is traced later. But TensorFlow lets
+# replicas exchange nothing in a function within a step; and beside parameter servers variables are tensors of the step,
+# which a function that was traced in another step would go on using. Here its Python is called where it stands,
+# converted by AutoGraph as usual. A function that XLA is asked to compile stays a function.
+#
+# TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
 
 
-def predict_own(original: Callable, model: Any, data: Any) -> Any:
-    """Returns a replica's part of a batch's predictions."""
-    if not here.divided or here.step.count == 1:
-        return original(model, data)
-    has_own = None if here.rows is None else here.rows > 0
-    kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
-    use = xla.use_of(model)
-    predict = xla.predicted(original, use)
-    if has_one_size(model):  # One replica has the whole batch.
-        return keras.tree.map_structure(lambda leaf: leaf if kept is None else leaf[:kept], predict(model, data))
-    step: Any = functools.partial(original, model)
-    step.__func__ = type(model).predict_step  # As a bound method has it.
-    found = vars(model).setdefault("_toolkit_predicts", Tries(model)).of(step, data, returns_rows=True)
-    several = processes(model.distribute_strategy) > 1
-
-    def part(number: int, leaf: Any, rows: Callable[[Any], Any]) -> Any:
-        if found.by_example.get(number, True):
-            leaf = rows(leaf)
-            return leaf if kept is None else leaf[:kept]
-        if leaf.shape.rank:
-            return leaf if here.step.replica == 0 else leaf[:0]
-        if several:
-            raise StrategyError(
-                asked="predict with a model some of whose outputs aren't by example",
-                found="an output is a scalar, and workers' outputs are joined along axis 0",
-                remedy="Return such an output once for each example, or predict on one device",
-            )
-        return alike(tf.identity(leaf))
-
-    def parts(outputs: Any, rows: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-        leaves = [part(number, leaf, rows) for number, leaf in enumerate(keras.tree.flatten(outputs))]
-        return keras.tree.pack_sequence_as(outputs, leaves)
-
-    if not found.opened:
-        return parts(predict(model, data))
-    if use is not None:
-        use.say("predict_step is computed without XLA, as it computes with the whole batch")
-    share = Share(row_count(data) if here.rows is None else here.rows, has_own=has_own)
-    view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
-    with view.entered(), inlining(), rows_stay_together():
-        outputs = parts(original(model, view.open(data)), view.cut)
-    view.describe()
-    return outputs
+def adapt_functions() -> None:
+    """Makes functions that a step calls part of it. Later calls do nothing."""
+    wrap(polymorphic_function.Function, "__call__", _call)
 
 
-def has_one_size(model: Any) -> bool:
-    """Returns whether a model was made for batches of one size, as a stateful one is."""
-    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    sizes = any(each.shape and each.shape[0] is not None for each in inputs)
-    return sizes or any(getattr(each, "stateful", False) for each in model._flatten_layers())
+def inlining() -> contextlib.AbstractContextManager[None]:
+    """A context in which a step is traced or run, with the functions that it calls inlined."""
+    return known(inlines=True)
 
 
-_LOG = logging.getLogger(__name__)
-_TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
-_SEEDS = "global_seed_generator"  # Keras's name for it.
-_MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-
-
-def adapt_seeds() -> None:
-    """Makes steps draw random numbers by replica, also from a generator outside of the model.
-
-    Later calls do nothing.
-    """
-    wrap(keras.random.SeedGenerator, "next", _next_seed)
-
-
-def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes Keras create a step function that has its share.
-
-    Keras reads the model's method when it creates the function.
-    """
-    if replica_count(model.distribute_strategy) == 1:
-        return original(model, *args, **kwargs)
-    step = getattr(model, name)
-    before = model.__dict__.get(name)
-    seeds = _global_seeds(model)
-
-    @functools.wraps(step)
-    def with_share(data: Any) -> Any:
-        global_state.set_global_attribute(_SEEDS, seeds)
-        if here.step.count == 1:
-            return step(data)
-        use = xla.use_of(model)
-        weigh_moments(model, tf.distribute.get_replica_context())
-        rows = row_count(data) if here.rows is None else here.rows
-        has_own = None if here.rows is None else here.rows > 0
-        if name == "train_step" and trains_by_itself(model):
-            count_rows(model, rows)
-            share = Share(rows, weight=tf.ones([], tf.float64), has_own=has_own)
-            with collectives.by_itself(), entered(share), inlining(), state_of_own(model, share), known(xla=use):
-                return _known_to_all(xla.in_pieces(model, name, step, share)(data))
-        share = Share(rows, at_tape=name == "train_step" and uses_gradients(model, step), has_own=has_own)
-        if name == "train_step" or getattr(step, "__func__", None) is not _TEST_STEP:
-            share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
-        found = tries.of(step, data)
-        if found.opened:
-            if use is not None:
-                use.say(f"{name} is computed without XLA, as it computes with the whole batch")
-            view = View(share, found.trial, f"{type(model).__name__}.{name}")
-            with results_noted(model) as noted:
-                with view.entered(), inlining(), state_of_own(model, share), rows_stay_together():
-                    logs = step(view.open(data))
-                view.describe()
-                return _of_all_replicas(logs, noted, view=view)
-        share.sums = found.sums
-        with entered(share), inlining(), results_noted(model) as noted:
-            with state_of_own(model, share), known(xla=use):
-                logs = xla.in_pieces(model, name, step, share)(data)
-            return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
-
-    tries = Tries(model)
-
-    def make() -> Any:
-        watch(model)
-        function = model.train_function
-        model.__dict__[name] = with_share
-        try:
-            with xla.kept_out(model):
-                result = original(model, *args, **kwargs)
-        finally:
-            del model.__dict__[name]
-            if before is not None:
-                model.__dict__[name] = before
-        if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
-            model.train_function = xla.timed(model, model.train_function)
-            if trains_by_itself(model):
-                model.train_function = local_function(model)
-        return result
-
-    if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
-        return make()
-    return put_before(model, make)
-
-
-def _global_seeds(model: keras.Model) -> Any:
-    """Returns `keras.random`'s generator for calls without a seed: one for each thread, and replicas are threads.
-
-    One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
-    """
-    state, strategy = random.getstate(), model.distribute_strategy
-    try:
-        with strategy.scope():
-            found = seed_generator.global_seed_generator()
-            held = found.state.value
-            if getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
-                drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
-                global_state.set_global_attribute(_SEEDS, None)
-                found = seed_generator.global_seed_generator()
-                found.state.assign(drawn)
-            return found
-    finally:
-        random.setstate(state)
-
-
-def uses_gradients(model: keras.Model, step: Callable) -> bool:
-    """Whether a script may use gradients before they are applied, so that they must be the batch's.
-
-    Keras's own step hands them to Keras's optimizer as they are, which may need parts of them only, or adds them up.
-    """
-    if options_of(model.distribute_strategy).gradients.compression != "none":
-        return False
-    applies = [getattr(type(each), name) for each in optimizers_of(model) for name in ("apply", "apply_gradients")]
-    own = any(not each.__module__.startswith("keras.") for each in applies)
-    return own or getattr(step, "__func__", None) is not keras.Model.train_step
-
-
-def _known_to_all(logs: Any) -> Any:
-    """Marks logs as those of all replicas: what Keras shows of a step that each replica makes alone."""
-    return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
-
-
-def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
-    seed = original(generator, *args, **kwargs)
-    replica = here.step.replica
-    if not tf.is_tensor(seed) or here.view is not None:  # Between layers, replicas draw the same.
-        return seed
-    share = here.share
-    if not replica:
-        if share is not None:
-            share.known.drawn.append(seed)
-        return seed
-    own = seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
-    if share is not None:
-        share.known.drawn.append(own)
-    return own
-
-
-def _of_all_replicas(
-    logs: Any,
-    noted: dict[int, Result],
-    *,
-    weight: Callable[[], tf.Tensor] = lambda: tf.ones([], tf.float64),
-    sums: Collection[int] = (),
-    view: View | None = None,
-) -> Any:
-    """Returns a step's logs as one device would have them.
-
-    Args:
-        logs: What a `train_step` or `test_step` has returned: any structure.
-        noted: What `results_noted` has noted in it.
-        weight: Returns this replica's part of all replicas' examples, a float64 scalar; a collective.
-        sums: The numbers of the scalars that are sums over examples; others are means.
-        view: The step's view of the whole batch, of which the scalars are then.
-    """
-    leaves = keras.tree.flatten(logs)
-    metrics = {id(r.metric): r.metric for r in (noted.get(id(leaf)) for leaf in leaves) if r is not None}
-    results = _results(list(metrics.values()))
-
-    def of_all(number: int, leaf: Any) -> Any:
-        result = noted.get(id(leaf))
-        if result is not None and id(result.metric) in results:
-            whole = results[id(result.metric)][result.place]
-        elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
-            whole = tf.identity(leaf)
-        elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
-            own = tf.cast(weight(), leaf.dtype)
-            # A sum counts as it is, but of a replica without examples not at all.
-            whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
-        else:
-            return leaf
-        return alike(whole)
-
-    return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
-
-
-def _results(metrics: list[keras.Metric]) -> dict[int, list]:
-    """Returns the results of metrics over all replicas, flat, by the metrics' ids."""
-    sums = {id(v): v for metric in metrics for v in metric.variables if v.aggregation == "sum"}
-    if not sums:
-        return {}
-    tensors = [tf.convert_to_tensor(v) for v in sums.values()]
-    exact = sum(each.shape.num_elements() for each in tensors) <= _MOST_IN_FLOAT64
-    flat, split = joined([tf.cast(each, tf.float64 if exact else tf.float32) for each in tensors])
-    parts = split(collectives.all_reduce(flat))
-    totals = [(v, tf.cast(part, v.dtype)) for v, part in zip(sums.values(), parts, strict=True)]
-    with keras.StatelessScope(state_mapping=totals):
-        return {
-            id(metric): [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(type(metric).result(metric))]
-            for metric in metrics
-            if any(id(v) in sums for v in metric.variables)
-        }
+def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if not here.inlines or function._jit_compile:
+        return original(function, *args, **kwargs)
+    python, status = function.python_function, ag_ctx.Status.DISABLED
+    if function._autograph:
+        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
+    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
+        return python(*args, **kwargs)
