@@ -56,7 +56,7 @@ def test_a_function_of_the_input_pipeline_is_named_before_what_waits_for_it():
 
 
 def test_a_generator_is_named_and_not_who_waits_for_it():
-    waits = '  File "/any/toolkit/strategies/input/worker_input.py", line 71 in _read_ahead\n'
+    waits = '  File "/any/toolkit/strategies/batches.py", line 71 in _read_ahead\n'
     found = locate(FUNCTION.replace(IN_STEP, f"Current thread 0x00007e (most recent call first):\n{waits}"))
     words = culprits({"worker:0": locate(IN_STEP), "worker:1": found})
     assert words == "The others wait for worker:1, which is at train.py, line 12, in load."

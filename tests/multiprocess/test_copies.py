@@ -109,7 +109,7 @@ READS = """
 import json, sys
 import tensorflow as tf
 import toolkit
-from toolkit.strategies.input.worker_input import ReadsShares
+from toolkit.strategies.batches import ReadsShares
 strategy = toolkit.strategies.create("multi_worker")
 import keras, numpy as np
 random = np.random.default_rng(0)

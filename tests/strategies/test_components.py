@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
-from toolkit.strategies.input.batch_split import split, without_copies
-from toolkit.strategies.input.pipelines import by_example, in_order
-from toolkit.strategies.input.worker_input import show
+from toolkit.strategies.batches import show, split, without_copies
+from toolkit.strategies.pipelines import by_example, in_order
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True).astype("float32")

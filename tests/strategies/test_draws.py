@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies.input.pipelines import draws_of
+from toolkit.strategies.pipelines import draws_of
 
 
 def pictures():

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from toolkit import strategies
-from toolkit.strategies.input import pipelines
+from toolkit.strategies import pipelines
 
 
 def test_datasets_between_pipeline_and_device_are_not_tuned(monkeypatch, four_devices):

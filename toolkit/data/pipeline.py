@@ -129,7 +129,7 @@ class Batches:
         """Returns a share of a step's batch; step and share may be int64 tensors."""
         import tensorflow as tf
 
-        from toolkit.strategies.input.batch_split import row_range
+        from toolkit.strategies.batches import row_range
 
         size, steps, count = self.global_batch_size, self._steps_per_pass, len(self.examples.train_labels)
         mine = slice(*row_range(size, share, shares))
@@ -154,7 +154,7 @@ class Batches:
         """Returns a share of a test batch, by its number; both may be int64 tensors."""
         import tensorflow as tf
 
-        from toolkit.strategies.input.batch_split import row_range
+        from toolkit.strategies.batches import row_range
 
         size, count = self._test_batch_size, len(self.examples.test_labels)
         images, labels = self._constants[2:]
@@ -204,7 +204,7 @@ class Batches:
         """Returns one worker's shares, for its replicas in turn."""
         import tensorflow as tf
 
-        from toolkit.strategies.input.batch_split import shares_of_worker
+        from toolkit.strategies.batches import shares_of_worker
 
         parts = [make(share, self.replicas) for share in shares_of_worker(context)]
         if len(parts) == 1:
@@ -216,7 +216,7 @@ def _stated(dataset: "tf.data.Dataset") -> "tf.data.Dataset":
     """Makes order, sharding and tuning deterministic."""
     import tensorflow as tf
 
-    from toolkit.strategies.input.pipelines import untuned
+    from toolkit.strategies.pipelines import untuned
 
     options = tf.data.Options()
     options.deterministic = True

@@ -6,9 +6,10 @@ all processes, steps that a chief dispatches to workers. One file per strategy, 
 options       what users give a strategy, and which options go together
 mesh          which replicas exchange with which
 context       what is known of the step that a thread is at
+pipelines     the datasets that a strategy is given: what they are made of
+batches       how a batch is divided between replicas and workers
 variables     the variables and optimizers of a model, and those that were made outside of the strategy's scope
 processes     what processes that train together agree on, and how they begin and end together
-input         how a batch is divided, and how an epoch ends for all workers alike
 step          one step's numbers: shares of the batch, losses, gradients, logs
 fit           what Keras's `fit`, callbacks and saving need, and the list of what is wrapped
 mirrored      a replica on each device of this machine, gradients all-reduced

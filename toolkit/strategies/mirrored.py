@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from toolkit.strategies import batches
 from toolkit.strategies.fit.adapt import adapt_replicas
-from toolkit.strategies.input import batch_split
-from toolkit.strategies.input.pipelines import (
+from toolkit.strategies.pipelines import (
     adapt_pipelines,
     by_example,
     epoch_iterator,
@@ -30,11 +30,11 @@ class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
         count = self.num_replicas_in_sync
         iterator = epoch_iterator()
         ours = iterator is not None and isinstance(dataset, tf.data.Dataset) and count > 1
-        if not (ours and any(by_example(dataset))) or batch_split.divided_by_tensorflow(
+        if not (ours and any(by_example(dataset))) or batches.divided_by_tensorflow(
             dataset, iterator.data_adapter, count
         ):
             return super().experimental_distribute_dataset(dataset, options)
-        shares = batch_split.split(dataset, indices=range(count), count=count).prefetch(2 * count)
+        shares = batches.split(dataset, indices=range(count), count=count).prefetch(2 * count)
         # TensorFlow checks in each step whether there is a batch; a step that the end of the data interrupts may
         # already
         # have counted.

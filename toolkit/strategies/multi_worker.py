@@ -13,8 +13,8 @@ import tensorflow as tf
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies import mirrored
+from toolkit.strategies.batches import ReadsShares
 from toolkit.strategies.fit.adapt import adapt_workers
-from toolkit.strategies.input.worker_input import ReadsShares
 from toolkit.strategies.processes.agreement import processes, seed_alike
 from toolkit.strategies.processes.resolver import (
     ends_in,

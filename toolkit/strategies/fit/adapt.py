@@ -5,7 +5,7 @@ from tensorflow.python.distribute import values
 
 from toolkit.strategies.fit.callbacks import adapt_callbacks
 from toolkit.strategies.fit.models import adapt_models
-from toolkit.strategies.input.pipelines import adapt_epoch_iterator
+from toolkit.strategies.pipelines import adapt_epoch_iterator
 from toolkit.strategies.processes.shared_files import adapt_checkpoints
 from toolkit.strategies.step.optimizer import adapt_optimizers
 from toolkit.strategies.step.share import adapt_means

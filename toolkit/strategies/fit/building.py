@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
-from toolkit.strategies.input.batch_split import Part
+from toolkit.strategies.batches import Part
 from toolkit.strategies.step import trial
 from toolkit.strategies.variables import optimizers_of
 

@@ -23,10 +23,10 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
+from toolkit.strategies.batches import Part, row_count, share_of, shares_of_worker
 from toolkit.strategies.context import here, known
 from toolkit.strategies.fit import building
-from toolkit.strategies.input.batch_split import Part, row_count, share_of, shares_of_worker
-from toolkit.strategies.input.pipelines import trains
+from toolkit.strategies.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla

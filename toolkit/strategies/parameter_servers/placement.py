@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.input.batch_split import row_range
+from toolkit.strategies.batches import row_range
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals
 

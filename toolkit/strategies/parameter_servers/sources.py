@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.input.batch_split import row_count, row_range
-from toolkit.strategies.input.pipelines import by_example
+from toolkit.strategies.batches import row_count, row_range
+from toolkit.strategies.pipelines import by_example
 
 __all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
 

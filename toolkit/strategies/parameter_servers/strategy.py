@@ -21,7 +21,6 @@ from toolkit import cluster as _cluster
 from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
-from toolkit.strategies.input.pipelines import epoch_iterator, whole_for_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
@@ -30,6 +29,7 @@ from toolkit.strategies.parameter_servers.placement import Placement, ServerShar
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.variables import adapt_lookups
 from toolkit.strategies.parameter_servers.worker_step import adapt_updates
+from toolkit.strategies.pipelines import epoch_iterator, whole_for_keras
 from toolkit.strategies.step.share import adapt_means
 from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.whole_batch import watch

@@ -169,7 +169,7 @@ def _before() -> list[int]:
 
 
 def _order_of_rows() -> list[int]:
-    """Returns the replicas' ids in the order of a batch's rows, as `input.batch_split.shares_of_worker` has it."""
+    """Returns the replicas' ids in the order of a batch's rows, as `batches.shares_of_worker` has it."""
     in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), here.step.count
     return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
 

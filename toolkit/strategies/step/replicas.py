@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.strategies.batches import Part
 from toolkit.strategies.context import Step, here, known
-from toolkit.strategies.input.batch_split import Part
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import begins_by_itself

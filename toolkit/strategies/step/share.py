@@ -428,7 +428,7 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Te
 
 # What a replica keeps of a step for which it has no examples: nothing.
 #
-# A batch may have fewer examples than there are replicas (`input/batch_split.py`). A replica without one computes with
+# A batch may have fewer examples than there are replicas (`batches.py`). A replica without one computes with
 # a copy of another's, so that no mean is 0 / 0, and its share is zero: gradients, losses, logs and exchanges leave it
 # out. What is left is the state that belongs to a replica alone, metrics and statistics of a normalisation. It is set
 # back.

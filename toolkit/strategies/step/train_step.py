@@ -19,8 +19,8 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.batches import row_count
 from toolkit.strategies.context import here, known
-from toolkit.strategies.input.batch_split import row_count
 from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes

@@ -26,8 +26,8 @@ import tensorflow as tf
 from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.fit import building
-from toolkit.strategies.input.pipelines import draws_of, in_the_order_of_threads
 from toolkit.strategies.mesh import is_toolkit_strategy
+from toolkit.strategies.pipelines import draws_of, in_the_order_of_threads
 from toolkit.training.checkpoints.position import Position
 
 __all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]

@@ -50,6 +50,7 @@ __all__ = [
     "without_options",
 ]
 
+
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
 _MAP = ("_MapDataset", "_ParallelMapDataset")
 
