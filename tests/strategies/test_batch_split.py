@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit import devices
-from toolkit.strategies import batches as shares
+from toolkit.strategies import batches as division
 from toolkit.strategies.batches import show
 from toolkit.strategies.pipelines import in_order, untuned
 
@@ -23,7 +23,7 @@ def rows(parts):
 def cut(examples, batch, count, indices=None):
     x = np.arange(examples, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x[:, 0])).batch(batch)
-    return [rows(shares.split(dataset, indices=[n], count=count)) for n in (indices or range(count))]
+    return [rows(division.split(dataset, indices=[n], count=count)) for n in (indices or range(count))]
 
 
 @pytest.mark.long
@@ -49,22 +49,22 @@ def test_shares_are_equal_to_within_one_and_the_first_has_an_example():
 def test_a_replica_without_examples_has_a_copy_of_one_that_counts_nothing():
     x = np.arange(2, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
-    parts = list(shares.split(dataset, indices=range(4), count=4))
+    parts = list(division.split(dataset, indices=range(4), count=4))
     assert [int(part.rows) for part in parts] == [1, 1, 0, 0]
     assert [part.batch[0]["x"].numpy().tolist() for part in parts] == [[[0]], [[1]], [[1]], [[1]]]
-    own = shares.without_copies(shares.split(dataset, indices=range(4), count=4))
+    own = division.without_copies(division.split(dataset, indices=range(4), count=4))
     assert [batch[1].numpy().tolist() for batch in own] == [[[0]], [[1]], [], []]
 
 
 def test_several_replicas_of_a_worker_take_their_shares_in_turn():
     x = np.arange(8, dtype=np.float32)[:, None]
     dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, x)).batch(4)
-    assert rows(shares.split(dataset, indices=[1, 3], count=4)) == [[1], [3], [5], [7]]
+    assert rows(division.split(dataset, indices=[1, 3], count=4)) == [[1], [3], [5], [7]]
 
 
 def test_an_endless_dataset_stays_known_as_endless():
     dataset = tf.data.Dataset.range(10).batch(4).repeat()
-    shared = shares.split(dataset, indices=[0], count=2)
+    shared = division.split(dataset, indices=[0], count=2)
     assert shared.cardinality() == tf.data.INFINITE_CARDINALITY
     assert [part.batch.numpy().tolist() for part in shared.take(4)] == [[0, 1], [4, 5], [8], [0, 1]]
 
@@ -84,7 +84,7 @@ def test_an_endless_dataset_stays_known_as_endless():
 )
 def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)
-    (part,) = shares.split(dataset, indices=[1], count=2)
+    (part,) = division.split(dataset, indices=[1], count=2)
     assert dense(part.batch) == expected
 
 
@@ -98,7 +98,7 @@ def test_other_kinds_of_tensor_are_cut_too(make, dense, expected):
 )
 def test_a_share_of_any_kind_may_be_a_copy(make, dense):
     dataset = tf.data.Dataset.from_tensor_slices(make()).batch(4)  # Of 4, 4 and 1.
-    parts = list(shares.split(dataset, indices=[1], count=2))
+    parts = list(division.split(dataset, indices=[1], count=2))
     assert [int(part.rows) for part in parts] == [2, 2, 0]
     assert [row for part in parts for row in dense(part.batch)] == [dense(make())[n] for n in (2, 3, 6, 7, 8)]
 
@@ -112,7 +112,7 @@ def test_a_pydataset_of_keras_is_cut():
             return np.full((3, 1), number, np.float32), np.zeros(3, np.float32)
 
     adapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter(Squares(), shuffle=False)
-    shared = shares.split(adapter.get_tf_dataset(), indices=[1], count=2)
+    shared = division.split(adapter.get_tf_dataset(), indices=[1], count=2)
     assert [part.batch[0].numpy().tolist() for part in shared] == [[[0]], [[1]]]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies import batches as shares
+from toolkit.strategies import batches as division
 from toolkit.strategies.batches import undecoded
 
 decoded = []
@@ -25,7 +25,7 @@ def counted(value):
 
 def read(dataset, share, shares):
     first = undecoded(dataset)
-    cut = first.decode(shares.split(first.batches, indices=[share], count=shares))
+    cut = first.decode(division.split(first.batches, indices=[share], count=shares))
     decoded.clear()
     return [part.batch for part in cut.as_numpy_iterator() if part.rows]
 
@@ -92,7 +92,7 @@ def test_what_may_not_be_moved_is_left_alone(chain):
 
 def test_its_iterators_can_be_saved(tmp_path):
     first = undecoded(numbers(24).map(lambda n: n * n).batch(8))
-    cut = first.decode(shares.split(first.batches, indices=[1], count=2))
+    cut = first.decode(division.split(first.batches, indices=[1], count=2))
     batches = iter(cut)
     assert next(batches).batch.numpy().tolist() == [16, 25, 36, 49]
     path = tf.train.Checkpoint(it=batches).save(str(tmp_path / "of"))
