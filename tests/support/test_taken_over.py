@@ -1,9 +1,12 @@
 """What is taken over of Keras and TensorFlow stands in one table, and an upgrade that changes it ends in a sentence."""
 
+import ast
 import inspect
 import pathlib
 
+import keras
 import pytest
+import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import RequestError
@@ -15,6 +18,14 @@ from toolkit.support import taken_over, wrapping
 from toolkit.support.taken_over import ADDED, ATTACHED, CALLED, MEANWHILE, WRAPPED, Taken
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
+# Classes of which a model, an optimizer or a metric may have methods of its own.
+DOCUMENTED = (
+    keras.Model,
+    keras.Metric,
+    keras.optimizers.Optimizer,
+    keras.optimizers.LossScaleOptimizer,
+    tf.distribute.ReplicaContext,
+)
 BY_PLACE = {row.place: row for row in (*WRAPPED, *ATTACHED, *CALLED)}
 
 
@@ -37,6 +48,27 @@ def test_the_table_has_all_that_is_wrapped_and_nothing_else():
     variables.adapt_lookups()
     mine = {(id(owner), name) for owner, name in wrapping.wrapped_here if "Owner" not in str(owner)}
     assert mine == {(id(owner), name) for owner, name in (owner_and_name(row.place) for row in (*WRAPPED, *ADDED))}
+
+
+def hooks():
+    """The names that `attach` and `instead` replace anywhere in the toolkit, as far as they are written out."""
+    for path in (TESTS.parent / "toolkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("attach", "instead"):
+                names = [*node.args[1:2], *(ast.Constant(each.arg) for each in node.keywords)]
+                yield from (each.value for each in names if isinstance(each, ast.Constant) and each.value)
+
+
+def test_every_hook_has_a_row_or_is_documented_by_keras():
+    """A method that Keras documents needs no row: a release that changes it says so."""
+    in_table = {row.place.rpartition(".")[2].rpartition(":")[2] for row in (*WRAPPED, *ADDED, *ATTACHED, *MEANWHILE)}
+    documented = {name for kind in DOCUMENTED for name in dir(kind) if not name.startswith("_")}
+    found = set(hooks())
+    assert len(found) > 20
+    assert found - in_table - documented == set()
+    kinds = {each.__name__ for kind in DOCUMENTED for each in kind.__mro__}
+    parts = [(row.place, *row.place.rpartition(":")[2].split(".")[-2:]) for row in ATTACHED]
+    assert [place for place, kind, name in parts if kind in kinds and name in documented] == [], "no row is needed"
 
 
 @pytest.mark.parametrize(
