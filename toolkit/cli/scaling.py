@@ -111,7 +111,7 @@ def _show(sizes: "Sequence[Size]") -> None:
     import rich
 
     from toolkit.cli.tables import table
-    from toolkit.observe.scaling.verdict import speed_ups
+    from toolkit.observe.scaling import speed_ups
 
     shown = table(
         "replicas>", "batch>", "examples/s>", "ms/step>", "speed-up>", "efficiency>", "comp.>", "comm.>", "input>"
@@ -138,7 +138,7 @@ def _draw(sizes: "Sequence[Size]", path: str, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     from toolkit.cli.tables import save
-    from toolkit.observe.scaling.verdict import speed_ups
+    from toolkit.observe.scaling import speed_ups
 
     figure = Figure(figsize=(6, 4.4), layout="constrained")
     axes = figure.subplots()

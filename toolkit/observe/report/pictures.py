@@ -13,11 +13,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolkit.observe.report.figures import is_share
-from toolkit.observe.report.reading import RunData, tried
-from toolkit.observe.report.timeline import spans_of
+from toolkit.observe.report.reading import RunData, spans_of, tried
 
-__all__ = ["Picture", "draw"]
+__all__ = ["Picture", "draw", "is_share"]
 
 _MOST_METRICS = 12
 _INK = "#010203"  # Stands for the page's own text colour.
@@ -282,3 +280,8 @@ def _plan(runs: Sequence[RunData]) -> Picture | None:
 
 def _are_numbers(row: dict[str, Any], *names: str) -> bool:
     return all(isinstance(row.get(name), (int, float)) for name in names)
+
+
+def is_share(key: str) -> bool:
+    """Whether a metric is shown in per cent."""
+    return key.endswith("accuracy")
