@@ -1,6 +1,6 @@
 """Measures how a recipe's speed grows with the number of replicas, and finds what limits it.
 
-The recipe runs at each size in a process of its own. Strong scaling, a fixed global batch: Amdahl's law (1967),
+The recipe runs at each size in its own process. Strong scaling, a fixed global batch: Amdahl's law (1967),
 speed-up = 1 / (s + (1 - s) / n). Weak scaling, a fixed batch of each replica: Gustafson's law (1988),
 speed-up = n - s (n - 1).
 """
@@ -21,7 +21,7 @@ from typing import Any
 from toolkit.errors import JobStopped, RequestError, ToolkitError
 from toolkit.support import redaction, signals
 
-__all__ = ["ScalingRequest", "Size", "measure", "serial_share", "share_cores", "speed_ups", "verdict"]
+__all__ = ["ScalingRequest", "Size", "measure", "serial_share", "share_cores", "verdict"]
 
 _NOTABLE = 0.2  # A smaller share of a step doesn't limit the speed.
 _ADVICE = {
