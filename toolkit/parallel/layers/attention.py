@@ -11,8 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.layers import activations
-from toolkit.parallel.layers.base import Exchanging, Sharded, in_a_step, refuse
+from toolkit.parallel.layers.base import (
+    Exchanging,
+    Sharded,
+    count_examples,
+    features_to_examples,
+    gather,
+    in_a_step,
+    refuse,
+    sum_to_examples,
+)
 from toolkit.parallel.layers.dense import equation_parts
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among, mesh_of
@@ -101,7 +109,7 @@ class _ByHeads(Exchanging):
         how["return_attention_scores"] = return_attention_scores
         if not isinstance(self._output_dense, _Projection) or not in_a_step():
             return super().call(query, value, key, attention_mask=attention_mask, **masks, **how)  # type: ignore[misc]
-        counts = activations.count(query)
+        counts = count_examples(query)
         mask = getattr(query, "_keras_mask", None)  # Keras's layers leave it there.
         everybodys: dict[int, tf.Tensor] = {}  # An input that is given several times is gathered once.
 
@@ -109,7 +117,7 @@ class _ByHeads(Exchanging):
             if x is None:
                 return None
             if id(x) not in everybodys:
-                everybodys[id(x)] = activations.gather(tf.convert_to_tensor(x), counts, dtype=self._communication_dtype)
+                everybodys[id(x)] = gather(tf.convert_to_tensor(x), counts, dtype=self._communication_dtype)
             return everybodys[id(x)]
 
         masks = {name: gathered(each) for name, each in masks.items()}
@@ -121,7 +129,7 @@ class _ByHeads(Exchanging):
         found = super().call(all_queries, gathered(value), gathered(key), **masks, **how)  # type: ignore[misc]
         terms, scores = found if isinstance(found, tuple) else (found, None)
         projection, dtype = self._output_dense, self._communication_dtype
-        outputs = activations.sum_to_examples(terms, counts, dtype=dtype)
+        outputs = sum_to_examples(terms, counts, dtype=dtype)
         if projection.bias is not None:
             outputs = outputs + projection._shard(projection.bias)
         if mask is not None:
@@ -129,7 +137,7 @@ class _ByHeads(Exchanging):
         if scores is None:
             return outputs
         heads = scores.shape[1] * mesh_of().shards
-        return outputs, activations.features_to_examples(scores, counts, heads, axis=1, dtype=dtype)
+        return outputs, features_to_examples(scores, counts, heads, axis=1, dtype=dtype)
 
     def _mask_of_all(self, mask: Any, gathered: Any) -> tf.Tensor:
         """Returns a mask for all examples and this replica's heads: of [b, t, s] or [b, heads, t, s], or broadcast."""
@@ -147,9 +155,6 @@ class _ByHeads(Exchanging):
             place, count = collectives.replica_id_and_count(Among.GROUP)
             mask = tf.split(mask, count, axis=1)[place]
         return mask
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "exchange_dtype": self.exchange_dtype}  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable("toolkit")

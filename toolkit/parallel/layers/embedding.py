@@ -5,8 +5,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.layers import activations
-from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
+from toolkit.parallel.layers.base import (
+    Sharded,
+    count_examples,
+    features_of_all,
+    features_to_examples,
+    gather,
+    in_a_step,
+    refuse,
+    sum_of_all,
+    sum_to_examples,
+)
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
@@ -38,6 +47,8 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
             columns.
     """
 
+    settings = ("split", "exchange_dtype")
+
     def __init__(
         self,
         input_dim: int,
@@ -67,13 +78,13 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         dtype = self._communication_dtype
         if same_everywhere(indices):  # Such as positions in a sequence.
             if self.split == "columns":
-                return activations.features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
-            return activations.sum_of_all(self._in_shard(indices), dtype=dtype)
-        counts = activations.count(indices)
-        found = self._in_shard(activations.gather(indices, counts, dtype=None))
+                return features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
+            return sum_of_all(self._in_shard(indices), dtype=dtype)
+        counts = count_examples(indices)
+        found = self._in_shard(gather(indices, counts, dtype=None))
         if self.split == "columns":
-            return activations.features_to_examples(found, counts, self.output_dim, dtype=dtype)
-        return activations.sum_to_examples(found, counts, dtype=dtype)
+            return features_to_examples(found, counts, self.output_dim, dtype=dtype)
+        return sum_to_examples(found, counts, dtype=dtype)
 
     def _in_shard(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns this replica's shard of some rows: its columns of them, or zeros for rows that it doesn't have."""
@@ -90,6 +101,3 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
 
     def _looked_up(self, table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         return tf.cast(keras.ops.take(table, indices, axis=0), self.compute_dtype)
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "split": self.split, "exchange_dtype": self.exchange_dtype}

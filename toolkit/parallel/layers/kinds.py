@@ -24,7 +24,7 @@ __all__ = ["plain_class", "plain_layer", "rebuilt", "settings_of"]
 _NAMED = {"name", "trainable", "dtype"}  # Settings of every layer.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-_SHARDED: dict[type, type] = {
+_SHARDED: dict[Any, Any] = {
     keras.layers.Conv2D: ShardedConv2D,
     keras.layers.Dense: ShardedDense,
     keras.layers.EinsumDense: ShardedEinsumDense,
@@ -42,11 +42,8 @@ def plain_class(layer: Any) -> type | None:
 
 def settings_of(layer: Any, **settings: Any) -> dict[str, Any]:
     """Returns those of some settings that a layer's sharded kind accepts."""
-    kind = plain_class(layer)
-    if kind in (keras.layers.Dense, keras.layers.EinsumDense):
-        return settings
-    without = {"keep_split"} if kind is keras.layers.Embedding else {"split", "keep_split"}
-    return {name: value for name, value in settings.items() if name not in without}
+    accepted = _SHARDED[plain_class(layer)].settings
+    return {name: value for name, value in settings.items() if name in accepted}
 
 
 def plain_layer(layer: Any) -> Any:
@@ -57,7 +54,7 @@ def plain_layer(layer: Any) -> Any:
             layer.function,
             mask=layer.mask,
             arguments=layer.arguments,
-            **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
+            **{name: value for name, value in layer.get_config().items() if name in _NAMED},
         )
     kind: Any = plain_class(layer)
     if kind is None:

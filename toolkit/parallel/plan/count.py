@@ -157,7 +157,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
     if counted is None:
         return dataclasses.replace(cost, note=f"what {kind} computes isn't known")
     forward, backward, multiplied = counted
-    from toolkit.parallel.layers.activations import acts_elementwise
+    from toolkit.parallel.layers.base import acts_elementwise
 
     division = _division(layer, inputs) if len(calls) == 1 else {"note": "it is called several times"}
     return dataclasses.replace(
