@@ -30,8 +30,7 @@ from toolkit.errors import RequestError
 from toolkit.models.networks import NAMES
 from toolkit.parallel import Link, Machine, Plan, Setting, choose_within, costs, slots_of
 from toolkit.parallel.plan.choose import milliseconds, size_in_words
-from toolkit.parallel.plan.machine import DEVICES, LEAST_STEP, bandwidth, device
-from toolkit.parallel.plan.step_cost import memory_of
+from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of
 from toolkit.strategies.options import DTYPES
 
 __all__ = ["add_arguments", "run"]

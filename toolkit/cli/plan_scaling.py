@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from toolkit.parallel.plan.choose import Plan, choose
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.machine import Link, Machine
-from toolkit.parallel.plan.step_cost import Setting
+from toolkit.parallel.plan.step_cost import Link, Machine, Setting
 
 __all__ = ["Point", "powers", "scaling", "verdict"]
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from toolkit.errors import ModelError, StrategyError
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.step_cost import (
     REPLICATED,
     Choice,
+    Link,
+    Machine,
     Setting,
     Step,
     exchanges,

@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers import internals
-from toolkit.strategies.parameter_servers.local_values import Cell
+from toolkit.strategies.parameter_servers.local_values import Cell, RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.tables import RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.variables import (
     LocalScope,
     Variables,
