@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.errors import RequestError
+from toolkit.support.words import counted
 
 if TYPE_CHECKING:
     from toolkit.observe.doctor import Finding
@@ -62,7 +63,7 @@ class Doctor:
                 json.dumps({"healthy": not failures, "findings": [dataclasses.asdict(each) for each in seen]}, indent=2)
             )
         elif failures or warnings:
-            print(f"{_counted(failures, 'failure')}, {_counted(warnings, 'warning')}.")
+            print(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}.")
         else:
             print("Nothing is wrong.")
         return 1 if failures else 0
@@ -196,10 +197,6 @@ def _show_finding(finding: "Finding") -> None:
     if finding.cure:
         # Not wrapped, so that it can be copied.
         console.print(Text(f"        {finding.cure}", style="cyan"), soft_wrap=True)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _sizes(text: str) -> tuple[int, ...]:

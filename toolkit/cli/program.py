@@ -77,7 +77,7 @@ def _parse(arguments: list[str]) -> None:
 
 
 def _unknown(name: str) -> RequestError:
-    near = nearest(name, _names())
+    near = nearest(name, [n for flag in _own() for n in (flag.name, *([f"no{flag.name}"] if flag.boolean else []))])
     return RequestError(
         asked=f"--{name}",
         found="there is no such flag",
@@ -92,10 +92,6 @@ def _own() -> list:
         if not module.startswith("absl."):
             found += own
     return sorted(found, key=lambda flag: flag.name)
-
-
-def _names() -> list[str]:
-    return [name for flag in _own() for name in ((flag.name, f"no{flag.name}") if flag.boolean else (flag.name,))]
 
 
 def _help(module: object) -> str:

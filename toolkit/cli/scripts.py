@@ -106,7 +106,8 @@ class Recipe:
         if given.recipe is None:
             width = max(map(len, files)) + 2
             for name, file in files.items():
-                print(textwrap.fill(f"{name:{width}}{_title(file)}", _COLUMNS, subsequent_indent=" " * width))
+                title = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+                print(textwrap.fill(f"{name:{width}}{title}", _COLUMNS, subsequent_indent=" " * width))
             return
         name = given.recipe.removeprefix("recipes.").removesuffix(".py")
         if name not in files:
@@ -123,8 +124,3 @@ def _files() -> dict[str, pathlib.Path]:
             asked="a recipe", found=f"there are none in {folder}", remedy="Install the toolkit again, with pip"
         )
     return found
-
-
-def _title(file: pathlib.Path) -> str:
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]

@@ -134,7 +134,10 @@ def observe(function: Callable | keras.Model, *args: Any, **kwargs: Any) -> Repo
         are marked so. Bytes are known where shapes are known before running.
     """
     traced = _function(function)
-    given, named = tf.nest.map_structure(_tensor, (args, kwargs))
+    given, named = tf.nest.map_structure(
+        lambda value: tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value,
+        (args, kwargs),
+    )
     with recording() as recorded:
         concrete = traced.get_concrete_function(*given, **named)
         traced(*given, **named)
@@ -156,10 +159,6 @@ def _function(function: Any) -> Any:
         )
     # A function that has already run isn't placed again.
     return tf.function(getattr(function, "python_function", function))
-
-
-def _tensor(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _operations(before: Iterable[Any], after: Iterable[Any]) -> Iterator[Operation]:

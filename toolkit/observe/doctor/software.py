@@ -1,6 +1,8 @@
 """Packages that fit together, variables and files that change what a script does, and the data sets that are there."""
 
+import functools
 import json
+import operator
 import os
 import pathlib
 import platform
@@ -52,7 +54,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
     asked: dict[str, dict[str, SpecifierSet]] = {}
@@ -63,18 +65,11 @@ def _packages() -> Iterator[Finding]:
             if name not in _OPTIONAL:
                 asked.setdefault(name, {})["toolkit"] = SpecifierSet()
             continue
-        for line in lines:
-            try:
-                requirement = Requirement(line)
-            except InvalidRequirement:
-                continue
+        for requirement in map(Requirement, lines):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 asked.setdefault(requirement.name, {})[name] = requirement.specifier
     for name, specifiers in asked.items():
-        together = SpecifierSet()
-        for specifier in specifiers.values():
-            together &= specifier
-        cure = f"pip install '{name}{together}'"
+        cure = f"pip install '{name}{functools.reduce(operator.and_, specifiers.values())}'"
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -4,7 +4,6 @@ Everything on the page is escaped except the charts, which are drawn here.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import logging
@@ -13,7 +12,7 @@ import os
 import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolkit.errors import RequestError
 from toolkit.observe.report.pictures import draw, is_share
@@ -119,8 +118,7 @@ _MOSTLY = 0.5  # A share of a step: with more communication, two workers take lo
 _EMULATED = "CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Table:
+class _Table(NamedTuple):
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -222,7 +220,11 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
         found.append(_plan(rows, f"Ways to divide the layers{of}"))
     counted = run.summary.get("parameter_servers")
     if isinstance(counted, dict):
-        scalars = [(key.replace("_", " "), in_words("", value)) for key, value in counted.items() if _is_scalar(value)]
+        scalars = [
+            (key.replace("_", " "), in_words("", value))
+            for key, value in counted.items()
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        ]
         counts = [
             (f"{key.replace('_', ' ')}, {name}", in_words("", value))
             for key in ("steps_by_worker", "bytes_by_task")
@@ -268,10 +270,6 @@ def _plan(rows: Sequence[dict[str, Any]], title: str) -> _Table:
     )
 
 
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
-
-
 def _command(run: RunData) -> str:
     """Returns the command that starts the run again, behind the variables that matter to it; "" for Ray."""
     given = run.summary.get("environment")
@@ -303,8 +301,7 @@ def _versions(run: RunData) -> str:
 _MOST_FAILURES = 3  # The most failures that are named.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """A figure with its label and a note."""
 
     name: str
@@ -437,24 +434,19 @@ def value_of(run: RunData, key: str) -> Any:
 
 def in_words(key: str, value: Any) -> str:
     """Formats a value: "" for None, "98.70%" for an accuracy, four digits for another fraction."""
-    try:
-        return _in_words(key, value)
-    except (OverflowError, ValueError):  # A number of four hundred digits.
-        return "?"
-
-
-def _in_words(key: str, value: Any) -> str:
     if value is None or value == []:
         return ""
-    if is_share(key) and isinstance(value, (int, float)):
-        return f"{value:.2%}"
-    if key == "weights_sha256":
-        return str(value)[:16]
-    if isinstance(value, float):
-        return f"{value:,.{_DIGITS}g}" if abs(value) < 1000 else f"{value:,.0f}"
+    try:
+        if is_share(key) and isinstance(value, (int, float)):
+            return f"{value:.2%}"
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            small = isinstance(value, float) and abs(value) < 1000
+            return f"{value:,.{_DIGITS}g}" if small else f"{value:,.0f}"
+    except (OverflowError, ValueError):  # A number of four hundred digits.
+        return "?"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return str(value)[:16] if key == "weights_sha256" else str(value)
 
 
 def column(key: str, values: Sequence[Any]) -> list[str]:

@@ -153,9 +153,11 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
         check_file(path)
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-            if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
+            if any(_is_infinite(value) for row in rows for value in row.values()):
                 notes.append(f"{path.name} has numbers that are not finite: training diverged")
-            return [_in_examples({key: None if _is_nan(each) else each for key, each in row.items()}) for row in rows]
+            return [
+                _in_examples({key: None if _is_infinite(each) else each for key, each in row.items()}) for row in rows
+            ]
     except FileNotFoundError:
         return []
     except (OSError, csv.Error) as error:
@@ -186,13 +188,12 @@ def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> Any:
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         return None if value == "" else value
-    return number
 
 
-def _is_nan(value: Any) -> bool:
+def _is_infinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 

@@ -5,17 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.layers.base import (
-    Sharded,
-    count_examples,
-    features_of_all,
-    features_to_examples,
-    gather,
-    in_a_step,
-    refuse,
-    sum_of_all,
-    sum_to_examples,
-)
+from toolkit.parallel.layers import base
 from toolkit.strategies.exchange import collectives
 from toolkit.strategies.exchange.mesh import Among
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
@@ -25,7 +15,7 @@ __all__ = ["ShardedEmbedding"]
 
 
 @keras.saving.register_keras_serializable("toolkit")
-class ShardedEmbedding(Sharded, keras.layers.Embedding):
+class ShardedEmbedding(base.Sharded, keras.layers.Embedding):
     """A `keras.layers.Embedding` whose table is sharded over the replicas.
 
     Everybody's indices are gathered, which are small. By columns, each replica looks all of them up in some columns,
@@ -59,7 +49,7 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         **kwargs: Any,
     ) -> None:
         if split not in ("columns", "rows"):
-            refuse(f"split={split!r}", "a table has no such split", "Choose columns or rows")
+            base.refuse(f"split={split!r}", "a table has no such split", "Choose columns or rows")
         # First, because Keras builds the layer at once if it is given `weights`.
         self.split = self.planned.get("split", split)
         super().__init__(input_dim, output_dim, *args, **kwargs)
@@ -72,19 +62,19 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         if not isinstance(self._embeddings, ReplicaShardedVariable):
             return super().call(inputs)
         indices = tf.cast(inputs, inputs.dtype if inputs.dtype in (tf.int32, tf.int64) else tf.int32)
-        if not in_a_step():
+        if not base.in_a_step():
             return self._looked_up(self._embeddings.whole(), indices)
         indices = tf.where(indices < 0, indices + self.input_dim, indices)  # As in Keras: counted from the end.
         dtype = self._communication_dtype
         if same_everywhere(indices):  # Such as positions in a sequence.
             if self.split == "columns":
-                return features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
-            return sum_of_all(self._in_shard(indices), dtype=dtype)
-        counts = count_examples(indices)
-        found = self._in_shard(gather(indices, counts, dtype=None))
+                return base.features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
+            return base.sum_of_all(self._in_shard(indices), dtype=dtype)
+        counts = base.count_examples(indices)
+        found = self._in_shard(base.gather(indices, counts, dtype=None))
         if self.split == "columns":
-            return features_to_examples(found, counts, self.output_dim, dtype=dtype)
-        return sum_to_examples(found, counts, dtype=dtype)
+            return base.features_to_examples(found, counts, self.output_dim, dtype=dtype)
+        return base.sum_to_examples(found, counts, dtype=dtype)
 
     def _in_shard(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns this replica's shard of some rows: its columns of them, or zeros for rows that it doesn't have."""

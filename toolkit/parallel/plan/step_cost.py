@@ -365,9 +365,8 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     """Returns the most bytes that a replica holds in a training step, by their purpose.
 
     "weights", with those that aren't trained; "optimizer": its slots, the sums of micro-steps, and what PowerSGD hasn't
-    sent yet; "step": what layers
-    keep for the backward pass and compute with, and gradients, where together they are most; "workspace": what updates
-    and exchanges of gradients, and libraries, take beside.
+    sent yet; "step": what layers keep for the backward pass and compute with, and gradients, where together they are
+    most; "workspace": what updates and exchanges of gradients, and libraries, take beside.
     """
     weights = optimizer = kept = most = largest = workspace = 0.0
     gradients = [bytes_of(layer, choices.get(layer.name, REPLICATED), setting) for layer in layers]
