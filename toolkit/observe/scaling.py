@@ -263,8 +263,8 @@ def _size_of(replicas: int, summaries: list[dict[str, Any]]) -> Size:
 
 
 def _rate(summary: dict[str, Any]) -> float:
-    """Returns examples per second; 0 if they were not measured."""
-    return summary.get("examples_per_second") or 0.0
+    """Returns examples per second, which earlier versions called images per second; 0 if neither is there."""
+    return summary.get("examples_per_second") or summary.get("images_per_second") or 0.0
 
 
 def _run(request: ScalingRequest, replicas: int, number: int, batch: int | None) -> dict[str, Any]:

@@ -130,18 +130,11 @@ class Dispatcher:
         """
         while True:
             with self._changed:
-                if until():
-                    return
-                self._changed.wait(0.2)
-                if until():
+                if self._changed.wait_for(until, 0.2):
                     return
             if self._trouble is not None or time.monotonic() - self._progress > _QUIET:
                 self.look()
-            if (
-                self._trouble is None
-                or not isinstance(self._trouble, _OF_A_TASK)
-                or time.monotonic() - self._troubled > _QUIET
-            ):
+            if not isinstance(self._trouble, _OF_A_TASK) or time.monotonic() - self._troubled > _QUIET:
                 with self._ended_by_errors():
                     self._coordinator.done()  # Raises what work has raised, unless that is run again.
 

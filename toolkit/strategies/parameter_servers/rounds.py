@@ -246,12 +246,8 @@ def run_shares(
 
     def one(share: int, data: list) -> Dispatch:
         index = tf.constant(share, tf.int64)
-        return Dispatch(
-            1,
-            lambda _: functions.fetched([function(index, data)]),
-            lambda got: found.update({share: got[0]}),
-            trains=True,
-        )
+        run = lambda _: functions.fetched([function(index, data)])  # noqa: E731
+        return Dispatch(1, run, lambda got: found.update({share: got[0]}), trains=True)
 
     for share, data in stream.shares(item, count):
         dispatcher.send(one(share, data), staleness=None)
