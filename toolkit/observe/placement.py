@@ -394,6 +394,6 @@ def device(name: str) -> str:
 def short(name: str) -> str:
     """Returns a device's short name: "GPU:0", or "worker:1 CPU:0" for another task's."""
     parts = dict(part.split(":", 1) for part in name.strip("/").split("/") if ":" in part)
-    here = parts.get("job", "localhost") == "localhost"
-    where = "" if here else f"{parts['job']}:{parts.get('task', '0')} "
+    local = parts.get("job", "localhost") == "localhost"
+    where = "" if local else f"{parts['job']}:{parts.get('task', '0')} "
     return where + parts.get("device", name)

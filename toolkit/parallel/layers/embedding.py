@@ -83,11 +83,11 @@ class ShardedEmbedding(base.Sharded, keras.layers.Embedding):
             return self._looked_up(shard, indices)
         size = self._embeddings.shard_shape[0]
         own = indices - collectives.replica_id_and_count(Among.GROUP)[0] * size
-        here = (own >= 0) & (own < size)
+        inside = (own >= 0) & (own < size)
         # An index without a row is refused, or not, as by the plain layer.
         own = tf.where(indices < self.input_dim, tf.clip_by_value(own, 0, size - 1), indices)
         found = self._looked_up(shard, own)
-        return tf.where(here[..., None], found, tf.zeros_like(found))
+        return tf.where(inside[..., None], found, tf.zeros_like(found))
 
     def _looked_up(self, table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         return tf.cast(keras.ops.take(table, indices, axis=0), self.compute_dtype)

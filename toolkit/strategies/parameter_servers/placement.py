@@ -182,9 +182,9 @@ class ServerShardedVariable:
         start, stop = self.offsets[index : index + 2]
         if not isinstance(value, tf.IndexedSlices):
             return value[start:stop]
-        here = tf.logical_and(value.indices >= start, value.indices < stop)
-        places = tf.boolean_mask(value.indices, here) - start
-        return tf.IndexedSlices(tf.boolean_mask(value.values, here), places, tf.shape(self.shards[index]))
+        inside = tf.logical_and(value.indices >= start, value.indices < stop)
+        places = tf.boolean_mask(value.indices, inside) - start
+        return tf.IndexedSlices(tf.boolean_mask(value.values, inside), places, tf.shape(self.shards[index]))
 
     def read_value(self) -> tf.Tensor:
         """Returns all rows."""

@@ -125,7 +125,7 @@ class Stream:
         return tf.nest.pack_sequence_as(self.element_spec, flat)
 
     def number(self, item: Any) -> int:
-        """Returns the arguments of `batch` and `rows` for a batch's number; for one that is sent along, its rows."""
+        """Returns what `batch` and `rows` are given for a batch: its number; its rows, if it is sent along."""
         if self.kind == "numbered":
             return int(item)
         pairs = zip(item, self._divided, strict=True)

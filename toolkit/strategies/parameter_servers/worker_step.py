@@ -178,8 +178,8 @@ class Step:
                 result = original(grads, variables)
             for device in devices:
                 if self.wanted(device):
-                    here = [shard for shard in shards if shard.device == device]
-                    with tf.device(device), tf.control_dependencies([shard.value() for shard in here]):
+                    updated = [shard.value() for shard in shards if shard.device == device]
+                    with tf.device(device), tf.control_dependencies(updated):
                         self._finish(device)
         self.optimizer_scope = None
         # Counters continue from the optimizer's values.
