@@ -17,7 +17,7 @@ from absl import flags
 
 from benchmarks.exchange_worker import NETWORK, PACK, ROWS, STEPS
 from benchmarks.namespaces import measured_on, two_hosts
-from toolkit.parallel.plan.machine import bandwidth
+from toolkit.parallel.plan.step_cost import bandwidth
 
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of the link, as tc writes it.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.", lower_bound=1)

@@ -3,6 +3,6 @@
 import sys
 
 if sys.argv[:1] == ["-m"]:  # The value while Python looks for the module of `python -m recipes.NAME`.
-    from toolkit.cli.native import quieten
+    from toolkit.cli.program import quieten
 
     quieten()

@@ -10,7 +10,7 @@ import rich
 from toolkit.cli import main as main_module
 from toolkit.cli.main import main
 from toolkit.parallel import Plan
-from toolkit.parallel.plan.machine import LEAST_STEP
+from toolkit.parallel.plan.step_cost import LEAST_STEP
 
 
 def plan(capsys, *arguments):

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import pathlib
+import pkgutil
 import socket
 import subprocess
 
@@ -243,7 +244,7 @@ def test_any_command_line_of_tf_config(monkeypatch, action, given_):
 @example(command="report", given_=["\0"])
 def test_any_command(monkeypatch, command, given_):
     monkeypatch.setattr(importlib.import_module("toolkit.cli.launch"), "start", lambda *_, **__: "")
-    for name in ("doctor", "plan", "scaling", "devices"):  # Only their command lines are tried.
-        monkeypatch.setattr(importlib.import_module(f"toolkit.cli.{name}"), "run", lambda _: 0)
+    for name in ("observe:Doctor", "plan", "observe:Scaling", "devices"):  # Only their command lines are tried.
+        monkeypatch.setattr(pkgutil.resolve_name(f"toolkit.cli.{name}"), "run", lambda _: 0)
     with answered():
         run(command, *given_)

@@ -11,11 +11,11 @@ pytestmark = pytest.mark.slow
 RUNS = """
 import json, os, sys
 import toolkit
-from toolkit.cli.ending import exit_code
+from toolkit.cli.program import exit_code
 from toolkit.errors import CheckpointError, Diverged
 from toolkit.training import CheckpointStore, Run
 from toolkit.training.checkpoints import state
-toolkit.cli.log.show()
+toolkit.cli.console.show_messages()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")
 import keras, numpy as np
@@ -110,7 +110,7 @@ config = json.loads(os.environ["TF_CONFIG"])
 config["task"]["index"] = int(index)
 os.environ.update(TF_CONFIG=json.dumps(config), TOOLKIT_JOB_ID=job)
 import toolkit
-from toolkit.cli.ending import exit_code
+from toolkit.cli.program import exit_code
 sys.exit(exit_code(lambda: toolkit.strategies.create("auto"), interrupted=""))
 """
 

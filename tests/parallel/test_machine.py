@@ -5,7 +5,7 @@ import math
 import pytest
 
 from toolkit.errors import StrategyError
-from toolkit.parallel.plan.machine import Link, Machine, bandwidth, device
+from toolkit.parallel.plan.step_cost import Link, Machine, bandwidth, device
 
 
 def test_a_machine_needs_no_name():

@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from toolkit.cli import log
-from toolkit.cli.ending import exit_code
+from toolkit.cli.console import show_messages
 from toolkit.cli.main import _run
+from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
 from toolkit.observe import report
 from toolkit.support import redaction
@@ -95,7 +95,7 @@ def test_errors_and_messages_show_none(secret, capsys):
         raise RequestError(asked=f"--url={secret}", found="it is wrong", remedy="Mend it")
 
     exit_code(fail, interrupted="")
-    log.show()
+    show_messages()
     logging.getLogger("toolkit.x").warning("it is %s", secret)
     shown = "".join(capsys.readouterr())
     assert "hunter2" not in shown

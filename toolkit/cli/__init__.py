@@ -1,30 +1,18 @@
 """Flags, exit codes, and the `toolkit` command.
 
-tables     tables and charts of one style
-plan_scaling  a plan's model on other numbers of replicas
-plan_verdict  what a plan comes to, in sentences
-plan_table  a plan as tables and as a chart, and what was measured of it
-log        the toolkit's messages on the console
-native     TensorFlow's notes, kept off the terminal of a recipe
-ending     exit codes, and the last word on standard error
+console    messages, tables and charts: what a program shows
 flags      the flags that every recipe shares
-program    a recipe as a program: parsing its flags, and `--help`
+program    a recipe as a program: its flags parsed, `--help`, exit codes, and the last word on standard error
 from_flags  what every recipe does with its flags before its strategy and after training
 comparing  one model trained in several ways to divide its layers
 parser     the command line of a `toolkit` command
 devices    `toolkit devices`
-doctor     `toolkit doctor`
 launch     `toolkit launch`: its command line
-jobs       `toolkit jobs`
-logs       `toolkit logs`
-attach     `toolkit attach`
-stop       `toolkit stop`
-stacks     `toolkit stacks`
-report     `toolkit report`
-scaling    `toolkit scaling`
-plan       `toolkit plan`: its command line
-recipe     `toolkit recipe`
-init       `toolkit init`
+jobs       `toolkit jobs`, `logs`, `attach`, `stop`, `stacks`
+observe    `toolkit doctor`, `report`, `scaling`
+plan_scaling  a plan's model on other numbers of replicas, and what that comes to, in sentences
+plan       `toolkit plan`: its command line, tables and chart
+scripts    `toolkit init`, `recipe`
 tf_config  `toolkit tf-config`: TF_CONFIG generated, checked and explained
 main       `toolkit COMMAND`: the table of commands
 """
@@ -32,10 +20,8 @@ main       `toolkit COMMAND`: the table of commands
 import lazy_loader
 
 from toolkit.cli import flags
-from toolkit.cli.log import say, show_devices, show_variables
-from toolkit.cli.plan_table import show_comparisons
+from toolkit.cli.console import check_chart, say, show_devices, show_seconds, show_variables
 from toolkit.cli.program import run
-from toolkit.cli.tables import check_chart, show_seconds
 
 __all__ = [
     "check_chart",
@@ -46,7 +32,6 @@ __all__ = [
     "open_run",
     "run",
     "say",
-    "show_comparisons",
     "show_devices",
     "show_seconds",
     "show_variables",

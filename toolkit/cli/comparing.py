@@ -3,13 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
+import rich
 import tensorflow as tf
 from absl import flags
+from rich import box
+from rich.table import Table
 
 from toolkit import models, parallel
+from toolkit.cli.console import say
 from toolkit.cli.from_flags import load_batches
-from toolkit.cli.log import say
-from toolkit.cli.plan_table import Comparison, show_comparisons
 from toolkit.data import Batches
 from toolkit.strategies import mesh
 from toolkit.training import Meter, Run
@@ -37,8 +40,6 @@ def train_ways(
         optimizer: Makes a new Keras optimizer for each model.
         slots: Elements that the optimizer keeps for each element of a weight.
     """
-    import keras
-
     values = flags.FLAGS
     batches = load_batches(run, strategy, steps_per_epoch=25)
     keras.utils.set_random_seed(values.seed)
@@ -67,13 +68,17 @@ def train_ways(
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(optimizer(), loss, metrics=["accuracy"])
         rows.append(_trained(run, model, batches, plan, conv, fc, stays=number == len(ways)))
-    run.add_facts(parallelism=[row.as_dict() for row in rows])
-    show_comparisons(rows)
+    run.add_facts(parallelism=rows)
+    _show(rows)
 
 
 def _trained(
     run: Run, model: Any, batches: Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
-) -> Comparison:
+) -> dict[str, Any]:
+    """Returns the entry for `summary.json` under "parallelism".
+
+    Where replicas share a process there are no measured bytes, and after too few steps no measured seconds: None.
+    """
     meter = Meter(run.membership)
     epochs = flags.FLAGS.epochs
     history: Any
@@ -83,11 +88,39 @@ def _trained(
         steps = batches.steps_per_epoch
         once = {"epochs": epochs, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
         history = model.fit(batches.train(), callbacks=[meter], **once)
-    return Comparison(
-        conv=conv,
-        fc=fc,
-        predicted=plan.step,
-        measured_seconds=meter.seconds,
-        measured_bytes=meter.received,
-        loss=history.history["loss"][-1],
-    )
+    return {
+        "conv": conv,
+        "fc": fc,
+        "predicted_seconds": plan.step.seconds,
+        "measured_seconds": meter.seconds,
+        "predicted_bytes": plan.step.received,
+        "measured_bytes": meter.received,
+        "parameters": plan.step.parameters,
+        "loss": history.history["loss"][-1],
+    }
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints predictions and measurements of several ways to divide a model in one table."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    shown.add_column("conv", no_wrap=True)
+    shown.add_column("FC", no_wrap=True)
+    headings = ("ms/step\npredict.", "\nmeasured", "MB recv.\npredict.", "\nmeasured", "weights\nmillion", "\nloss")
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
+
+    def scaled(value: float | None, scale: float, digits: int) -> str:
+        return "-" if value is None else f"{value * scale:,.{digits}f}"
+
+    for row in rows:
+        shown.add_row(
+            row["conv"],
+            row["fc"],
+            *(scaled(row[f"{what}_seconds"], 1e3, 1) for what in ("predicted", "measured")),
+            *(scaled(row[f"{what}_bytes"], 1e-6, 2) for what in ("predicted", "measured")),
+            scaled(row["parameters"], 1e-6, 2),
+            f"{row['loss']:.4f}",
+        )
+    console = rich.get_console()
+    console.print()
+    console.print(shown)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit.cli.tables import table
+from toolkit.cli.console import table
 from toolkit.devices.inventory import Host, Usage, host, look
 from toolkit.devices.visible import tensorflow_names
 from toolkit.errors import DeviceError, RequestError
@@ -44,25 +44,23 @@ def run(arguments: argparse.Namespace) -> None:
             remedy="Give, for example, 2",
         )
     host()  # The CPU load is measured from here on.
-    if arguments.json:
-        while True:
-            print(json.dumps(_data(), indent=None if arguments.watch else 2), flush=True)
-            if arguments.watch is None:
-                return
-            time.sleep(arguments.watch)
     import rich
     from rich.live import Live
 
-    if arguments.watch is None:
-        time.sleep(0.1)
-        rich.get_console().print(_table())
-        return
-    if not rich.get_console().is_terminal:
+    console = rich.get_console()
+    if arguments.json or arguments.watch is None or not console.is_terminal:
+        if not arguments.json:
+            time.sleep(0.1)
         while True:
-            rich.get_console().print(_table())
+            if arguments.json:
+                print(json.dumps(_data(), indent=None if arguments.watch else 2))
+            else:
+                console.print(_table())
             sys.stdout.flush()
+            if arguments.watch is None:
+                return
             time.sleep(arguments.watch)
-    with Live(_table(), console=rich.get_console(), auto_refresh=False) as live:
+    with Live(_table(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(arguments.watch)
             live.update(_table(), refresh=True)

@@ -8,9 +8,9 @@ from typing import Any
 from absl import flags
 
 from toolkit import cluster, devices, strategies
+from toolkit.cli.console import show_devices
 from toolkit.cli.flags import devices as device_arguments
 from toolkit.cli.flags import exchanges
-from toolkit.cli.log import show_devices
 from toolkit.data import Batches, load
 from toolkit.errors import RequestError
 from toolkit.observe import report

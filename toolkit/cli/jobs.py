@@ -1,65 +1,184 @@
-"""List the jobs that you launched from this machine: on it, by ssh or under Slurm. Those of this directory come first.
-In each list the newest is the last; a running job shows the process of each task.
-
-Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or its
-launcher is gone. Goodput is the share of its time in which training made progress; --json has the rest.
-"""
+"""The commands for jobs that were launched: `toolkit jobs`, `logs`, `attach`, `stop` and `stacks`."""
 
 import argparse
 import json
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from toolkit.launch.records.jobs import Entry
+from toolkit.launch import Job
+from toolkit.launch.records import jobs
+from toolkit.launch.records.jobs import Entry
+from toolkit.launch.supervisor.stacks import folded
+from toolkit.support import goodput
 
-__all__ = ["add_arguments", "add_job", "run"]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the command line."""
-    parser.add_argument("--json", action="store_true", help="print a list of objects for other programs")
+__all__ = ["Attach", "Jobs", "Logs", "Stacks", "Stop"]
 
 
-def add_job(parser: argparse.ArgumentParser) -> None:
-    """Defines the argument that selects a job."""
+class Jobs:
+    """List the jobs that you launched from this machine: on it, by ssh or under Slurm. Those of this directory come
+    first. In each list the newest is the last; a running job shows the process of each task.
+
+    Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or
+    its launcher is gone. Goodput is the share of its time in which training made progress; --json has the rest.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Defines the command line."""
+        parser.add_argument("--json", action="store_true", help="print a list of objects for other programs")
+
+    @staticmethod
+    def run(given: argparse.Namespace) -> None:
+        """Prints a table, or JSON."""
+        known = jobs.every()
+        if given.json:
+            found = [
+                {
+                    **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at", "started_in")},
+                    "state": job.state(),
+                    "goodput": goodput.summary(goodput.of_events(job.record.new())),
+                    "command": jobs.command(job),
+                    "processes": job.processes if job.alive else {},
+                }
+                for job in known
+            ]
+            print(json.dumps(found, indent=2))
+            return
+        if not known:
+            print("No job has been launched here.")
+        for near, heading in ((True, "Started in this directory:"), (False, "Started elsewhere:")):
+            if rows := [job for job in known if job.near is near]:
+                print(heading)
+                _show(rows, near=near)
+
+
+class Logs:
+    """Show what the tasks of a job wrote in its last attempt, or in the one that --attempt names.
+
+        toolkit logs                        for the job that you started last in this directory
+        toolkit logs ID -f --task=worker:1
+
+    ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Defines the command line."""
+        _add_job(parser)
+        parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+        parser.add_argument(
+            "--task", action="append", default=[], metavar="TASK", help="show only this task; may be repeated"
+        )
+        parser.add_argument("--attempt", type=int, metavar="N", help="attempt to show [the last]")
+        parser.add_argument("--native_logs", action="store_true", help="TensorFlow's own notes, too")
+
+    @staticmethod
+    def run(given: argparse.Namespace) -> None:
+        """Prints the logs.
+
+        Raises:
+            LaunchError: There is no such job, task or attempt.
+        """
+        found = jobs.find(given.job)
+        job = Job(found)
+        if not job.attempts() and not found.alive and (written := found.record.beginnings()):
+            print(written)
+        elif given.follow:
+            job.follow(show=given.task or ["all"], native_logs=given.native_logs)
+        else:
+            job.show(given.task, attempt=given.attempt, native_logs=given.native_logs)
+
+
+class Attach:
+    """Watch a running job on this terminal until it ends; the exit code is the job's. Ctrl-C leaves the job running.
+
+        toolkit attach [ID]
+
+    ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
+    you started in this directory.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Defines the command line."""
+        _add_job(parser)
+        parser.add_argument(
+            "--show", action="append", default=[], metavar="TASK", help="as of `toolkit launch`; may be repeated"
+        )
+
+    @staticmethod
+    def run(given: argparse.Namespace) -> None:
+        """Watches the job.
+
+        Raises:
+            LaunchError: There is no such job.
+            TaskFailed: It failed.
+            JobStopped: It was stopped, or this program was told to.
+        """
+        Job(jobs.find(given.job)).follow(show=given.show, lines=10)
+
+
+class Stop:
+    """End a job. Its tasks are asked to end, and get time to write a checkpoint.
+
+        toolkit stop [ID]
+
+    ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
+    you started in this directory, of those that run.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Defines the command line."""
+        _add_job(parser)
+
+    @staticmethod
+    def run(given: argparse.Namespace) -> None:
+        """Ends the job, and prints how it ended.
+
+        Raises:
+            LaunchError: There is no such job, or it can't be ended from here.
+        """
+        job = jobs.find(given.job, runs=True)
+        if not job.state().startswith("on ") and not job.alive:
+            print(f"Job {job.id} had ended already: {job.state()}")
+        else:
+            print(f"Job {job.id}: {Job(job).stop()}")
+
+
+class Stacks:
+    """Show where the tasks of a running job are: each one's Python stacks, and which tasks the others wait for.
+
+        toolkit stacks [ID]
+
+    ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
+    runs. Frames of libraries are folded here; the tasks' logs have the whole stacks. The job goes on.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Defines the command line."""
+        _add_job(parser)
+
+    @staticmethod
+    def run(given: argparse.Namespace) -> None:
+        """Prints the stacks.
+
+        Raises:
+            LaunchError: There is no such job, it doesn't run, or it doesn't answer.
+        """
+        words, found = Job(jobs.find(given.job, runs=True)).where()
+        for task, text in found.items():
+            print(f"--- {task} ---\n{folded(text.strip()) or '(it did not answer)'}\n")
+        print(words)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="ID", help="the job [the newest that you started in this directory]")
 
 
-def run(given: argparse.Namespace) -> None:
-    """Prints a table, or JSON."""
-    from toolkit.launch.records import jobs
-    from toolkit.support import goodput
-
-    known = jobs.every()
-    if given.json:
-        found = [
-            {
-                **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at", "started_in")},
-                "state": job.state(),
-                "goodput": goodput.summary(goodput.of_events(job.record.new())),
-                "command": jobs.command(job),
-                "processes": job.processes if job.alive else {},
-            }
-            for job in known
-        ]
-        print(json.dumps(found, indent=2))
-        return
-    if not known:
-        print("No job has been launched here.")
-        return
-    for near, heading in ((True, "Started in this directory:"), (False, "Started elsewhere:")):
-        if rows := [job for job in known if job.near is near]:
-            print(heading)
-            _show(rows, near=near)
-
-
-def _show(found: "list[Entry]", *, near: bool) -> None:
-    from toolkit.launch.records import jobs
-    from toolkit.support import goodput
-
+def _show(found: list[Entry], *, near: bool) -> None:
     rows = [("job", "state", "age", "goodput", "command")]
     for job in found:
         state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")

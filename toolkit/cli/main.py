@@ -1,41 +1,41 @@
 """`toolkit COMMAND`: the table of commands.
 
-A command is a file of this room with `add_arguments(parser)` and `run(arguments)`, which returns an
-exit code or None. Its docstring is its help. It is imported when it is asked for.
+A command is a module of this room, or a class in one, with `add_arguments(parser)` and `run(arguments)`, which returns
+an exit code or None. Its docstring is its help. It is imported when it is asked for.
 """
 
-import importlib
+import inspect
 import io
 import os
+import pkgutil
 import platform
 import sys
 from collections.abc import Sequence
 
 from toolkit import __version__
-from toolkit.cli import native
-from toolkit.cli.ending import exit_code
 from toolkit.cli.parser import Parser, unknown
+from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
 from toolkit.support.versions import versions
 
 __all__ = ["main"]
 
-# name -> its description in a line. "tf-config" is in tf_config.py.
+# By its name: where it is, and its description in a line.
 _COMMANDS = {
-    "devices": "show GPUs, who uses them, and what TensorFlow would call them",
-    "doctor": "find what keeps TensorFlow from training here, and print the fix",
-    "launch": "start a script in several processes, watch them, end them together",
-    "jobs": "list the jobs that you have launched, and how they are",
-    "logs": "show what the tasks of a job have written",
-    "attach": "watch a job that runs",
-    "stop": "end a job, with a checkpoint",
-    "stacks": "show where the tasks of a running job are, and which waits for which",
-    "plan": "choose which layers of a model to replicate and which to shard",
-    "report": "write one HTML page about a run, or several compared",
-    "scaling": "run a recipe at several sizes; show the speed-up and the bottleneck",
-    "init": "write your own train.py, and a job.sh for Slurm",
-    "recipe": "run a recipe that came with the toolkit",
-    "tf-config": "generate, check or explain TF_CONFIG",
+    "devices": ("devices", "show GPUs, who uses them, and what TensorFlow would call them"),
+    "doctor": ("observe:Doctor", "find what keeps TensorFlow from training here, and print the fix"),
+    "launch": ("launch", "start a script in several processes, watch them, end them together"),
+    "jobs": ("jobs:Jobs", "list the jobs that you have launched, and how they are"),
+    "logs": ("jobs:Logs", "show what the tasks of a job have written"),
+    "attach": ("jobs:Attach", "watch a job that runs"),
+    "stop": ("jobs:Stop", "end a job, with a checkpoint"),
+    "stacks": ("jobs:Stacks", "show where the tasks of a running job are, and which waits for which"),
+    "plan": ("plan", "choose which layers of a model to replicate and which to shard"),
+    "report": ("observe:Report", "write one HTML page about a run, or several compared"),
+    "scaling": ("observe:Scaling", "run a recipe at several sizes; show the speed-up and the bottleneck"),
+    "init": ("scripts:Init", "write your own train.py, and a job.sh for Slurm"),
+    "recipe": ("scripts:Recipe", "run a recipe that came with the toolkit"),
+    "tf-config": ("tf_config", "generate, check or explain TF_CONFIG"),
 }
 
 
@@ -66,15 +66,16 @@ def _run(arguments: list[str]) -> object:
         return 0
     if name not in _COMMANDS:
         raise unknown("command", name, list(_COMMANDS), lists="toolkit")
-    module = importlib.import_module(f"toolkit.cli.{name.replace('-', '_')}")
-    if getattr(module, "IMPORTS_TENSORFLOW", False) and sys.stderr is sys.__stderr__:
-        native.quieten()
-    optional = getattr(module, "OPTIONAL_VALUES", {})  # A command with --help=PAGE makes its own help.
+    command = pkgutil.resolve_name(f"toolkit.cli.{_COMMANDS[name][0]}")
+    optional = getattr(command, "OPTIONAL_VALUES", {})  # A command with --help=PAGE makes its own help.
     parser = Parser(
-        prog=f"toolkit {name}", description=module.__doc__, optional_values=optional, add_help="--help" not in optional
+        prog=f"toolkit {name}",
+        description=inspect.getdoc(command),
+        optional_values=optional,
+        add_help="--help" not in optional,
     )
-    module.add_arguments(parser)
-    return module.run(_parsed(parser, rest))
+    command.add_arguments(parser)
+    return command.run(_parsed(parser, rest))
 
 
 def _parsed(parser: Parser, arguments: list[str]) -> object:
@@ -87,7 +88,7 @@ def _parsed(parser: Parser, arguments: list[str]) -> object:
 
 def _help() -> str:
     width = max(map(len, _COMMANDS))
-    rows = [f"  {name:{width}}  {text}" for name, text in _COMMANDS.items()]
+    rows = [f"  {name:{width}}  {text}" for name, (_, text) in _COMMANDS.items()]
     head = (
         "usage: toolkit COMMAND ...\n\nTrain Keras models with TensorFlow's distribution strategies.\n\n"
         "Try first:\n\n  toolkit doctor                        what keeps TensorFlow from training here\n"

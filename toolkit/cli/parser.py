@@ -63,11 +63,12 @@ class Parser(argparse.ArgumentParser):
         What follows the first argument that is no flag, such as a script, is left alone.
         """
         found = list(sys.argv[1:] if args is None else args)
+        known = self._option_string_actions
         for number, argument in enumerate(found):
             name, equals, value = argument.partition("=")
-            known = self._option_string_actions
             if not argument.startswith("-") or argument in ("--", "-m"):
-                if number == 0 or not self._takes_next(found[number - 1]):
+                before = known.get(found[number - 1]) if number else None
+                if before is None or before.nargs is not None:
                     break
                 continue
             other = "--" + name[2:].replace("-", "_")
@@ -75,10 +76,6 @@ class Parser(argparse.ArgumentParser):
             missing = not equals and name in self._optional_values
             found[number] = f"{name}={self._optional_values[name]}" if missing else f"{name}{equals}{value}"
         return found
-
-    def _takes_next(self, argument: str) -> bool:
-        action = self._option_string_actions.get(argument)
-        return action is not None and action.nargs is None
 
     def _check_values(self, parsed: argparse.Namespace) -> None:
         """Refuses --name=--, which argparse turns into an empty list in some versions of Python."""

@@ -14,22 +14,29 @@ import argparse
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Sequence
+from typing import Any
 
+import rich
+
+from toolkit import devices, models, strategies
+from toolkit.cli.console import check_chart, save, table
 from toolkit.cli.parser import check_least
+from toolkit.cli.plan_scaling import Point, powers, scaling, verdict
+from toolkit.cli.program import quieten
+from toolkit.devices.inventory import take
 from toolkit.errors import RequestError
 from toolkit.models.networks import NAMES
-from toolkit.parallel.plan.machine import DEVICES
+from toolkit.parallel import Link, Machine, Plan, Setting, choose_within, costs, slots_of
+from toolkit.parallel.plan.choose import milliseconds, size_in_words
+from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of
 from toolkit.strategies.options import DTYPES
-
-if TYPE_CHECKING:
-    from toolkit.parallel import Machine, Plan, Setting
 
 __all__ = ["add_arguments", "run"]
 
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
-IMPORTS_TENSORFLOW = True
 _INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, minus its overhead.
 _LATENCY = 50.0  # Microseconds for a small message by TCP inside a data centre.
 
@@ -111,10 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Plans, and prints the plan."""
+    if sys.stderr is sys.__stderr__:
+        quieten()
     _check(arguments)
-    from toolkit.parallel import Link, Machine
-    from toolkit.parallel.plan.machine import LEAST_STEP, bandwidth, device
-
     inside, between = (
         Link(bandwidth=bandwidth(text), latency=arguments.latency / 1e6) if text else None
         for text in (arguments.inside or _INSIDE, arguments.bandwidth)
@@ -123,9 +129,6 @@ def run(arguments: argparse.Namespace) -> None:
     name, speed, memory = device(arguments.device) if arguments.device else ("", 0.0, 0.0)
     strategy = _strategy(arguments) if arguments.measure else None
 
-    from toolkit import models
-    from toolkit.cli.plan_scaling import powers, scaling
-    from toolkit.parallel import Setting, choose_within, costs, slots_of
     from toolkit.training import Run
 
     model = models.open_model(arguments.model, stop_at=[(Run, "__init__")])
@@ -150,9 +153,7 @@ def run(arguments: argparse.Namespace) -> None:
     plan = choose_within(layers, machine, setting, memory=limit)
     points = scaling(layers, machine, plan.setting, powers(arguments.most or arguments.replicas))
     if arguments.chart:
-        from toolkit.cli.plan_table import draw
-
-        draw(
+        _draw(
             points,
             arguments.chart,
             title=f"{model.name}, {setting.per_replica_batch:g} examples a replica, {machine.name}",
@@ -216,9 +217,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _strategy(arguments: argparse.Namespace) -> Any:
     """The number of replicas: as asked for, or one for each device here."""
-    from toolkit import devices, strategies
-    from toolkit.devices.inventory import take
-
     there = take()
     local = -(-arguments.replicas // arguments.hosts)
     setup = devices.configure(gpus=max(1, min(local, len(there.gpus) or there.cores)))
@@ -226,8 +224,8 @@ def _strategy(arguments: argparse.Namespace) -> Any:
 
 
 def _measured(
-    model: Any, strategy: Any, setting: "Setting", *, inside: Any, keep_inside: bool, length: int | None
-) -> "Machine":
+    model: Any, strategy: Any, setting: Setting, *, inside: Any, keep_inside: bool, length: int | None
+) -> Machine:
     """Returns the measured devices here, with the link between them unless it was given or there is one device."""
     from toolkit.parallel import measure
 
@@ -246,12 +244,7 @@ def _measured(
     )
 
 
-def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, arguments: argparse.Namespace) -> None:
-    import rich
-
-    from toolkit.cli.plan_table import show_exchange, show_memory, show_plan, show_scaling
-    from toolkit.cli.plan_verdict import verdict
-
+def _print(name: str, plan: Plan, layers: Any, points: Any, limit: float, arguments: argparse.Namespace) -> None:
     console = rich.get_console()
     machine, setting = plan.machine, plan.setting
     hosts = f" on {machine.hosts} hosts at {arguments.bandwidth}" if machine.hosts > 1 else ""
@@ -261,12 +254,16 @@ def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, argu
         highlight=False,
         markup=False,
     )
-    show_plan(plan)
-    show_memory(plan, limit)
+    _show_plan(plan)
+    _show_memory(plan, limit)
     if not plan.unknown:
-        show_exchange(plan)
-    if not plan.unknown:
-        show_scaling(points, setting)
+        if plan.step.exchanging:
+            _line(
+                console,
+                f"\nA replica receives {size_in_words(plan.step.received)} in a step. That takes "
+                f"{milliseconds(plan.step.exchanging)} ms, or less where it overlaps with the backward pass.",
+            )
+        _show_scaling(points, setting)
         for sentence in verdict(plan, layers, bandwidth=arguments.bandwidth):
             console.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=not console.is_terminal)
     else:
@@ -280,3 +277,158 @@ def _print(name: str, plan: "Plan", layers: Any, points: Any, limit: float, argu
         )
     if arguments.chart:
         console.print(f"The chart is in {arguments.chart}", highlight=False, markup=False, soft_wrap=True)
+
+
+_WORDS = {"data": "data parallel", "model": "model parallel", "planned": "as planned"}
+# Colours that colour-blind people can tell apart.
+_COLOURS = {"data": "#0072b2", "model": "#d55e00", "planned": "#009e73"}
+
+
+def _show_plan(plan: Plan) -> None:
+    """Prints a plan's layers with the choice for each and the reasons."""
+    console = rich.get_console()
+    shown = table()
+    shown.add_column("layer", overflow="fold", min_width=14)
+    for heading in ("Mop", "weights", "activ.", "received", "memory"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("choice", no_wrap=True)
+    rest = 0
+    for layer, row in zip(plan.layers, plan.as_dict()["layers"], strict=True):
+        if not layer.parameters and layer.operations is not None:
+            rest += 1
+            continue
+        shown.add_row(
+            layer.name,
+            "?" if layer.operations is None else f"{layer.operations / 1e6:,.1f}",
+            _count(layer.parameters),
+            _count(layer.outputs),
+            size_in_words(row["received"]),
+            size_in_words(row["memory"]),
+            str(plan.choices[layer.name]),
+            style=None if plan.choices[layer.name].split is None else "bold green",
+        )
+    console.print(shown)
+    weights, products = (sum(getattr(layer, what) for layer in plan.layers) for what in ("parameters", "multiply_adds"))
+    state = sum(layer.state for layer in plan.layers)
+    total = f"{weights:,} weights" + (f" and {state:,} that aren't trained" if state else "")
+    console.print(f"In all {total}; {_count(products)} multiply-adds forward for one example.", highlight=False)
+    words = [
+        "Sharded layers are split by outputs (units, filters) or inputs, heads, or a table's rows or columns; "
+        "kept: the next layer takes the shards.",
+        "Mop: million operations of a training step for one example; activ.: elements of the output for one example;",
+        "received: bytes that a replica receives in a step.",
+        *([f"Layers without weights, {rest} of them, are left out."] if rest else []),
+    ]
+    console.print(" ".join(words), style="dim", highlight=False)
+    console.print()
+    for layer in plan.layers:
+        if layer.splits or layer.operations is None:
+            _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
+
+
+def _show_memory(plan: Plan, limit: float) -> None:
+    """Prints a replica's memory and, if there is a limit, how the plan meets it or by how much it misses it."""
+    console, setting, takes = rich.get_console(), plan.setting, plan.step.memory
+    parts = memory_of(plan.layers, plan.choices, setting)
+    console.print()
+    _line(console, f"Memory of a replica: {size_in_words(takes)}: " + ", ".join(
+        f"{name} {size_in_words(size)}" for name, size in parts.items()
+    ) + ".")  # fmt: skip
+    if plan.unknown:
+        _line(console, "That is without what these keep for their gradients: " + ", ".join(plan.unknown) + ".")
+    chosen = []
+    if 1 < setting.group < setting.replicas and any(choice.split for choice in plan.choices.values()):
+        chosen.append(f"--shards={setting.group}")
+    if setting.optimizer_state == "sharded":
+        chosen.append("--shard_optimizer")
+    if setting.micro_steps > 1:
+        each = setting.global_batch / setting.micro_steps
+        chosen.append(f"gradient_accumulation_steps={setting.micro_steps} and batches of {each:g}")
+    if plan.recomputed:
+        chosen.append(f"activations of {len(plan.recomputed)} layers computed again (parallelize)")
+    ways = f" with {', '.join(chosen)}" if chosen else ""
+    if takes > limit:
+        words = f"It doesn't fit into {size_in_words(limit)}: {size_in_words(takes - limit)} more are needed{ways}."
+        console.print(words, style="yellow", highlight=False, markup=False)
+    elif chosen or limit < math.inf:
+        _line(console, f"The plan is{ways or ' the same as without a limit'}.")
+
+
+def _show_scaling(points: Sequence[Point], setting: Any) -> None:
+    """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
+    shown = table()
+    shown.add_column("replicas", justify="right")
+    shown.add_column("")
+    for heading in ("ms/step", "examples/s", "speed-up", "received", "memory"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        for kind, plan in point.plans.items():
+            step = plan.step
+            if point.replicas == 1 and kind != "data":
+                continue
+            shown.add_row(
+                f"{point.replicas:,}" if kind == "data" else "",
+                _WORDS[kind] if point.replicas > 1 else "alone",
+                milliseconds(step.seconds),
+                f"{point.replicas * setting.per_replica_batch / step.seconds:,.0f}" if step.seconds else "-",
+                f"{point.speed_up[kind]:,.2f}",
+                size_in_words(step.received),
+                size_in_words(step.memory),
+                style="bold" if kind == "planned" else None,
+            )
+        shown.add_section()
+    console = rich.get_console()
+    console.print(shown)
+    alone = points[0].plans["data"].step
+    if alone.fixed > alone.seconds / 2:
+        _line(
+            console,
+            f"Limited by overhead: one replica computes for {milliseconds(alone.seconds - alone.fixed)} ms, and to "
+            f"start a step takes about {milliseconds(alone.fixed)} ms. Larger batches cost little more.\n",
+        )
+
+
+def _draw(points: Sequence[Point], path: str, *, title: str) -> None:
+    """Draws time per step and speed-up against the number of replicas.
+
+    Args:
+        points: As `toolkit.cli.plan_scaling.scaling` makes them.
+        path: A .png or .svg file.
+        title: The chart's title.
+
+    Raises:
+        RequestError: It is neither, or can't be written.
+    """
+    check_chart(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure.suptitle(title)
+    times, speeds = figure.subplots(1, 2)
+    counts = [point.replicas for point in points]
+    for kind, colour in _COLOURS.items():
+        style = {"color": colour, "marker": "o", "markersize": 4, "label": _WORDS[kind]}
+        times.plot(counts, [point.plans[kind].step.seconds * 1e3 for point in points], **style)
+        speeds.plot(counts, [point.speed_up[kind] for point in points], **style)
+    speeds.plot(counts, counts, color="grey", linewidth=1, linestyle=":", label="as many times as replicas")
+    times.set_ylabel("ms per step")
+    speeds.set_ylabel("speed-up over one replica")
+    for axes in (times, speeds):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(counts, [f"{count:,}" for count in counts], rotation=45 if len(counts) > 8 else 0)
+        axes.set_xlabel("replicas")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    save(figure, path)
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)
+
+
+def _line(console: Any, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

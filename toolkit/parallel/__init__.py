@@ -17,8 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "layers.embedding": ["ShardedEmbedding"],
         "plan.choose": ["Plan", "choose", "choose_within"],
         "plan.count": ["costs", "slots_of"],
-        "plan.machine": ["Link", "Machine"],
         "plan.measure": ["measure"],
-        "plan.step_cost": ["Choice", "Setting"],
+        "plan.step_cost": ["Choice", "Link", "Machine", "Setting"],
     },
 )

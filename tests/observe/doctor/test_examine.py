@@ -12,7 +12,7 @@ import pytest
 import recorded
 
 from toolkit import cluster, devices
-from toolkit.observe.doctor import Situation, examine, gpus, machine, network
+from toolkit.observe.doctor import Situation, examine, machine
 
 GIB = 1 << 30
 
@@ -45,8 +45,8 @@ class Plant:
 
     def cards(self, *cards, **settings):
         self.patch.setitem(sys.modules, "pynvml", recorded.nvml(*cards, **settings))
-        self.patch.setattr(gpus, "_loads", lambda _: True)
-        self.patch.setattr(gpus, "_SEEN", f"print({json.dumps(['GPU'] * len(cards))!r})")
+        self.patch.setattr(machine, "_loads", lambda _: True)
+        self.patch.setattr(machine, "_SEEN", f"print({json.dumps(['GPU'] * len(cards))!r})")
         self.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
     def installed(self, name, version, requires=()):
@@ -128,12 +128,12 @@ def keras_json(plant):
 
 def missing_library(plant):
     plant.cards(recorded.A100)
-    plant.patch.setattr(gpus, "_loads", lambda name: not name.startswith("libcudnn"))
+    plant.patch.setattr(machine, "_loads", lambda name: not name.startswith("libcudnn"))
 
 
 def unseen(plant):
     plant.cards(recorded.A100, recorded.FREE)
-    plant.patch.setattr(gpus, "_SEEN", "print('[]')")
+    plant.patch.setattr(machine, "_SEEN", "print('[]')")
 
 
 def no_driver(plant):
@@ -254,7 +254,7 @@ def test_a_port_that_is_taken_names_who_has_it(plant, taken):
 
 
 def test_a_clock_that_nothing_keeps_is_said_of_several_hosts(plant):
-    plant.patch.setattr(network, "_clock_is_kept", lambda: False)
+    plant.patch.setattr(machine, "_clock_is_kept", lambda: False)
     plant.workers("127.0.0.1:1", "127.0.0.2:2")
     assert [finding.cure for finding in plant.wrong() if finding.check == "clock"] == ["timedatectl set-ntp true"]
     plant.workers("127.0.0.1:1", "127.0.0.1:2")

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from toolkit.observe.placement.internals import kernels, recording
+from toolkit.observe.placement import kernels, recording
 
 
 def test_a_function_is_recorded_as_asked_and_as_placed():

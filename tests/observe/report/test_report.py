@@ -15,9 +15,8 @@ from browser import CHROMIUM, look
 from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
 from toolkit.observe import report
-from toolkit.observe.report.figures import column
-from toolkit.observe.report.reading import read, told_apart
-from toolkit.observe.report.timeline import spans_of
+from toolkit.observe.report.page import column
+from toolkit.observe.report.reading import read, spans_of, told_apart
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 STEP = {"steps": 5, "milliseconds": 76.0, "compute": 70.0, "communication": 3.0, "input": 0.5, "other": 2.5}

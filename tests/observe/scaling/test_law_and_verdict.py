@@ -2,8 +2,7 @@
 
 import pytest
 
-from toolkit.observe.scaling import Size, serial_share, verdict
-from toolkit.observe.scaling.verdict import bound
+from toolkit.observe.scaling import Size, bound, serial_share, verdict
 
 
 def size(replicas, rate, *, batch=128, emulated=False, **parts):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers import tables
+from toolkit.strategies.parameter_servers import local_values
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 
 ROWS = np.arange(28, dtype="float32").reshape(7, 4)
@@ -17,7 +17,7 @@ def variable(shards):
 
 
 def in_step(value):
-    return tables.LocalTable(value, trainable=True, after={})
+    return local_values.LocalTable(value, trainable=True, after={})
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -75,7 +75,7 @@ def test_who_also_reads_the_whole_has_both_gradients():
 
 
 def test_rows_that_are_named_twice_are_added():
-    found = tables.with_each_row_once(
+    found = local_values.with_each_row_once(
         tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([3, 1, 3]), tf.constant([7, 1]))
     )
     assert dict(zip(found.indices.numpy(), found.values.numpy()[:, 0], strict=True)) == {3: 5.0, 1: 2.0}
@@ -83,7 +83,7 @@ def test_rows_that_are_named_twice_are_added():
 
 def test_a_variable_that_is_seen_by_rows_keeps_the_others():
     variable = tf.Variable(ROWS)
-    rows = tables.RowsOfVariable(variable, tf.constant([6, 2]))
+    rows = local_values.RowsOfVariable(variable, tf.constant([6, 2]))
     np.testing.assert_array_equal(tf.convert_to_tensor(rows), ROWS[[6, 2]])
     rows.assign_add(tf.ones([2, 4]))
     rows.assign_sub(3 * tf.ones([2, 4]))
@@ -114,5 +114,5 @@ class OfRows(keras.optimizers.Adam):
 )
 def test_which_optimizers_update_rows_alone(optimizer, small, large):
     value = tf.zeros([10, 4])
-    assert tables.updates_by_rows(optimizer(), value, min_lazy_bytes=161) == small
-    assert tables.updates_by_rows(optimizer(), value, min_lazy_bytes=160) == large
+    assert local_values.updates_by_rows(optimizer(), value, min_lazy_bytes=161) == small
+    assert local_values.updates_by_rows(optimizer(), value, min_lazy_bytes=160) == large

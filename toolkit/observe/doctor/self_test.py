@@ -17,6 +17,7 @@ __all__ = ["self_test"]
 _LIMIT = 240  # Seconds for each of the three.
 # In float32 the order of a sum changes its last digits, and ten steps amplify that.
 _LOSS, _WEIGHT = 1e-4, 1e-4
+_AGAIN = "Run it again with no other job on the devices; if it fails again, report it with `toolkit doctor --json`"
 _MODULE = "toolkit.observe.doctor.training"
 
 
@@ -37,20 +38,19 @@ def self_test(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield ok("one device", f"{STEPS} steps on {one['devices'][0]}, loss {one['losses'][-1]:.4f}")
         replicas = max(2, len(inventory.take().gpus))
         several = f"{replicas} replicas" if replicas > 2 else "two replicas"
-        for check, strategy, count in ((several, "mirrored", replicas), ("two processes", "multi_worker", 2)):
+        mirrored = f"{sys.executable} -m {_MODULE} mirrored {replicas} /tmp/doctor.json"
+        workers = f"toolkit launch --workers=2 -m {_MODULE} multi_worker 2 /dev/null"
+        for check, strategy, count, cure in (
+            (several, "mirrored", replicas, mirrored),
+            ("two processes", "multi_worker", 2, workers),
+        ):
             many = _trained(environ, folder, strategy, count)
             if isinstance(many, str):
-                yield failure(check, many, _cure(strategy, count))
+                yield failure(check, many, cure)
                 continue
             yield _compared(check, one, many)
             if strategy == "mirrored":
                 yield _resumed(many)
-
-
-def _cure(strategy: str, replicas: int) -> str:
-    if strategy == "multi_worker":
-        return f"toolkit launch --workers=2 -m {_MODULE} multi_worker 2 /dev/null"
-    return f"{sys.executable} -m {_MODULE} mirrored {replicas} /tmp/doctor.json"
 
 
 def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: int) -> dict[str, Any] | str:
@@ -98,7 +98,7 @@ def _resumed(many: Mapping[str, Any]) -> Finding:
     return failure(
         "resume",
         f"a training that was stopped and resumed has other weights, by {apart:.1e}",
-        "Run it again with no other job on the devices; if it fails again, report it with `toolkit doctor --json`",
+        _AGAIN,
     )
 
 
@@ -117,5 +117,5 @@ def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Fi
     return failure(
         check,
         f"result differs from one device: losses by {loss:.1e}, weights by {weight:.1e}",
-        "Run it again with no other job on the devices; if it fails again, report it with `toolkit doctor --json`",
+        _AGAIN,
     )

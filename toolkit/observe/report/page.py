@@ -1,24 +1,94 @@
-"""Fills the page's template. Everything on the page is escaped except the charts, which are drawn here."""
+"""The page: tiles, sentences, facts, charts and tables, filled into its template and written to a file.
+
+Everything on the page is escaped except the charts, which are drawn here.
+"""
 
 import contextlib
-import dataclasses
 import datetime
 import json
+import logging
+import math
 import os
 import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toolkit.observe.report.figures import EARLIER_NAMES, column, in_words, value_of
-from toolkit.observe.report.pictures import draw
-from toolkit.observe.report.reading import RunData, tried
-from toolkit.observe.report.tiles import Tile, tiles
+from toolkit.errors import RequestError
+from toolkit.observe.report.pictures import draw, is_share
+from toolkit.observe.report.reading import RunData, Span, read, spans_of, told_apart, tried
 from toolkit.support import goodput
-from toolkit.support.files import read_text
+from toolkit.support.files import read_text, write_text
 from toolkit.support.redaction import masked, masked_command
+from toolkit.support.words import counted
 
-__all__ = ["render"]
+if TYPE_CHECKING:
+    from toolkit.training import Run
+
+__all__ = ["column", "render", "write", "write_after"]
+
+NAME = "report.html"
+_LOG = logging.getLogger(__name__)
+
+
+def write(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> pathlib.Path:
+    """Writes the page about one run, or about several compared, and returns its path.
+
+    Args:
+        directories: Run directories.
+        out: The file; None for report.html in the run's directory, or here where there are several.
+
+    Raises:
+        RunDirectoryError: One of them is no run directory.
+        RequestError: The page can't be written there.
+    """
+    runs = told_apart([read(path) for path in directories])
+    file = pathlib.Path(out) if out is not None else (runs[0].path / NAME if len(runs) == 1 else pathlib.Path(NAME))
+    with _errors_explained(file):
+        _check(file, runs)
+    text = render(runs)
+    with _errors_explained(file):
+        if file.exists() and not file.is_file():  # A device or a pipe is written to, not replaced.
+            file.write_text(text, encoding="utf-8")
+        else:
+            write_text(file.resolve(), text)
+    return file
+
+
+@contextlib.contextmanager
+def _errors_explained(file: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    # A NUL character raises a ValueError, a link to itself a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise RequestError(
+            asked=f"the report is to be written to {file}",
+            found=f"that can't be done ({reason})",
+            remedy="Use --out to name a file in an existing directory",
+        ) from error
+
+
+def _check(file: pathlib.Path, runs: Sequence[RunData]) -> None:
+    """Refuses a path that would overwrite a run's own files, before any work."""
+    found = ""
+    if not file.name or file.is_dir():
+        found = "that is no name of a file"
+    elif file.suffix.lower() not in (".html", ".htm") and file.resolve().parent in {run.path.resolve() for run in runs}:
+        found = "there it could take the place of the run's own files"
+    if found:
+        raise RequestError(asked=f"--out={file}", found=found, remedy="Name a file that ends in .html")
+
+
+def write_after(run: "Run") -> None:
+    """Writes the page about a run that has ended, if this process has its directory; a failure is only logged."""
+    if run.path is None:
+        return
+    try:
+        _LOG.info("Report: %s", write([run.path]))
+    except Exception as error:  # A report must never make a run fail.
+        _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)
+
 
 _FACTS = {
     "status": "status",
@@ -48,8 +118,7 @@ _MOSTLY = 0.5  # A share of a step: with more communication, two workers take lo
 _EMULATED = "CPU devices stood in for GPUs and shared the same cores: its speed says nothing about GPUs"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Table:
+class _Table(NamedTuple):
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -151,7 +220,11 @@ def _tables(run: RunData, *, several: bool) -> list[_Table]:
         found.append(_plan(rows, f"Ways to divide the layers{of}"))
     counted = run.summary.get("parameter_servers")
     if isinstance(counted, dict):
-        scalars = [(key.replace("_", " "), in_words("", value)) for key, value in counted.items() if _is_scalar(value)]
+        scalars = [
+            (key.replace("_", " "), in_words("", value))
+            for key, value in counted.items()
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        ]
         counts = [
             (f"{key.replace('_', ' ')}, {name}", in_words("", value))
             for key in ("steps_by_worker", "bytes_by_task")
@@ -197,10 +270,6 @@ def _plan(rows: Sequence[dict[str, Any]], title: str) -> _Table:
     )
 
 
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
-
-
 def _command(run: RunData) -> str:
     """Returns the command that starts the run again, behind the variables that matter to it; "" for Ray."""
     given = run.summary.get("environment")
@@ -227,3 +296,168 @@ def _versions(run: RunData) -> str:
     return (
         ", ".join(f"{name} {version}" for name, version in versions.items()) + "." if isinstance(versions, dict) else ""
     )
+
+
+_MOST_FAILURES = 3  # The most failures that are named.
+
+
+class Tile(NamedTuple):
+    """A figure with its label and a note."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+def tiles(runs: Sequence[RunData]) -> list[Tile]:
+    """Returns the tiles of one run, or one tile for each of several."""
+    if len(runs) > 1:
+        first = min((run for run in runs if _speed(run)), key=_replicas, default=runs[0])
+        return [_compared(run, first) for run in runs]
+    (run,) = runs
+    return [tile for tile in (_outcome(run), _metrics(run), _rate(run), _step(run), _model(run)) if tile is not None]
+
+
+def _outcome(run: RunData) -> Tile:
+    summary = run.summary
+    more = [f"{in_words('epochs', summary.get('epochs'))} epochs, {in_words('steps', summary.get('steps'))} steps"]
+    seconds, resumed = summary.get("wall_seconds"), summary.get("resumed_from_step")
+    again = isinstance(resumed, int)
+    more += [f"resumed after step {resumed:,}"] if again else []
+    more += [f"{seconds:,.0f} s{' since then' if again else ''}"] if isinstance(seconds, (int, float)) else []
+    more += _failures(spans_of(run, prefix=""))
+    return Tile(name="outcome", value=str(summary.get("status") or "not ended"), more=", ".join(more))
+
+
+def _failures(spans: Sequence[Span]) -> list[str]:
+    """Says which processes failed, and how many were restarted after a failure."""
+    failed = [f"{span.task} ended by {span.ending}" for span in spans if span.failed]
+    more = [", ".join([*failed[:_MOST_FAILURES], *(["..."] if failed[_MOST_FAILURES:] else [])])] if failed else []
+    before: dict[str, Span] = {}
+    restarts = 0
+    for span in spans:
+        restarts += span.task in before and before[span.task].ending != "done"
+        before[span.task] = span
+    return more + ([f"{counted(restarts, 'task')} started again"] if restarts else [])
+
+
+def _metrics(run: RunData) -> Tile | None:
+    shown = {name: text for name in run.metrics if (text := in_words(name, value_of(run, name)))}
+    names = [name for name in shown if name.startswith("val_")] or list(shown)
+    if not names:
+        return None
+    first = next((name for name in names if not name.endswith("loss")), names[0])
+    rest = [f"{name} {text}" for name, text in shown.items() if name != first]
+    return Tile(name=first, value=shown[first], more=", ".join(rest[:3]))
+
+
+def _rate(run: RunData) -> Tile | None:
+    speed = in_words("examples_per_second", run.summary.get("examples_per_second"))
+    return Tile(name="examples per second", value=speed, more=_replicas_in_words(run)) if speed else None
+
+
+def _model(run: RunData) -> Tile | None:
+    parameters = in_words("parameters", run.summary.get("parameters"))
+    return (
+        Tile(name="parameters", value=parameters, more=str(run.summary.get("hardware") or "")) if parameters else None
+    )
+
+
+def _step(run: RunData) -> Tile | None:
+    step = run.summary.get("step")
+    if not isinstance(step, dict) or not step.get("milliseconds"):
+        return None
+    whole = step["milliseconds"]
+    shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
+    between = "between steps (callbacks, starting a step)"
+    shares[between] = round(100 * min(step.get("between", 0), step.get("other", 0)) / whole)
+    shares["other"] = max(0, 100 - sum(shares.values()))
+    shares = {part: share for part, share in shares.items() if share or part != between}
+    more = ", ".join(f"{share}% {part}" for part, share in shares.items())
+    late = [event["task"] for event in run.events if event["event"] == "waits"]
+    more += f"; most of the communication is waiting for {late[0]}" if late else ""
+    return Tile(name="a step", value=f"{whole:,.1f} ms", more=more)
+
+
+def _compared(run: RunData, first: RunData) -> Tile:
+    """Compares one of several runs with the run that has the fewest replicas."""
+    more = [_replicas_in_words(run)]
+    if run is not first and _speed(run) and _speed(first) and not (_emulated(run) or _emulated(first)):
+        times = _speed(run) / _speed(first)
+        more.append(f"{times:.2f} times the speed of {first.name}")
+        if _replicas(run) != _replicas(first):
+            more.append(f"{times * _replicas(first) / _replicas(run):.0%} for each replica")
+    metrics = _metrics(run)
+    more += [f"{metrics.name} {metrics.value}"] if metrics is not None else []
+    value = f"{in_words('examples_per_second', _speed(run))} examples/s" if _speed(run) else "no speed"
+    return Tile(name=run.name, value=value, more=", ".join(filter(None, more)))
+
+
+def _replicas_in_words(run: RunData) -> str:
+    replicas = run.summary.get("replicas")
+    if not isinstance(replicas, int):
+        return ""
+    layers = run.summary.get("sharded_layers")
+    sharded = f", {counted(layers, 'layer')} sharded" if isinstance(layers, int) and layers else ""
+    return f"{counted(replicas, 'replica')}, {run.summary.get('strategy')}{sharded}"
+
+
+def _speed(run: RunData) -> Any:
+    speed = run.summary.get("examples_per_second")
+    return speed if isinstance(speed, (int, float)) and speed > 0 else 0
+
+
+def _replicas(run: RunData) -> int:
+    replicas = run.summary.get("replicas")
+    return replicas if isinstance(replicas, int) and replicas > 0 else 1
+
+
+def _emulated(run: RunData) -> bool:
+    return bool(run.summary.get("emulated"))
+
+
+# Where summaries of earlier versions have them.
+EARLIER_NAMES = {
+    "loss": "train_loss",
+    "accuracy": "train_accuracy",
+    "val_loss": "test_loss",
+    "val_accuracy": "test_accuracy",
+}
+_DIGITS = 4
+
+
+def value_of(run: RunData, key: str) -> Any:
+    """Returns a value of a run's summary; for a run that hasn't ended, a metric of its last epoch."""
+    last = run.history[-1].get(key) if run.history and key in run.metrics else None
+    return run.summary.get(key, run.summary.get(EARLIER_NAMES.get(key, ""), last))
+
+
+def in_words(key: str, value: Any) -> str:
+    """Formats a value: "" for None, "98.70%" for an accuracy, four digits for another fraction."""
+    if value is None or value == []:
+        return ""
+    try:
+        if is_share(key) and isinstance(value, (int, float)):
+            return f"{value:.2%}"
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            small = isinstance(value, float) and abs(value) < 1000
+            return f"{value:,.{_DIGITS}g}" if small else f"{value:,.0f}"
+    except (OverflowError, ValueError):  # A number of four hundred digits.
+        return "?"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)[:16] if key == "weights_sha256" else str(value)
+
+
+def column(key: str, values: Sequence[Any]) -> list[str]:
+    """Formats the values of a column with the same number of decimals: enough for four digits of the largest."""
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if is_share(key) or len(numbers) < len([value for value in values if value is not None]):
+        return [in_words(key, value) for value in values]
+    if all(float(number).is_integer() for number in numbers):
+        return [in_words(key, value if value is None else int(value)) for value in values]
+    largest = max(map(abs, numbers))
+    if largest < 1e-3:
+        return [in_words(key, value) for value in values]
+    decimals = max(0, _DIGITS - 1 - math.floor(math.log10(largest)))
+    return ["" if value is None else f"{value:,.{decimals}f}" for value in values]

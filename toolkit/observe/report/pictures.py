@@ -11,13 +11,11 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from toolkit.observe.report.figures import is_share
-from toolkit.observe.report.reading import RunData, tried
-from toolkit.observe.report.timeline import spans_of
+from toolkit.observe.report.reading import RunData, spans_of, tried
 
-__all__ = ["Picture", "draw"]
+__all__ = ["Picture", "draw", "is_share"]
 
 _MOST_METRICS = 12
 _INK = "#010203"  # Stands for the page's own text colour.
@@ -42,7 +40,7 @@ _SETTINGS: Any = {
 }
 
 
-class Picture:
+class Picture(NamedTuple):
     """A chart of the page.
 
     Attributes:
@@ -51,8 +49,9 @@ class Picture:
         words: What the chart shows, for those who don't see it.
     """
 
-    def __init__(self, title: str, svg: str, words: str) -> None:
-        self.title, self.svg, self.words = title, svg, words
+    title: str
+    svg: str
+    words: str
 
 
 def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
@@ -71,15 +70,9 @@ def draw(runs: Sequence[RunData], notes: list[str]) -> list[Picture]:
     return [picture for make in makers if (picture := tried(notes, None, make, runs)) is not None]
 
 
-def _figure(height: float = 3.0) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, height), layout="constrained")
-    return figure, figure.subplots()
-
-
 def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: float = 3.0) -> Picture:
     import matplotlib
+    from matplotlib.figure import Figure
 
     # Each chart has its own ids, because one page has several.
     salt = hashlib.sha256(title.encode()).hexdigest()[:8]
@@ -87,8 +80,8 @@ def _picture(title: str, words: str, plot: Callable[[Any], None], *, height: flo
         warnings.filterwarnings("ignore", "Glyph")  # Characters that its fonts lack; the browser's may have them.
         # Names so long that no room is left for lines.
         warnings.filterwarnings("ignore", "constrained_layout not applied")
-        figure, axes = _figure(height)
-        plot(axes)
+        figure = Figure(figsize=(5.4, height), layout="constrained")
+        plot(figure.subplots())
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     svg = out.getvalue()
@@ -282,3 +275,8 @@ def _plan(runs: Sequence[RunData]) -> Picture | None:
 
 def _are_numbers(row: dict[str, Any], *names: str) -> bool:
     return all(isinstance(row.get(name), (int, float)) for name in names)
+
+
+def is_share(key: str) -> bool:
+    """Whether a metric is shown in per cent."""
+    return key.endswith("accuracy")

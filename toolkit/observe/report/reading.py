@@ -1,6 +1,7 @@
-"""Reads a run directory. A killed run has fewer files than one that is complete.
+"""Reads a run directory and, from the launcher's records, the processes of its tasks.
 
-Files of a run may be damaged, or edited: each costs a part of the page, and not the page.
+A killed run has fewer files than one that is complete. Files of a run may be damaged, or edited: each costs a part of
+the page, and not the page.
 """
 
 import contextlib
@@ -14,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from toolkit.errors import RunDirectoryError
+from toolkit.support import signals
 from toolkit.support.files import check_file, read_text
 from toolkit.support.redaction import masked, masked_all
 
-__all__ = ["RunData", "read", "told_apart", "tried"]
+__all__ = ["RunData", "Span", "read", "spans_of", "told_apart", "tried"]
 
 T = TypeVar("T")
 _NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns of history.csv.
@@ -151,9 +153,11 @@ def _rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
         check_file(path)
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [{str(key): _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-            if any(isinstance(value, float) and not math.isfinite(value) for row in rows for value in row.values()):
+            if any(_is_infinite(value) for row in rows for value in row.values()):
                 notes.append(f"{path.name} has numbers that are not finite: training diverged")
-            return [_in_examples({key: None if _is_nan(each) else each for key, each in row.items()}) for row in rows]
+            return [
+                _in_examples({key: None if _is_infinite(each) else each for key, each in row.items()}) for row in rows
+            ]
     except FileNotFoundError:
         return []
     except (OSError, csv.Error) as error:
@@ -184,13 +188,12 @@ def _lines(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> Any:
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         return None if value == "" else value
-    return number
 
 
-def _is_nan(value: Any) -> bool:
+def _is_infinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -209,3 +212,55 @@ def tried(notes: list[str], otherwise: T, make: Callable[..., T], *args: Any, **
     except Exception as error:  # Edited files can hold anything.
         notes.append(f"A part of this page is missing: a file of the run can't be understood ({type(error).__name__})")
         return otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A process of a task; its code is None while it runs, as far as is known."""
+
+    task: str
+    start: float
+    end: float
+    code: int | None
+    dismissed: bool
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: "done", "ended by the launcher", "running when this was written", or a failure."""
+        if self.code is None:
+            return "running when this was written"
+        if self.code == 0:
+            return "done"
+        if self.dismissed:
+            return "ended by the launcher"
+        return signals.name(-self.code) if self.code < 0 else f"exit code {self.code}"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before its work was done, and not by the launcher."""
+        return bool(self.code) and not self.dismissed
+
+
+def spans_of(run: RunData, *, prefix: str) -> list[Span]:
+    """Returns the processes of a run's tasks, in the order in which they were started.
+
+    Args:
+        run: A run directory with the launcher's record.
+        prefix: What each task's name begins with, where several runs are shown.
+    """
+    started: dict[tuple[str, Any], float] = {}
+    found = []
+    for event in run.events:
+        key = (event["task"], event.get("pid"))
+        if event["event"] == "started":
+            started[key] = event["at"]
+        elif event["event"] == "ended" and key in started:
+            code = event.get("code")
+            dismissed = bool(event.get("dismissed"))
+            found.append(
+                Span(prefix + key[0], started.pop(key), event["at"], code if isinstance(code, int) else None, dismissed)
+            )
+    # A process that still runs ends, for the chart, at its last event or at the run's last written file.
+    latest = max([run.written, *(event["at"] for event in run.events)])
+    found += [Span(prefix + task, at, max(latest, at), None, False) for (task, _), at in started.items()]
+    return sorted(found, key=lambda span: span.start)

@@ -1,7 +1,6 @@
 """Layers whose weights are sharded over the replicas of a group.
 
-activations   examples and features between replicas
-base          what layers have in common whose weights are sharded
+base          what layers have in common whose weights are sharded; examples and features between replicas
 dense         ShardedDense, ShardedEinsumDense and ShardedConv2D
 embedding     ShardedEmbedding
 attention     ShardedMultiHeadAttention and ShardedGroupedQueryAttention

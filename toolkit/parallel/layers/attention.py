@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.layers import activations
-from toolkit.parallel.layers.base import Exchanging, Sharded, in_a_step, refuse
+from toolkit.parallel.layers import base
 from toolkit.parallel.layers.dense import equation_parts
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.step import collectives
@@ -21,7 +20,7 @@ from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 __all__ = ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"]
 
 
-class _Projection(Sharded, keras.layers.EinsumDense):
+class _Projection(base.Sharded, keras.layers.EinsumDense):
     """A projection of an attention layer: in a step it computes some heads of all examples, or a term of the sum.
 
     Args:
@@ -33,7 +32,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
         more = ("bias_regularizer", "kernel_constraint", "bias_constraint")
         if of.activity_regularizer is not None:
             found = "its activity_regularizer needs all heads, and each replica would have only some"
-            refuse(f"an attention's layer {of.name} is split by heads", found, "Leave the attention replicated")
+            base.refuse(f"an attention's layer {of.name} is split by heads", found, "Leave the attention replicated")
         settings = {name: getattr(of, name) for name in (*names, *more)}
         super().__init__(output_shape=of.partial_output_shape, name=of.name, dtype=of.dtype_policy, **settings)
         inputs, weights, _ = equation_parts(self.equation)
@@ -49,7 +48,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if not isinstance(self._kernel, ReplicaShardedVariable):
             return super().call(inputs, training=training)
-        if not in_a_step():
+        if not base.in_a_step():
             return self._call_outside_steps(inputs, self._einsum)
         y = self._einsum(inputs, self._shard(self._kernel))
         if self.split == "inputs":  # The bias is added once, to the sum.
@@ -60,7 +59,7 @@ class _Projection(Sharded, keras.layers.EinsumDense):
         return keras.ops.einsum(self.equation, x, kernel)
 
 
-class _ByHeads(Exchanging):
+class _ByHeads(base.Exchanging):
     """A mixin in front of a Keras attention layer."""
 
     name: str
@@ -77,7 +76,7 @@ class _ByHeads(Exchanging):
         asked = f"layer {self.name} is split over {shards} replicas"
         for name, count in heads.items():
             if count % shards:
-                refuse(
+                base.refuse(
                     asked,
                     f"{name}={count} isn't a multiple of {shards}",
                     f"Give a multiple of {shards} heads, another number of shards, or leave it replicated",
@@ -99,9 +98,9 @@ class _ByHeads(Exchanging):
         masks = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
         how = {"training": training, "use_causal_mask": use_causal_mask}
         how["return_attention_scores"] = return_attention_scores
-        if not isinstance(self._output_dense, _Projection) or not in_a_step():
+        if not isinstance(self._output_dense, _Projection) or not base.in_a_step():
             return super().call(query, value, key, attention_mask=attention_mask, **masks, **how)  # type: ignore[misc]
-        counts = activations.count(query)
+        counts = base.count_examples(query)
         mask = getattr(query, "_keras_mask", None)  # Keras's layers leave it there.
         everybodys: dict[int, tf.Tensor] = {}  # An input that is given several times is gathered once.
 
@@ -109,7 +108,7 @@ class _ByHeads(Exchanging):
             if x is None:
                 return None
             if id(x) not in everybodys:
-                everybodys[id(x)] = activations.gather(tf.convert_to_tensor(x), counts, dtype=self._communication_dtype)
+                everybodys[id(x)] = base.gather(tf.convert_to_tensor(x), counts, dtype=self._communication_dtype)
             return everybodys[id(x)]
 
         masks = {name: gathered(each) for name, each in masks.items()}
@@ -121,7 +120,7 @@ class _ByHeads(Exchanging):
         found = super().call(all_queries, gathered(value), gathered(key), **masks, **how)  # type: ignore[misc]
         terms, scores = found if isinstance(found, tuple) else (found, None)
         projection, dtype = self._output_dense, self._communication_dtype
-        outputs = activations.sum_to_examples(terms, counts, dtype=dtype)
+        outputs = base.sum_to_examples(terms, counts, dtype=dtype)
         if projection.bias is not None:
             outputs = outputs + projection._shard(projection.bias)
         if mask is not None:
@@ -129,14 +128,14 @@ class _ByHeads(Exchanging):
         if scores is None:
             return outputs
         heads = scores.shape[1] * mesh_of().shards
-        return outputs, activations.features_to_examples(scores, counts, heads, axis=1, dtype=dtype)
+        return outputs, base.features_to_examples(scores, counts, heads, axis=1, dtype=dtype)
 
     def _mask_of_all(self, mask: Any, gathered: Any) -> tf.Tensor:
         """Returns a mask for all examples and this replica's heads: of [b, t, s] or [b, heads, t, s], or broadcast."""
         mask = tf.cast(mask, tf.bool)
         rank = len(mask.shape)
         if rank not in (2, 3, 4):
-            refuse(
+            base.refuse(
                 f"layer {self.name} is given an attention_mask of shape {tuple(mask.shape)}",
                 "with heads split over replicas, a mask must have 2 to 4 dimensions",
                 "Give [examples, queries, keys] or [examples, heads, queries, keys]",
@@ -147,9 +146,6 @@ class _ByHeads(Exchanging):
             place, count = collectives.replica_id_and_count(Among.GROUP)
             mask = tf.split(mask, count, axis=1)[place]
         return mask
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "exchange_dtype": self.exchange_dtype}  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable("toolkit")

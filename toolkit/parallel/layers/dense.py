@@ -41,6 +41,8 @@ class ShardedDense(Sharded, keras.layers.Dense):
             or the inputs.
     """
 
+    settings = ("split", "keep_split", "exchange_dtype")
+
     def __init__(
         self,
         units: int,
@@ -75,15 +77,6 @@ class ShardedDense(Sharded, keras.layers.Dense):
         _check_whole(self, x.shape[-1], self._kernel.shape[0])
         return self._call_by_outputs(x, keras.ops.matmul, self.units)
 
-    def get_config(self) -> dict:
-        own = {name: getattr(self, name) for name in ("split", "keep_split", "exchange_dtype")}
-        return {**super().get_config(), **own}
-
-    @classmethod
-    def from_config(cls, config: dict) -> Any:
-        # Files of earlier versions name one of three ways to gather examples; all have the same results.
-        return super().from_config({name: value for name, value in config.items() if name != "scheme"})
-
 
 @keras.saving.register_keras_serializable("toolkit")
 class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
@@ -106,6 +99,8 @@ class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
         StrategyError: An argument has an unknown value, or the equation no axis for such a split; or, when the layer
             is built, the replicas outnumber what is to be split.
     """
+
+    settings = ("split", "keep_split", "exchange_dtype")
 
     def __init__(
         self,
@@ -163,10 +158,6 @@ class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
     def _einsum(self, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         return keras.ops.einsum(self.equation, x, kernel)
 
-    def get_config(self) -> dict:
-        own = {name: getattr(self, name) for name in ("split", "keep_split", "exchange_dtype")}
-        return {**super().get_config(), **own}
-
 
 @keras.saving.register_keras_serializable("toolkit")
 class ShardedConv2D(Sharded, keras.layers.Conv2D):
@@ -207,13 +198,6 @@ class ShardedConv2D(Sharded, keras.layers.Conv2D):
 
     def _aligned(self, bias: tf.Tensor) -> tf.Tensor:
         return bias if self._channels == 3 else tf.reshape(bias, [1, -1, 1, 1])
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "exchange_dtype": self.exchange_dtype}
-
-    @classmethod
-    def from_config(cls, config: dict) -> Any:
-        return super().from_config({name: value for name, value in config.items() if name != "scheme"})
 
 
 def split_letter(equation: str, split: str) -> str | None:

@@ -5,8 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.parallel.layers import activations
-from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
+from toolkit.parallel.layers import base
 from toolkit.strategies.mesh import Among
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
@@ -16,7 +15,7 @@ __all__ = ["ShardedEmbedding"]
 
 
 @keras.saving.register_keras_serializable("toolkit")
-class ShardedEmbedding(Sharded, keras.layers.Embedding):
+class ShardedEmbedding(base.Sharded, keras.layers.Embedding):
     """A `keras.layers.Embedding` whose table is sharded over the replicas.
 
     Everybody's indices are gathered, which are small. By columns, each replica looks all of them up in some columns,
@@ -38,6 +37,8 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
             columns.
     """
 
+    settings = ("split", "exchange_dtype")
+
     def __init__(
         self,
         input_dim: int,
@@ -48,7 +49,7 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         **kwargs: Any,
     ) -> None:
         if split not in ("columns", "rows"):
-            refuse(f"split={split!r}", "a table has no such split", "Choose columns or rows")
+            base.refuse(f"split={split!r}", "a table has no such split", "Choose columns or rows")
         # First, because Keras builds the layer at once if it is given `weights`.
         self.split = self.planned.get("split", split)
         super().__init__(input_dim, output_dim, *args, **kwargs)
@@ -61,19 +62,19 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
         if not isinstance(self._embeddings, ReplicaShardedVariable):
             return super().call(inputs)
         indices = tf.cast(inputs, inputs.dtype if inputs.dtype in (tf.int32, tf.int64) else tf.int32)
-        if not in_a_step():
+        if not base.in_a_step():
             return self._looked_up(self._embeddings.whole(), indices)
         indices = tf.where(indices < 0, indices + self.input_dim, indices)  # As in Keras: counted from the end.
         dtype = self._communication_dtype
         if same_everywhere(indices):  # Such as positions in a sequence.
             if self.split == "columns":
-                return activations.features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
-            return activations.sum_of_all(self._in_shard(indices), dtype=dtype)
-        counts = activations.count(indices)
-        found = self._in_shard(activations.gather(indices, counts, dtype=None))
+                return base.features_of_all(self._in_shard(indices), self.output_dim, dtype=dtype)
+            return base.sum_of_all(self._in_shard(indices), dtype=dtype)
+        counts = base.count_examples(indices)
+        found = self._in_shard(base.gather(indices, counts, dtype=None))
         if self.split == "columns":
-            return activations.features_to_examples(found, counts, self.output_dim, dtype=dtype)
-        return activations.sum_to_examples(found, counts, dtype=dtype)
+            return base.features_to_examples(found, counts, self.output_dim, dtype=dtype)
+        return base.sum_to_examples(found, counts, dtype=dtype)
 
     def _in_shard(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns this replica's shard of some rows: its columns of them, or zeros for rows that it doesn't have."""
@@ -82,14 +83,11 @@ class ShardedEmbedding(Sharded, keras.layers.Embedding):
             return self._looked_up(shard, indices)
         size = self._embeddings.shard_shape[0]
         own = indices - collectives.replica_id_and_count(Among.GROUP)[0] * size
-        here = (own >= 0) & (own < size)
+        inside = (own >= 0) & (own < size)
         # An index without a row is refused, or not, as by the plain layer.
         own = tf.where(indices < self.input_dim, tf.clip_by_value(own, 0, size - 1), indices)
         found = self._looked_up(shard, own)
-        return tf.where(here[..., None], found, tf.zeros_like(found))
+        return tf.where(inside[..., None], found, tf.zeros_like(found))
 
     def _looked_up(self, table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         return tf.cast(keras.ops.take(table, indices, axis=0), self.compute_dtype)
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "split": self.split, "exchange_dtype": self.exchange_dtype}

@@ -7,7 +7,7 @@ Keras's classes is counted; those that are to be sharded come as the sharded cla
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ __all__ = ["plain_class", "plain_layer", "rebuilt", "settings_of"]
 _NAMED = {"name", "trainable", "dtype"}  # Settings of every layer.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-_SHARDED: dict[type, type] = {
+_SHARDED: dict[Any, Any] = {
     keras.layers.Conv2D: ShardedConv2D,
     keras.layers.Dense: ShardedDense,
     keras.layers.EinsumDense: ShardedEinsumDense,
@@ -42,11 +42,8 @@ def plain_class(layer: Any) -> type | None:
 
 def settings_of(layer: Any, **settings: Any) -> dict[str, Any]:
     """Returns those of some settings that a layer's sharded kind accepts."""
-    kind = plain_class(layer)
-    if kind in (keras.layers.Dense, keras.layers.EinsumDense):
-        return settings
-    without = {"keep_split"} if kind is keras.layers.Embedding else {"split", "keep_split"}
-    return {name: value for name, value in settings.items() if name not in without}
+    accepted = _SHARDED[plain_class(layer)].settings
+    return {name: value for name, value in settings.items() if name in accepted}
 
 
 def plain_layer(layer: Any) -> Any:
@@ -57,7 +54,7 @@ def plain_layer(layer: Any) -> Any:
             layer.function,
             mask=layer.mask,
             arguments=layer.arguments,
-            **{name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")},
+            **{name: value for name, value in layer.get_config().items() if name in _NAMED},
         )
     kind: Any = plain_class(layer)
     if kind is None:
@@ -104,19 +101,19 @@ def rebuilt(layer: Any, settings: Mapping[int, Mapping[str, Any]]) -> Any:
     within = sublayers(layer)
     if not any(id(each) in settings for each in within):
         return plain_layer(layer)
-    with _Making({}) as first:
+    with _making({}) as made:
         likewise = sublayers(_remake(layer))
     numbers: dict[Any, Mapping[str, Any]] = {}
     for mine, theirs in zip(within, likewise, strict=False):
         if id(mine) in settings:
-            numbers[first.numbers.get(id(theirs))] = settings[id(mine)]
+            numbers[made.get(id(theirs))] = settings[id(mine)]
     if len(within) != len(likewise) or None in numbers:
         raise ModelError(
             asked=f"layers within {layer.name!r} are to be sharded",
             found="recreating it from its get_config() doesn't give the same inner layers",
             remedy="Create its layers in its constructor or in build(), only from classes of keras.layers",
         )
-    with _Making(numbers):
+    with _making(numbers):
         return _remake(layer)
 
 
@@ -128,32 +125,26 @@ def _remake(layer: Any) -> Any:
     return made
 
 
-class _Making(contextlib.ExitStack):
-    """While this is entered, new layers of Keras classes that can be sharded are numbered.
+@contextlib.contextmanager
+def _making(sharded: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[int, int]]:
+    """A context in which new layers of Keras classes that can be sharded are numbered; yields the numbers by their ids.
 
     Args:
         sharded: The settings of those that come as sharded ones, by number.
     """
+    made: list = []  # Kept, because ids are reused after objects are deleted.
+    numbers: dict[int, int] = {}
 
-    def __init__(self, sharded: Mapping[int, Mapping[str, Any]]) -> None:
-        super().__init__()
-        self._sharded = sharded
-        self._kept: list = []  # Ids are reused after objects are deleted.
-        self.numbers: dict[int, int] = {}
-
-    def __enter__(self) -> "_Making":
-        self.enter_context(
-            instead(keras.layers.Layer, "__new__", lambda original: functools.partial(self._new, original))
-        )
-        return self
-
-    def _new(self, original: Callable, kind: type, *args: Any, **kwargs: Any) -> Any:
-        number = len(self._kept)
-        settings = self._sharded.get(number) if kind in _SHARDED else None
+    def new(original: Callable, kind: type, *args: Any, **kwargs: Any) -> Any:
+        if kind not in _SHARDED:
+            return original(kind, *args, **kwargs)
+        settings = sharded.get(len(made))
         layer = original(kind if settings is None else _SHARDED[kind], *args, **kwargs)
         if settings is not None:
             vars(layer)["planned"] = settings
-        if kind in _SHARDED:
-            self._kept.append(layer)
-            self.numbers[id(layer)] = number
+        numbers[id(layer)] = len(made)
+        made.append(layer)
         return layer
+
+    with instead(keras.layers.Layer, "__new__", lambda original: functools.partial(new, original)):
+        yield numbers

@@ -4,8 +4,7 @@
 
 trace         what the layers of a model do, seen in one call of it
 count         what a layer does: operations, weights, activations, memory; what an optimizer keeps for it
-machine       what a machine does: how fast devices are, and the network between them
-step_cost     how layers are divided, and what a step then costs a replica: exchanges, memory, time
+step_cost     how layers are divided, and what a step then costs a replica of some machine: exchanges, memory, time
 choose        the choice for each layer, with its reasons; the fastest plan with some memory
 measure       the speed of the devices here, and of the network between them
 """

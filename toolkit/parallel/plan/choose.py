@@ -15,10 +15,11 @@ from typing import Any
 
 from toolkit.errors import ModelError, StrategyError
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.machine import Link, Machine
 from toolkit.parallel.plan.step_cost import (
     REPLICATED,
     Choice,
+    Link,
+    Machine,
     Setting,
     Step,
     exchanges,
@@ -340,8 +341,8 @@ def choose_within(
     The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
     micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
     computed again. Where the given one says something of these, it stays: a number of shards, sharded state, more than
-    one micro-step, recomputation. Nothing is given up for
-    memory that isn't asked for: without a limit only the shards are chosen.
+    one micro-step, recomputation. Nothing is given up for memory that isn't asked for: without a limit only the shards
+    are chosen.
 
     Args:
         layers: As `costs` returns them.

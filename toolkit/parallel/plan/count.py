@@ -157,7 +157,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
     if counted is None:
         return dataclasses.replace(cost, note=f"what {kind} computes isn't known")
     forward, backward, multiplied = counted
-    from toolkit.parallel.layers.activations import acts_elementwise
+    from toolkit.parallel.layers.base import acts_elementwise
 
     division = _division(layer, inputs) if len(calls) == 1 else {"note": "it is called several times"}
     return dataclasses.replace(
@@ -288,21 +288,16 @@ def _operations(layer: Any, calls: Sequence[Call], trained: Container[int]) -> t
         return forward, forward * (bool(layer.trainable_variables) + passes), forward // 2
     forward = backward = multiplied = 0
     for operation in (each for call in calls for each in call.operations):
-        product = _product(operation)
-        found = product if product is not None else _simple(operation)
+        product = _PRODUCTS.get(operation.type)
+        multiplications = product(operation, *operation.inputs) if product else 0
+        found = 2 * multiplications if product else _simple(operation)
         if found is None:
             return None
         needed = sum(id(tensor) in trained for tensor in operation.inputs)
         forward += found
-        backward += found * (needed if product is not None else min(needed, 1))
-        multiplied += (product or 0) // 2
+        backward += found * (needed if product else min(needed, 1))
+        multiplied += multiplications
     return forward, backward, multiplied
-
-
-def _product(operation: Any) -> int | None:
-    """Returns the operations of a matrix product or a convolution; None for anything else."""
-    product = _PRODUCTS.get(operation.type)
-    return None if product is None else 2 * product(operation, *operation.inputs)
 
 
 def _contracted(operation: Any, *factors: Any) -> int:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from toolkit.parallel.graph import copy_model
 from toolkit.parallel.layers.kinds import plain_layer
 from toolkit.parallel.plan.count import costs_seen
-from toolkit.parallel.plan.machine import Link, Machine
+from toolkit.parallel.plan.step_cost import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies import mesh
 from toolkit.strategies.context import here

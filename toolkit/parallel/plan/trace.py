@@ -325,28 +325,27 @@ def _specs_of(model: Any, length: int | None, *, examples: int) -> tuple[list, C
         sizes = [length if size is None else size for size in shape[1:]]
         return tf.TensorSpec([shape[0] if fixed else examples, *sizes], dtype)
 
+    named = {}
     if is_graph(model):
         inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        flat = keras.tree.flatten(inputs)
-        specs = [spec(each.shape, each.dtype) for each in flat]
-        return specs, lambda tensors: ([keras.tree.pack_sequence_as(inputs, tensors)], {})
-    config = model.get_build_config() or {}
-    named = {name.removesuffix("_shape"): shape for name, shape in config.get("shapes_dict", {}).items()}
-    shapes = named or config.get("input_shape")
-    if shapes is None:
-        raise ValueError("it doesn't say with what shapes it was built")
-    # Indices of words may arrive as floats, which Keras's layers accept.
-    dtype = keras.config.floatx()
-    if named:
-        return [spec(shape, dtype) for shape in named.values()], lambda tensors: (
-            [],
-            dict(zip(named, tensors, strict=True)),
-        )
-    if isinstance(shapes, dict):
-        return [spec(shape, dtype) for shape in shapes.values()], lambda tensors: (
-            [dict(zip(shapes, tensors, strict=True))],
-            {},
-        )
-    if isinstance(shapes[0], (list, tuple)):
-        return [spec(shape, dtype) for shape in shapes], lambda tensors: ([list(tensors)], {})
-    return [spec(shapes, dtype)], lambda tensors: (tensors, {})
+        specs = keras.tree.map_structure(lambda tensor: spec(tensor.shape, tensor.dtype), inputs)
+    else:
+        config = model.get_build_config() or {}
+        named = {name.removesuffix("_shape"): shape for name, shape in config.get("shapes_dict", {}).items()}
+        shapes = named or config.get("input_shape")
+        if shapes is None:
+            raise ValueError("it doesn't say with what shapes it was built")
+        # Indices of words may arrive as floats, which Keras's layers accept.
+        dtype = keras.config.floatx()
+        if isinstance(shapes, dict):
+            specs = {name: spec(shape, dtype) for name, shape in shapes.items()}
+        elif isinstance(shapes[0], (list, tuple)):
+            specs = [spec(shape, dtype) for shape in shapes]
+        else:
+            specs = spec(shapes, dtype)
+
+    def arguments(tensors: list) -> tuple:
+        given = keras.tree.pack_sequence_as(specs, tensors)
+        return ([], given) if named else ([given], {})
+
+    return keras.tree.flatten(specs), arguments

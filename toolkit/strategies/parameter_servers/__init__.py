@@ -5,8 +5,7 @@ The chief runs `fit`; a step pulls variables from the ps, computes on a worker, 
 internals  what only private parts of TensorFlow and Keras allow
 placement  which task holds which variable, the table of it, and variables with rows on several ps
 ledger     what each ps has applied, once each, and with which staleness
-local_values  what takes a variable's place in a step
-tables     large tables of which a step pulls and pushes a few rows
+local_values  what takes a variable's place in a step: its value, a cell, or a table of which it pulls a few rows
 variables  a model's variables, by what a step does with them, a step's own copy, and what it sends of it
 worker_step  a step: pull, compute, push; updates of variables that are sharded
 functions  what workers run: steps of training, batches to evaluate or predict

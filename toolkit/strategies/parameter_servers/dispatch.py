@@ -25,6 +25,8 @@ _QUIET = 2.0  # Seconds without a result after which the tasks are checked, and 
 _NO_WORKER = 60.0  # Seconds that training waits for all workers to come back if none is left.
 _DISPATCH_SECONDS = 0.2  # A dispatch of this length costs little in relation to its work.
 _MOST_STEPS = 16  # The most steps of a dispatch, because its function contains each of them.
+# After these TensorFlow may run work again: a task can't be reached, or its work was cancelled.
+_OF_A_TASK = (tf.errors.UnavailableError, tf.errors.CancelledError, tf.errors.AbortedError)
 _WORTH_IT = 32  # A longer dispatch is traced only if at least this many dispatches are left.
 
 
@@ -128,14 +130,11 @@ class Dispatcher:
         """
         while True:
             with self._changed:
-                if until():
-                    return
-                self._changed.wait(0.2)
-                if until():
+                if self._changed.wait_for(until, 0.2):
                     return
             if self._trouble is not None or time.monotonic() - self._progress > _QUIET:
                 self.look()
-            if self._trouble is None or not _from_a_task(self._trouble) or time.monotonic() - self._troubled > _QUIET:
+            if not isinstance(self._trouble, _OF_A_TASK) or time.monotonic() - self._troubled > _QUIET:
                 with self._ended_by_errors():
                     self._coordinator.done()  # Raises what work has raised, unless that is run again.
 
@@ -206,8 +205,7 @@ class Dispatcher:
         self._lost = (progress, gone | self._lost[1] if self._lost[0] == progress else gone)
         if len(self._lost[1]) >= self.workers and time.monotonic() - progress > _NO_WORKER:
             # A ClusterCoordinator takes lost workers back only when all of them answer: with one that never returns, it
-            # would
-            # wait for ever.
+            # would wait for ever.
             raise TaskLost(
                 f"All {self.workers} workers were lost, and there was no progress for {_NO_WORKER:.0f} s. "
                 "Start the job again, and resume."
@@ -274,8 +272,3 @@ def answers(cluster: Cluster, task: Task) -> bool:
     except OSError:
         return False
     return True
-
-
-def _from_a_task(error: BaseException) -> bool:
-    """Whether TensorFlow may retry: a task can't be reached, or its work was cancelled."""
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.CancelledError, tf.errors.AbortedError))

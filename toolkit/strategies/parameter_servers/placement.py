@@ -64,7 +64,7 @@ class Placement:
         if beside is None and _stays_with_chief(value, kwargs):
             beside = self._chief
         elif beside is None:
-            first = self._lightest()
+            first = min(range(self.servers), key=self._bytes.__getitem__)
             # In turn, beginning with the task that holds the fewest bytes.
             holders = [(first + index) % self.servers for index in range(self._shard_count(value))]
             if len(holders) > 1:
@@ -84,9 +84,6 @@ class Placement:
             return 1
         wanted = self.options.shards or self.servers
         return max(1, min(wanted, _size(value) // self.options.min_shard_bytes, value.shape[0]))
-
-    def _lightest(self) -> int:
-        return min(range(self.servers), key=self._bytes.__getitem__)
 
 
 def table(variables: Iterable[Any]) -> list[dict[str, Any]]:
@@ -185,9 +182,9 @@ class ServerShardedVariable:
         start, stop = self.offsets[index : index + 2]
         if not isinstance(value, tf.IndexedSlices):
             return value[start:stop]
-        here = tf.logical_and(value.indices >= start, value.indices < stop)
-        places = tf.boolean_mask(value.indices, here) - start
-        return tf.IndexedSlices(tf.boolean_mask(value.values, here), places, tf.shape(self.shards[index]))
+        inside = tf.logical_and(value.indices >= start, value.indices < stop)
+        places = tf.boolean_mask(value.indices, inside) - start
+        return tf.IndexedSlices(tf.boolean_mask(value.values, inside), places, tf.shape(self.shards[index]))
 
     def read_value(self) -> tf.Tensor:
         """Returns all rows."""

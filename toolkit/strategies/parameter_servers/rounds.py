@@ -13,18 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.context import here, known
+from toolkit.strategies.parameter_servers import functions
 from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
-from toolkit.strategies.parameter_servers.functions import (
-    branched,
-    conditional_in,
-    fetched,
-    flattened,
-    python_gradients,
-    reports_of,
-    scalars,
-    trace,
-    traced,
-)
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
@@ -95,8 +85,8 @@ class Rounds:
                 tracing(step, scope),
                 entered(share),
                 known(whole=stream.whole),
-                python_gradients() as of_python,
-                reports_of(variables, "train") as reports,
+                functions.python_gradients() as of_python,
+                functions.reports_of(variables, "train") as reports,
             ):
                 logs = reports(model.train_step(batch))
             if of_python:
@@ -122,9 +112,9 @@ class Rounds:
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
             sums = scope.tensors(variables.metrics)
-            return flattened(sums), {**scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
+            return functions.flattened(sums), {**functions.scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
 
-        function = trace(variables, replica, stream.signature(1))
+        function = functions.trace(variables, replica, stream.signature(1))
         mine = [each.handle for rows in self._rows.values() for each in rows]
         if assigns_others(function.graph, mine):
             self.note("it assigns a tf.Variable")
@@ -172,11 +162,11 @@ class Rounds:
             with tracing(step, scope):
                 optimizer.apply(grads, self._applied)
             without_cell.update(scope.without_cell)
-            conditional[:] = conditional_in(scope, variables)
-            return flattened(branched(conditional, counters, scope.tensors(variables.counters)))
+            conditional[:] = functions.conditional_in(scope, variables)
+            return functions.flattened(functions.branched(conditional, counters, scope.tensors(variables.counters)))
 
         signature = [tf.TensorSpec([self.shares], tf.float64), tf.TensorSpec([], tf.int64), counters]
-        return traced(variables, run, signature), conditional
+        return functions.traced(variables, run, signature), conditional
 
     def store(self, grads: Sequence[Any], variables: Sequence[Any], share: tf.Tensor) -> None:
         """Stores a share's gradients on the ps."""
@@ -256,9 +246,8 @@ def run_shares(
 
     def one(share: int, data: list) -> Dispatch:
         index = tf.constant(share, tf.int64)
-        return Dispatch(
-            1, lambda _: fetched([function(index, data)]), lambda got: found.update({share: got[0]}), trains=True
-        )
+        run = lambda _: functions.fetched([function(index, data)])  # noqa: E731
+        return Dispatch(1, run, lambda got: found.update({share: got[0]}), trains=True)
 
     for share, data in stream.shares(item, count):
         dispatcher.send(one(share, data), staleness=None)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import functions, internals
 from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher, DispatchSize
-from toolkit.strategies.parameter_servers.functions import NotSums, check_in_turn, fetched
 from toolkit.strategies.parameter_servers.ledger import CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
 from toolkit.strategies.parameter_servers.rounds import Rounds, run_shares
 from toolkit.strategies.parameter_servers.sources import Reader, Stream, reader_of
@@ -173,7 +172,7 @@ class Session:
         """Returns the result of a function that traces a step; calls it again if metrics turn out not to be sums."""
         try:
             return make()
-        except NotSums as found:
+        except functions.NotSums as found:
             self._not_sums |= found.by_variable
             self._take_variables()
             self._totals.start()
@@ -216,7 +215,7 @@ class Session:
                 self._totals.add(result, kind="test", order=order)
                 self._counters.take(result[0][0][self._totals.size :], 0)
 
-            work = Dispatch(len(pending), lambda attempt: fetched([call(attempt > 1)]), done)
+            work = Dispatch(len(pending), lambda attempt: functions.fetched([call(attempt > 1)]), done)
             self.dispatcher.send(work, staleness=0 if self._not_sums else None)
         elif len(pending) == self._size.steps:
             self._send(self._stream, pending)
@@ -228,10 +227,10 @@ class Session:
     def _send(self, stream: Stream, pending: list[tuple[int, Any]]) -> None:
         first, items = pending[0][0], [item for _, item in pending]
         call = self._traced(lambda: self._functions.steps(stream, items, first, first - self._first))
-        check_in_turn(self._variables, self._not_sums.values())
+        functions.check_in_turn(self._variables, self._not_sums.values())
 
         def run(attempt: int) -> list:
-            return fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
+            return functions.fetched([call(False)]) if attempt == 1 else self._run_again(stream, pending)
 
         def done(result: list) -> None:
             self._totals.add(result, order=first)
@@ -259,7 +258,7 @@ class Session:
                     self.interrupted += INTERRUPTED in entries.values()
             call = self._functions.steps(stream, [item], number, number - self._first, only=only)
             outputs.append(call(index == 0))
-        return fetched(outputs)
+        return functions.fetched(outputs)
 
     def _round(self, stream: Stream, item: Any) -> bool:
         """Runs a synchronous round: every worker computes a share of the batch, then the chief applies the step.

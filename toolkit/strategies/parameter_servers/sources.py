@@ -84,8 +84,13 @@ class Stream:
             return [tf.data.IteratorSpec(self.element_spec)]
         if self.kind == "numbered":
             return []
-        flat = [_of_any_size(spec) for spec in tf.nest.flatten(self.element_spec)]
-        return [flat[index] for _ in range(count) for index in self.present]
+        flat = tf.nest.flatten(self.element_spec)
+        # A last batch, or a share of one, is smaller.
+        sent = [
+            tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype) if flat[index].shape.rank else flat[index]
+            for index in self.present
+        ]
+        return sent * count
 
     def iterator(self, worker: int, *, restarted: bool) -> Any:
         """Returns a worker's iterator, created on that worker; call it where operations run there.
@@ -120,8 +125,11 @@ class Stream:
         return tf.nest.pack_sequence_as(self.element_spec, flat)
 
     def number(self, item: Any) -> int:
-        """Returns the arguments of `batch` and `rows` for a batch's number; for one that is sent along, its rows."""
-        return int(item) if self.kind == "numbered" else max(self._sizes(item), default=0)
+        """Returns what `batch` and `rows` are given for a batch: its number; its rows, if it is sent along."""
+        if self.kind == "numbered":
+            return int(item)
+        pairs = zip(item, self._divided, strict=True)
+        return max((int(leaf.shape[0]) for leaf, examples in pairs if examples), default=0)
 
     def rows(self, number: Any) -> tf.Tensor:
         """Returns the number of examples of a batch while a share of it is traced; an int64 scalar.
@@ -134,9 +142,6 @@ class Stream:
         """Returns the number of examples of a batch, or of a share of one; an int64 scalar."""
         leaves = [tf.nest.flatten(batch)[index] for index in self.present]
         return row_count([leaf for leaf, examples in zip(leaves, self._divided, strict=True) if examples])
-
-    def _sizes(self, item: Any) -> list[int]:
-        return [int(leaf.shape[0]) for leaf, examples in zip(item, self._divided, strict=True) if examples]
 
     def shares(self, item: Any, count: int) -> list[tuple[int, list]]:
         """Returns the shares of a batch that hold examples, each with its index and what is sent along with it.
@@ -211,10 +216,3 @@ def _share(leaf: Any, share: int, count: int) -> Any:
     """Returns a share of a component that may have fewer rows than others: a copy of one where it has none."""
     start, stop = row_range(int(leaf.shape[0]), share, count)
     return leaf[max(min(start, stop - 1), 0) : stop]
-
-
-def _of_any_size(spec: Any) -> Any:
-    """A last batch, or a share of one, is smaller."""
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from toolkit import cluster as _cluster
 from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
 from toolkit.strategies.fit.adapt import adapt_keras
@@ -55,7 +54,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     made_by_toolkit = True
     numbered = staticmethod(sources.numbered)
 
-    def __init__(self, cluster: _cluster.Cluster, options: ParameterServerOptions) -> None:
+    def __init__(self, cluster: Cluster, options: ParameterServerOptions) -> None:
         members = cluster.restricted_to([task for task in cluster.tasks if task.job != "evaluator"])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(members.as_dict()), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -200,8 +199,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
 
 def create(
-    cluster: _cluster.Cluster,
-    task: _cluster.Task,
+    cluster: Cluster,
+    task: Task,
     *,
     options: ParameterServerOptions | None = None,
     start_timeout: float | None = None,
@@ -232,22 +231,6 @@ def create(
             found="this task doesn't train",
             remedy="To evaluate checkpoints, do what recipes.cifar_parameter_server does in an evaluator",
         )
-    _meet(cluster, task, start_timeout)
-    return ParameterServerStrategy(cluster, options or ParameterServerOptions())
-
-
-_LOOK = 1.0  # Seconds between two checks of the chief.
-_PATIENCE = 5.0  # Seconds that the chief may be out of reach.
-
-
-def _meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
-    """Waits for the others. In a worker or ps it then serves and doesn't return.
-
-    Args:
-        cluster: All tasks.
-        task: Who this process is.
-        start_timeout: Seconds; None for 300, or what the launcher says.
-    """
     if start_timeout is None:
         start_timeout = status.start_timeout()
     reach_directly(cluster)
@@ -262,6 +245,11 @@ def _meet(cluster: Cluster, task: Task, start_timeout: float | None) -> None:
         _serve(cluster, task)
     wait_for_tasks(cluster, task, timeout=start_timeout, peers=others, program=program)
     _wait_for_servers(cluster, others)
+    return ParameterServerStrategy(cluster, options or ParameterServerOptions())
+
+
+_LOOK = 1.0  # Seconds between two checks of the chief.
+_PATIENCE = 5.0  # Seconds that the chief may be out of reach.
 
 
 def _wait_for_servers(cluster: Cluster, others: list) -> None:

@@ -16,9 +16,8 @@ import tensorflow as tf
 from toolkit.strategies.context import here
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
+from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, LocalValue, Rows, updates_by_rows
 from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.tables import LocalTable, Rows, updates_by_rows
 from toolkit.strategies.variables import optimizers_of
 
 __all__ = [

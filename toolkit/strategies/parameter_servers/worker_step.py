@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from toolkit.strategies.context import here, known
 from toolkit.strategies.parameter_servers import internals
-from toolkit.strategies.parameter_servers.local_values import Cell
+from toolkit.strategies.parameter_servers.local_values import Cell, RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
-from toolkit.strategies.parameter_servers.tables import RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.variables import (
     LocalScope,
     Variables,
@@ -179,8 +178,8 @@ class Step:
                 result = original(grads, variables)
             for device in devices:
                 if self.wanted(device):
-                    here = [shard for shard in shards if shard.device == device]
-                    with tf.device(device), tf.control_dependencies([shard.value() for shard in here]):
+                    updated = [shard.value() for shard in shards if shard.device == device]
+                    with tf.device(device), tf.control_dependencies(updated):
                         self._finish(device)
         self.optimizer_scope = None
         # Counters continue from the optimizer's values.

@@ -1,18 +1,100 @@
-"""Variables and files that silently change what a script does."""
+"""Packages that fit together, variables and files that change what a script does, and the data sets that are there."""
 
+import functools
 import json
+import operator
+import os
 import pathlib
+import platform
 import re
 import shlex
 from collections.abc import Iterator
 from importlib import metadata
 
+from toolkit import __version__
 from toolkit.cluster import check, discover
+from toolkit.data import cifar10
 from toolkit.devices.visible import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
+from toolkit.support.versions import versions
 
-__all__ = ["look"]
+__all__ = ["look_at_data", "look_at_environment", "look_at_versions"]
+
+_OWN = "tf-strategy-toolkit"
+_ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")
+_NAMED = ("tensorflow", "keras", "tensorflow-datasets", "protobuf", "numpy")
+_OPTIONAL = (_OWN, "tensorflow-datasets")  # The toolkit may run from its source.
+_OTHER_BUILDS = ("tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tf-keras-nightly")
+
+
+def look_at_versions(_: Situation) -> Iterator[Finding]:
+    """Yields a finding for each package that doesn't fit, or one for all of them."""
+    wrong = [*_python(), *_packages(), *_twice()]
+    yield from wrong
+    if not wrong:
+        found = ", ".join(f"{name} {version}" for name, version in versions(_NAMED).items())
+        yield ok("versions", f"Python {platform.python_version()}, {found}, toolkit {__version__} fit together")
+
+
+def _python() -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    for name in _ASKING:
+        try:
+            asked = str(metadata.metadata(name).json.get("requires_python", ""))
+        except metadata.PackageNotFoundError:
+            continue
+        if asked and platform.python_version() not in SpecifierSet(asked, prereleases=True):
+            yield failure(
+                "Python",
+                f"{name} needs Python {asked}, and this is {platform.python_version()}",
+                "python3.12 -m venv .venv && .venv/bin/pip install .",
+            )
+
+
+def _packages() -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    asked: dict[str, dict[str, SpecifierSet]] = {}
+    for name in _ASKING:
+        try:
+            lines = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            if name not in _OPTIONAL:
+                asked.setdefault(name, {})["toolkit"] = SpecifierSet()
+            continue
+        for requirement in map(Requirement, lines):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                asked.setdefault(requirement.name, {})[name] = requirement.specifier
+    for name, specifiers in asked.items():
+        cure = f"pip install '{name}{functools.reduce(operator.and_, specifiers.values())}'"
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            needs = "needs" if len(specifiers) == 1 else "need"
+            yield failure(name, f"it isn't installed, and {' and '.join(specifiers)} {needs} it", cure)
+            continue
+        for who, specifier in specifiers.items():
+            if not specifier.contains(found, prereleases=True):
+                yield failure(name, f"{who} needs {name}{specifier}, and {found} is installed", cure)
+                break
+
+
+def _twice() -> Iterator[Finding]:
+    """Two builds of TensorFlow write into the same folder."""
+    for name in _OTHER_BUILDS:
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        yield failure(
+            name,
+            f"{name} {found} is installed beside tensorflow, and both write into the same folder",
+            f"pip uninstall -y {name} tensorflow && pip install tensorflow",
+        )
+
 
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _LEGACY = "TF_USE_LEGACY_KERAS"
@@ -20,7 +102,7 @@ _MOST_SCRIPTS, _MOST_BYTES = 200, 1 << 20
 _DISTRIBUTION = re.compile(r"^[^#\n]*\bkeras\.distribution\b|^\s*from keras import .*\bdistribution\b", re.MULTILINE)
 
 
-def look(situation: Situation) -> Iterator[Finding]:
+def look_at_environment(situation: Situation) -> Iterator[Finding]:
     """Yields a finding for each surprise, or that there is none."""
     parts = (_backend, _variables, _visible, _cluster, _distribution)
     wrong = [finding for part in parts for finding in part(situation)]
@@ -136,3 +218,18 @@ def _distribution(situation: Situation) -> Iterator[Finding]:
                 f"{script.name} uses keras.distribution, which does nothing on Keras's TensorFlow backend",
                 "Make the strategy with toolkit.strategies.create() instead; the README has a script",
             )
+
+
+def look_at_data(situation: Situation) -> Iterator[Finding]:
+    """Yields which data set `--data=auto` uses."""
+    named = situation.environ.get("TFDS_DATA_DIR")
+    if named and not os.path.isdir(os.path.expanduser(named)):
+        yield warning(
+            "data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p {shlex.quote(named)}"
+        )
+        return
+    directory = cifar10.default_directory()
+    if cifar10.is_prepared(directory):
+        yield ok("data", f"CIFAR-10 is prepared in {directory}")
+    else:
+        yield ok("data", f"no CIFAR-10 in {directory}: --data=auto takes the embedded data set")
