@@ -28,7 +28,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from toolkit.devices import cores
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
@@ -261,7 +261,7 @@ def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> No
                 remedy="Have the function's datasets hold (x, y, weight), or give fit a tf.data.Dataset",
             )
     vars(iterator)[_TRAINS] = "class_weight" in kwargs  # Keras passes everything by name, and this to train only.
-    with known(iterator=iterator):
+    with this_step.having(iterator=iterator):
         original(iterator, *args, **kwargs)
 
 
@@ -275,4 +275,4 @@ def epoch_iterator() -> Any:
 
     Its `data_adapter.num_batches` is the data's length, None where that isn't known.
     """
-    return here.iterator
+    return this_step.iterator

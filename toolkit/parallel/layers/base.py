@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import DTYPES
@@ -237,7 +237,7 @@ class _ShardedRegularizer(keras.regularizers.Regularizer):
         if type(self.whole) in _SUMS_OF_ELEMENTS:
             own = self.whole(shard)
             groups = collectives.replica_id_and_count(Among.PEERS)[1]
-            times = count if here.share is None else 1 / groups
+            times = count if this_step.share is None else 1 / groups
             # The value is that of the whole variable on every replica; the gradient is that of the shard.
             return tf.stop_gradient(collectives.all_reduce(own, among=Among.GROUP) - times * own) + times * own
         return share.weigh(self.whole(variable.gather(shard)))

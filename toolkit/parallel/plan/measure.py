@@ -20,7 +20,7 @@ from toolkit.parallel.plan.count import costs_seen
 from toolkit.parallel.plan.step_cost import Link, Machine
 from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies import mesh
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes import agreement
@@ -203,7 +203,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
 
     def gathered(size: int) -> Callable[[], tf.Tensor]:
         sent = [tf.random.uniform([size // 4]) for _ in range(count)]
-        return lambda: _read([collectives.all_gather(sent[here.step.place], among=mesh.Among.ALL)])
+        return lambda: _read([collectives.all_gather(sent[this_step.place], among=mesh.Among.ALL)])
 
     def in_turn(size: int) -> Callable[[], tf.Tensor]:
         matrix, sent = tf.random.uniform([_WIDTH, _WIDTH]), tf.random.uniform([size // 4])
@@ -220,7 +220,7 @@ def _link(clock: _Clock, sizes: Sequence[int], empty: float) -> Link:
 
     def summed(sizes: Sequence[int]) -> Callable[[], tf.Tensor]:
         sent = [[tf.random.uniform([size]) for size in sizes] for _ in range(count)]
-        return lambda: _read(reduced(sent[here.step.place], [None] * len(sizes)))
+        return lambda: _read(reduced(sent[this_step.place], [None] * len(sizes)))
 
     short = max(clock.seconds(gathered(1024)) - empty, 0.0)
     long = max(clock.seconds(gathered(_EXCHANGED)) - empty, short + 1e-9)

@@ -24,7 +24,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.batches import Part, row_count, share_of, shares_of_worker
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.fit import building
 from toolkit.strategies.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
@@ -113,12 +113,12 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
-    building.build(model, data_batch, trains=trains(iterator) and here.on_batch != "test")
+    building.build(model, data_batch, trains=trains(iterator) and this_step.on_batch != "test")
 
 
 def _call_on_batch(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Has a script's batch divided between replicas, while Keras's method of this kind runs."""
-    with known(on_batch=kind):
+    with this_step.having(on_batch=kind):
         return original(model, *args, **kwargs)
 
 
@@ -134,7 +134,7 @@ def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwar
 
     @functools.wraps(function)
     def dividing(batches: Any) -> Any:
-        if here.on_batch != kind:
+        if this_step.on_batch != kind:
             return function(batches)
         return function([_divided(model, batch) for batch in batches])
 

@@ -18,7 +18,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import core
 
 from toolkit.errors import ModelError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.support.wrapping import wrap
 
 __all__ = ["adapt_remat", "recomputed"]
@@ -64,7 +64,7 @@ def _is_plain(owner: Any) -> bool:
     calls = global_state.get_global_attribute("current_call_ctx")
     called = isinstance(owner, keras.Model) and calls is not None and calls.entry_layer is owner
     stateless = global_state.get_global_attribute("stateless_scope") is not None
-    return called or stateless or here.recomputes
+    return called or stateless or this_step.recomputes
 
 
 def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) -> Any:
@@ -136,7 +136,7 @@ class _AsBefore(keras.StatelessScope):
 
 def _once() -> contextlib.AbstractContextManager[None]:
     """What is called here runs once: it is part of something that runs again."""
-    return known(recomputes=True)
+    return this_step.having(recomputes=True)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers import functions
 from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
@@ -84,7 +84,7 @@ class Rounds:
             with (
                 tracing(step, scope),
                 entered(share),
-                known(whole=stream.whole),
+                this_step.having(whole=stream.whole),
                 functions.python_gradients() as of_python,
                 functions.reports_of(variables, "train") as reports,
             ):
@@ -356,7 +356,7 @@ class ShareStep:
         elif self.scope.within:
             self.rounds.note("it applies gradients in a branch, a loop or a function")
         else:
-            if isinstance(share := here.share, RoundShare):
+            if isinstance(share := this_step.share, RoundShare):
                 share.check_unchanged(grads)
             self.rounds.store(grads, variables, self.share)
         self.applied = True

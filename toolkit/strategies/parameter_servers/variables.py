@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, LocalValue, Rows, updates_by_rows
@@ -67,12 +67,12 @@ class LocalScope(keras.StatelessScope):
         self._graph = tf.compat.v1.get_default_graph()
 
     def __enter__(self) -> "LocalScope":
-        here.ps_scopes = (*here.ps_scopes, self)
+        this_step.ps_scopes = (*this_step.ps_scopes, self)
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        here.ps_scopes = here.ps_scopes[:-1]
+        this_step.ps_scopes = this_step.ps_scopes[:-1]
 
     @property
     def within(self) -> bool:
@@ -119,7 +119,7 @@ class LocalScope(keras.StatelessScope):
 
 def innermost() -> LocalScope | None:
     """Returns this thread's innermost scope; None outside of all."""
-    return here.ps_scopes[-1] if here.ps_scopes else None
+    return this_step.ps_scopes[-1] if this_step.ps_scopes else None
 
 
 def adapt_lookups() -> None:

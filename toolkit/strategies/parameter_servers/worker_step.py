@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.local_values import Cell, RowsOfVariable, with_each_row_once
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
@@ -37,13 +37,13 @@ __all__ = ["Step", "adapt_optimizers", "adapt_updates", "current", "tracing"]
 @contextlib.contextmanager
 def tracing(step: Any, scope: LocalScope) -> Iterator[None]:
     """A context in which optimizers ask this step what to do with gradients, and variables have the scope's values."""
-    with known(ps_step=step), scope, inlining():
+    with this_step.having(ps_step=step), scope, inlining():
         yield
 
 
 def current() -> Any:
     """Returns the step that is being traced, None outside of one."""
-    return here.ps_step
+    return this_step.ps_step
 
 
 def adapt_optimizers() -> None:
@@ -64,7 +64,7 @@ def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: 
 def _apply_here(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
     """Applies gradients outside of a worker's step: in the chief, which acts as the only replica."""
     ours = hasattr(tf.distribute.get_strategy(), "replace_functions")  # A step without values has nothing to do.
-    if not ours or here.recorded is not None or not tf.distribute.in_cross_replica_context():
+    if not ours or this_step.recorded is not None or not tf.distribute.in_cross_replica_context():
         return original(optimizer, grads, trainable_variables)
     if not optimizer.built and trainable_variables is not None:
         optimizer.build(trainable_variables)

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Exchange, mapped
@@ -87,7 +87,7 @@ class Later(Exchange):
 
 def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:
     """A context in which an optimizer's gradients of these variables are this replica's."""
-    return known(later=frozenset(optimizer._var_key(variable) for variable in variables))
+    return this_step.having(later=frozenset(optimizer._var_key(variable) for variable in variables))
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
@@ -97,13 +97,13 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
         and options_of(strategy).optimizer_state == "replicated"
         and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
     )
-    with known(accumulates=by_replica):
+    with this_step.having(accumulates=by_replica):
         original(optimizer, variables)
 
 
 def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
     name = kwargs.get("name", args[0] if args else None)
-    if name != "gradient_accumulator" or not here.accumulates:
+    if name != "gradient_accumulator" or not this_step.accumulates:
         return original(optimizer, reference_variable, *args, **kwargs)
 
     path = f"{reference_variable.path}_{name}".replace("/", "_")
@@ -119,26 +119,26 @@ def _adds_by_replica(optimizer: Any, variable: Any) -> bool:
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
-    count = here.step.count
+    count = this_step.count
     own = [count > 1 and _adds_by_replica(optimizer, variable) for variable in variables]
     if not any(own):
         original(optimizer, grads, variables)
         return
-    waits = [optimizer._var_key(variable) in here.later for variable in variables]
+    waits = [optimizer._var_key(variable) in this_step.later for variable in variables]
     total = [by_replica and not wait for by_replica, wait in zip(own, waits, strict=True)]
     adding = _Adding(waits, total, memories_of(optimizer, variables))
     grads = [mapped(g, lambda values: values / count) if known else g for g, known in zip(grads, total, strict=True)]
-    with known(accumulates=adding):
+    with this_step.having(accumulates=adding):
         original(optimizer, grads, variables)
 
 
 def _sum_over_replicas(grads: Sequence) -> list:
     """Returns gradients of all replicas, from what each has accumulated, when Keras updates."""
     out = list(grads)
-    adding = here.accumulates
+    adding = this_step.accumulates
     if adding is None:
         return out
-    count = here.step.count
+    count = this_step.count
     out = [mapped(g, lambda values: values * count) if known else g for g, known in zip(out, adding.total, strict=True)]
     numbers = [number for number, wait in enumerate(adding.waits) if wait]
     numbers.reverse()  # The last layers' gradients are known first.

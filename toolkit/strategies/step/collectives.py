@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of, replica_count
 from toolkit.strategies.options import COMMUNICATIONS
 from toolkit.strategies.processes.agreement import process_index, processes
@@ -71,19 +71,19 @@ def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
     Among all, its place is its id. Parameter servers' workers train by themselves, and so does everything outside a
     replica context.
     """
-    members, place = here.step.members.get(among, _ALONE)
+    members, place = this_step.members.get(among, _ALONE)
     return place, len(members)
 
 
 def by_itself() -> contextlib.AbstractContextManager[None]:
     """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
-    return known(alone=True, step=here.step.alone())
+    return this_step.having(is_local=True, count=1, place=0, members={})
 
 
 def check_piece() -> None:
     """Ends the trace of what XLA is to compile, where replicas are about to exchange something."""
-    if here.piece is not None:
-        here.piece.refuse()
+    if this_step.piece is not None:
+        this_step.piece.refuse()
 
 
 def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
@@ -165,12 +165,12 @@ def sum_before(x: tf.Tensor) -> tf.Tensor:
 
 def _before() -> list[int]:
     order = _order_of_rows()
-    return order[: order.index(here.step.place)]
+    return order[: order.index(this_step.place)]
 
 
 def _order_of_rows() -> list[int]:
     """Returns the replicas' ids in the order of a batch's rows, as `batches.shares_of_worker` has it."""
-    in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), here.step.count
+    in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), this_step.count
     return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
 
 
@@ -254,7 +254,7 @@ def _together(x: Any, among: Among, result: Callable[[list, int], tf.Tensor]) ->
     """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
     check_piece()
     context = tf.distribute.get_replica_context()
-    replica_id, groups = here.step.place, here.step.groups[among]
+    replica_id, groups = this_step.place, this_step.groups[among]
 
     def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
         values = list(strategy.experimental_local_results(value))
@@ -288,7 +288,7 @@ def _sum(values: list, dtype: tf.DType) -> tf.Tensor:
 
 def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
     check_piece()
-    return _call(operation, x, among, *here.step.members.get(among, _ALONE))
+    return _call(operation, x, among, *this_step.members.get(among, _ALONE))
 
 
 # Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.
@@ -507,7 +507,7 @@ def timed(exchange: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor
         x: Known as soon as this replica has its input.
     """
     strategy = tf.distribute.get_strategy()
-    if processes(strategy) == 1 or here.step.replica != _first_here(strategy):
+    if processes(strategy) == 1 or this_step.replica != _first_here(strategy):
         return exchange(x)
     with tf.device("CPU:0"):
         with tf.control_dependencies([x]):

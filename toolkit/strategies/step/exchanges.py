@@ -1,6 +1,6 @@
 """The exchanges of gradients: which of them a gradient takes, and what replicas keep for them.
 
-A new exchange is a class of its own file, and a place in EXCHANGES. Checkpoints know none of them by name.
+A new exchange is a class in its own file, and a place in EXCHANGES. Checkpoints know none of them by name.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.step import local_steps, overlap
 from toolkit.strategies.step.accumulation import Later
 from toolkit.strategies.step.gradients import Exchange, Gradients, Sum
@@ -37,7 +37,7 @@ def exchange(sent: Gradients) -> list[int]:
         if number not in sent.alike and not no_gradient:
             taker = next((each for each in exchanges[:-1] if each.takes(number)), exchanges[-1])
             taker.numbers.append(number)
-    if here.step.exchanges_overlap:
+    if this_step.exchanges_overlap:
         now = sorted(number for each in exchanges if each.now for number in each.numbers)
         overlap.weights_first([sent.values[number] for number in now if isinstance(sent.values[number], tf.Tensor)])
     for each in exchanges:
@@ -51,7 +51,7 @@ def exchange(sent: Gradients) -> list[int]:
 
 def _wanted(sent: Gradients) -> list[type[Exchange]]:
     """Returns the exchanges that may take some of these gradients."""
-    optimizer, options = sent.optimizer, here.step.options
+    optimizer, options = sent.optimizer, this_step.options
     wanted = {
         Shards: any(isinstance(variable, ReplicaShardedVariable) for variable in sent.variables),
         Later: bool(getattr(optimizer, "gradient_accumulation_steps", None)),

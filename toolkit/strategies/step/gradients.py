@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among
 from toolkit.strategies.step import collectives, overlap
 from toolkit.support.graphs import same_everywhere
@@ -39,7 +39,7 @@ class Gradients:
     scale: tf.Tensor | float = 1.0
 
     def __post_init__(self) -> None:
-        share = here.share
+        share = this_step.share
         self._weight = None if share is None else share.exchanged_weight
         self._in_half = frozenset(
             () if share is None else (number for number in self.weighted if _computed_in_half(self.values[number]))
@@ -51,7 +51,7 @@ class Gradients:
 
     def _by_share(self, number: int, gradient: Any) -> Any:
         if self._weight is None:
-            return gradient if number in self.weighted else mapped(gradient, lambda values: values / here.step.count)
+            return gradient if number in self.weighted else mapped(gradient, lambda values: values / this_step.count)
         weight = tf.cast(self._weight, gradient.dtype)
         factor = tf.cast(weight > 0, gradient.dtype) if number in self.weighted else weight
         # A replica without examples has no mean: 0 / 0.
@@ -116,7 +116,7 @@ def mapped(gradient: Any, function: Callable) -> Any:
 
 def sent_as() -> tf.DType | None:
     """Returns the dtype in which elements are sent in this step; None for their own."""
-    dtype = tf.as_dtype(here.step.options.gradients.dtype)
+    dtype = tf.as_dtype(this_step.options.gradients.dtype)
     return dtype if dtype.size < 4 else None
 
 
@@ -130,11 +130,11 @@ def summed(gradients: list) -> list:
     # as on one device. Rows that depend on the examples, such as words, are concatenated.
     alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
-    dtype, size = sent_as(), here.step.options.gradients.bytes_per_pack
-    if here.step.on_cpus:
+    dtype, size = sent_as(), this_step.options.gradients.bytes_per_pack
+    if this_step.on_cpus:
         # TensorFlow's collectives would keep the number and dtype of a device group's tensors for the process's life.
         totals = collectives.all_reduce_here(given, dtype)
-    elif here.step.exchanges_overlap:
+    elif this_step.exchanges_overlap:
         totals = _while_computing(given, size, dtype)
     else:
         totals = _by_tensorflow(given, size or 0, dtype)
@@ -146,7 +146,7 @@ def summed(gradients: list) -> list:
 
 def of_first(gradient: Any) -> Any:
     """Returns the first replica's gradient."""
-    first = here.step.replica == 0
+    first = this_step.replica == 0
     return mapped(gradient, lambda values: collectives.all_reduce(values if first else tf.zeros_like(values)))
 
 

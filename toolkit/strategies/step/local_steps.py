@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import LocalSteps, options_of
 from toolkit.strategies.step import collectives, overlap
@@ -154,7 +154,7 @@ class LocalFunction:
         # Counts and scales, which may differ after a step that overflowed, are all set to the first replica's.
         ids = {id(each) for each in averaged}
         others = [each for each in slots if id(each) not in ids]
-        first = tf.cast(here.step.replica == 0, tf.float64)
+        first = tf.cast(this_step.replica == 0, tf.float64)
         flat, split = joined([first * tf.cast(_read(each), tf.float64) for each in others])
         for variable, value in zip(others, split(collectives.all_reduce(flat)), strict=True):
             _set(variable, value)
@@ -192,7 +192,7 @@ def agrees(model: keras.Model) -> bool:
 
 
 def _set_to_means(variables: Sequence[Any]) -> None:
-    count = here.step.count
+    count = this_step.count
     totals = overlap.summed([_read(each) for each in variables], bytes_per_pack=None, dtype=None)
     for variable, total in zip(variables, totals, strict=True):
         _set(variable, total / count)
@@ -205,7 +205,7 @@ def _read(variable: Any) -> tf.Tensor:
 def _set(variable: Any, value: tf.Tensor) -> None:
     """Sets this replica's copy."""
     copies = tf.distribute.get_strategy().experimental_local_results(variable.value)
-    copies[here.step.replica % len(copies)].assign(tf.cast(value, variable.dtype))
+    copies[this_step.replica % len(copies)].assign(tf.cast(value, variable.dtype))
 
 
 # State that replicas with local steps keep beside their weights; see `step/local_steps.py`.

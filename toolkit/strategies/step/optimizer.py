@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import accumulation, powersgd, sharded_optimizer, xla
 from toolkit.strategies.step.exchanges import exchange
@@ -109,7 +109,7 @@ def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: f
 
 def _by_replica(tensors: Sequence) -> bool:
     """Whether some tensors of a step of `fit` may differ between replicas."""
-    share = here.share
+    share = this_step.share
     known = share.known if share is not None else known_here()
     return (
         differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
@@ -119,7 +119,7 @@ def _by_replica(tensors: Sequence) -> bool:
 def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
     """Refuses, for example, a norm over gradients of which each replica has a part."""
     for number, part in parts.items():
-        mine = (here.step.replica, id(variables[number]))
+        mine = (this_step.replica, id(variables[number]))
         others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
         if others and any(derives_from(each, others) for each in part):
             raise StrategyError(
@@ -174,8 +174,8 @@ def weigh_scaled_losses(optimizer: Any) -> None:
 
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
-    share = here.share
-    if share is None or here.view is not None:
+    share = this_step.share
+    if share is None or this_step.view is not None:
         return original(optimizer, loss)
     scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
     share.scaled.append(scaled)
@@ -185,8 +185,8 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
     """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
-    if not here.alone and here.piece is None:  # In a piece, replicas can't meet, and needn't.
-        with known(summed=False):  # They exchange here, so that they can exchange again in the branch.
+    if not this_step.is_local and this_step.piece is None:  # In a piece, replicas can't meet, and needn't.
+        with this_step.having(summed=False):  # They exchange here, so that they can exchange again in the branch.
             original(optimizer, grads, trainable_variables)
         return
     with counting_alone(optimizer):
@@ -195,10 +195,10 @@ def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainabl
 
 def _apply_finite(original: Callable, *args: Any) -> None:
     """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
-    if here.step.count == 1 and not here.alone:
+    if this_step.count == 1 and not this_step.is_local:
         original(*args)
         return
-    with known(summed=True):
+    with this_step.having(summed=True):
         original(*args)
 
 
@@ -209,7 +209,7 @@ def counting_alone(optimizer: Any) -> Iterator[None]:
     counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
 
     def assign(count: Any, value: Any) -> Any:
-        with known(summed=True):
+        with this_step.having(summed=True):
             return optimizer._distribution_strategy.extended.update(
                 count.value, lambda own: own.assign(tf.cast(value, own.dtype))
             )
@@ -275,40 +275,40 @@ def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
 
 
 def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
-    return pairs if here.summed else original(optimizer, pairs)
+    return pairs if this_step.summed else original(optimizer, pairs)
 
 
 def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
-    if here.piece is not None and here.piece.takes_updates:  # Its turn comes after the piece.
-        here.piece.updates.append((optimizer, grads, trainable_variables))
+    if this_step.piece is not None and this_step.piece.takes_updates:  # Its turn comes after the piece.
+        this_step.piece.updates.append((optimizer, grads, trainable_variables))
         return
     if vars(optimizer).get(_READY) is not optimizer:  # Such as one that is on no model, or a copy.
         exchange_gradients(optimizer)
-    if here.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
+    if this_step.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
-    if here.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
+    if this_step.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
         _apply_to_all(original, optimizer, grads, trainable_variables)
         return
-    share = here.share
-    if here.alone:
+    share = this_step.share
+    if this_step.is_local:
         if share is not None:
             grads = [None if each is None else mapped(each, share.own) for each in grads]
-        with known(summed=True):
+        with this_step.having(summed=True):
             _update(original, optimizer, grads, trainable_variables)
         return
-    if here.recorded is not None or here.summed or here.step.count == 1:
+    if this_step.recorded is not None or this_step.summed or this_step.count == 1:
         original(optimizer, grads, trainable_variables)
         return
-    if share is None and here.step.options.local is not None:
-        _say_exchanged(here.step.strategy)
+    if share is None and this_step.options.local is not None:
+        _say_exchanged(this_step.strategy)
     variables = list(trained_by(optimizer) if trainable_variables is None else trainable_variables)
     refuse_outside(optimizer, variables)
     with contextlib.ExitStack() as stack:
         if len(grads) == len(variables):  # Otherwise Keras says what is wrong.
             grads = _of_all(optimizer, grads, variables, stack)
-        stack.enter_context(known(summed=True))
+        stack.enter_context(this_step.having(summed=True))
         _update(original, optimizer, grads, trainable_variables)
 
 
@@ -319,13 +319,13 @@ def _update(original: Callable, optimizer: Any, grads: Sequence, variables: Any)
         with counting_alone(optimizer):
             original(optimizer, grads, variables)
 
-    if here.xla is None or here.piece is not None or not xla.updated(alone):
+    if this_step.xla is None or this_step.piece is not None or not xla.updated(alone):
         original(optimizer, grads, variables)
 
 
 def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:
     """Returns the gradients of all replicas, and makes the optimizer use them in `stack`."""
-    share, options = here.share, here.step.options
+    share, options = this_step.share, this_step.options
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not optimizer.built and (options.optimizer_state == "sharded" or options.gradients.compression != "none"):
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -390,7 +390,7 @@ def _say_exchanged(strategy: Any) -> None:  # noqa: ARG001 - Once for each.
 
 
 def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    if not here.summed:
+    if not this_step.summed:
         original(optimizer, variables)
         return
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):

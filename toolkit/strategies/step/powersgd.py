@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
@@ -130,7 +130,7 @@ def _sums(compressed: Sequence[tuple], others: Sequence[tf.Tensor], dtype: tf.DT
     A memory is replaced, unless a sum isn't finite.
     """
     gradients, memories = zip(*compressed, strict=True)
-    replicas = here.step.count
+    replicas = this_step.count
     whole = [
         tf.reshape(tf.cast(gradient, tf.float32), matrix_shape(gradient.shape)) + _read(memory.unsent) * scale
         for gradient, memory in zip(gradients, memories, strict=True)

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.batches import Part
-from toolkit.strategies.context import Step, here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import begins_by_itself
@@ -20,7 +20,7 @@ from toolkit.support.wrapping import attach
 
 __all__ = ["ReducesForKeras", "alike", "know_steps"]
 
-_STEPS = "_toolkit_steps"
+_FACTS = "_toolkit_facts"
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
 
 
@@ -42,7 +42,7 @@ def know_steps(strategy: tf.distribute.Strategy) -> None:
 
 def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
     def of_one(*args: Any, **kwargs: Any) -> Any:
-        with known(step=_step_of(tf.distribute.get_replica_context())):
+        with this_step.having(**_facts_of(tf.distribute.get_replica_context())):
             return fn(*args, **kwargs)
 
     return original(extended, of_one, args, kwargs)
@@ -50,39 +50,39 @@ def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (),
 
 def _meets(original: Callable, extended: Any) -> bool:
     """Returns whether TensorFlow synchronises all replicas when a variable changes."""
-    return not here.summed and bool(original(extended))
+    return not this_step.summed and bool(original(extended))
 
 
-def _step_of(context: tf.distribute.ReplicaContext) -> Step:
-    """Returns what is true for a replica's step."""
+def _facts_of(context: tf.distribute.ReplicaContext) -> dict[str, Any]:
+    """Returns what is true for a replica in each of its steps: attributes of `this_step`."""
     strategy = context.strategy
-    options, kept = options_of(strategy), vars(strategy).get(_STEPS)
+    options, kept = options_of(strategy), vars(strategy).get(_FACTS)
     if kept is None or kept[0] is not options:
-        kept = vars(strategy)[_STEPS] = options, {}
+        kept = vars(strategy)[_FACTS] = options, {}
     replica = int(tf.get_static_value(context.replica_id_in_sync_group))
     if replica not in kept[1]:
-        kept[1][replica] = _make_step(strategy, options, replica)
+        kept[1][replica] = _find_facts(strategy, options, replica)
     return kept[1][replica]
 
 
-def _make_step(strategy: tf.distribute.Strategy, options: Any, replica: int) -> Step:
+def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:
     mesh = mesh_of(strategy)
     count = mesh.shards * mesh.groups
     if count == 1:
-        return Step(strategy, options)
-    groups = {among: [mesh.members(each, among) for each in range(count)] for among in Among}
+        replica = 0
+    groups = {among: [mesh.members(each, among) for each in range(count)] for among in Among if count > 1}
     in_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
-    return Step(
-        strategy,
-        options,
-        replica,
-        count,
-        place=replica,
-        members={among: (each[replica], each[replica].index(replica)) for among, each in groups.items()},
-        groups=groups,
-        exchanges_overlap=begins_by_itself(strategy),
-        on_cpus=in_one_process and "CPU" in strategy.extended.worker_devices[0],
-    )
+    return {
+        "strategy": strategy,
+        "options": options,
+        "replica": replica,
+        "count": count,
+        "place": replica,
+        "members": {among: (each[replica], each[replica].index(replica)) for among, each in groups.items()},
+        "groups": groups,
+        "exchanges_overlap": count > 1 and begins_by_itself(strategy),
+        "on_cpus": in_one_process and "CPU" in strategy.extended.worker_devices[0],
+    }
 
 
 class ReducesForKeras:
@@ -94,7 +94,7 @@ class ReducesForKeras:
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas; in a step of `fit` it is one, for one device's numbers."""
-        return super().num_replicas_in_sync if here.share is None else 1  # type: ignore[misc]
+        return super().num_replicas_in_sync if this_step.share is None else 1  # type: ignore[misc]
 
     def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
         """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
@@ -104,7 +104,7 @@ class ReducesForKeras:
 
         def run_own(*args: Any, **kwargs: Any) -> Any:
             part = next((each for each in args if isinstance(each, Part)), Part(None, None, {}))
-            with known(divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
+            with this_step.having(divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
                 return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
 
         return _of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
@@ -152,7 +152,7 @@ class ScatteredSum(Exchange):
         """Sums them with one exchange for each dtype."""
         for number in self.numbers:  # TensorFlow knows no shape of a gradient of a layer on texts of any length.
             self.sent.values[number] = tf.ensure_shape(self.sent.values[number], self.sent.variables[number].shape)
-        rows = [_rows(gradient, here.step.count) for gradient in self.sent.of_shares(self.numbers)]
+        rows = [_rows(gradient, this_step.count) for gradient in self.sent.of_shares(self.numbers)]
         out: dict[int, tf.Tensor] = {}
         for places in _by_dtype(rows):
             joined = tf.concat([rows[place] for place in places], 1)
@@ -192,7 +192,7 @@ class _Part(StandIn):
     def __init__(self, optimizer: Any, variable: Any, *, in_branch: bool) -> None:
         strategy = tf.distribute.get_strategy()
         copies = strategy.experimental_local_results(variable.value)
-        place, count = here.step.place, here.step.count
+        place, count = this_step.place, this_step.count
         self._copy = copies[place % len(copies)]
         self._whole = variable.shape
         self._size = _size(variable, count)
@@ -234,7 +234,7 @@ class _Part(StandIn):
 
 def own_part(gradient: Any, variable: Any) -> Any:
     """Returns this replica's flat part of a tensor; of some rows, element by element, [k] of that part."""
-    place, count = here.step.place, here.step.count
+    place, count = this_step.place, this_step.count
     size = _size(variable, count)
     if not isinstance(gradient, tf.IndexedSlices):
         # TensorFlow knows no shape of a gradient of a layer on texts of any length.
@@ -290,7 +290,7 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     """
     sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
     in_parts = [is_in_parts(optimizer, variable) for variable in variables]
-    if not any(sharded + in_parts) or here.step.count == 1:
+    if not any(sharded + in_parts) or this_step.count == 1:
         original(optimizer, grads, variables)
         return
     if isinstance(optimizer, WHOLE):
@@ -307,15 +307,15 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     in_branch = bool(optimizer.gradient_accumulation_steps)
     parts = Parts(optimizer, list(itertools.compress(variables, in_parts)), in_branch=in_branch)
     part = iter(parts.each)
-    with known(squares=squares, parts=parts):
+    with this_step.having(squares=squares, parts=parts):
         original(optimizer, grads, [next(part) if flag else v for v, flag in zip(variables, in_parts, strict=True)])
         parts.bring_together()
 
 
 def _average(original: Callable, optimizer: Any, *args: Any) -> None:
     """Makes averages those of whole weights."""
-    if here.parts is not None:
-        here.parts.bring_together()
+    if this_step.parts is not None:
+        this_step.parts.bring_together()
     original(optimizer, *args)
 
 
@@ -350,7 +350,7 @@ def _square(gradient: Any) -> tf.Tensor:
 
 def _clip(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
     """Clips by the norms of whole variables if some are sharded, in Keras's ways."""
-    squares = here.squares
+    squares = this_step.squares
     if squares is None:
         return original(optimizer, grads)
     most, norms = optimizer.clipnorm, [tf.sqrt(square) for square in squares]

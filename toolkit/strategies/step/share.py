@@ -26,7 +26,7 @@ import tensorflow as tf
 from keras.src.losses import loss as _loss
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
@@ -73,7 +73,7 @@ class Known:
     def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
         """Records gradients of all replicas; some of the variables may be of a sharded kind."""
         self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
-        replica, pairs = here.step.replica, zip(gradients, variables, strict=True)
+        replica, pairs = this_step.replica, zip(gradients, variables, strict=True)
         self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
 
 
@@ -284,7 +284,7 @@ def _graph() -> Any:
 
 def entered(share: Share | None) -> contextlib.AbstractContextManager[None]:
     """A context in which this is the share of the step."""
-    return known(share=share)
+    return this_step.having(share=share)
 
 
 def weigh(x: tf.Tensor) -> tf.Tensor:
@@ -301,7 +301,7 @@ def unweigh(x: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
-    share = here.share
+    share = this_step.share
     if share is None:
         return x
     weight = tf.cast(share.weight, x.dtype)
@@ -315,10 +315,10 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
 
 def batch_rows(values: Any) -> tf.Tensor:
     """Returns the rows of the whole batch; see `toolkit.strategies.batch_rows`."""
-    values, share = tf.convert_to_tensor(values), here.share
+    values, share = tf.convert_to_tensor(values), this_step.share
     if share is not None:
         return share.rows_of_all(values)
-    if here.step.count == 1:
+    if this_step.count == 1:
         return calling("batch_rows", values, lambda: tf.identity(values), lambda *_: ALIKE)
     return _rows_in_a_loop(values)
 
@@ -348,7 +348,7 @@ def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:
 def _batch_mean(values: Any, weights: Any) -> tf.Tensor:
     values = tf.convert_to_tensor(values)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype) * tf.ones_like(values)
-    share = here.share
+    share = this_step.share
     sum_over_all = collectives.all_reduce if share is None else share.total
     total = tf.stop_gradient(sum_over_all(tf.reduce_sum(weights)))
     part = tf.math.divide_no_nan(tf.reduce_sum(values * weights), total)
@@ -362,11 +362,11 @@ def adapt_means() -> None:
 
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Weights a scalar that is a mean over this replica's share by that share."""
-    share = here.share
+    share = this_step.share
     if share is not None and not keras.ops.shape(values):
         if sample_weight is None:
             sample_weight = counted(share)
-        elif 0 in here.whole and not keras.ops.shape(sample_weight):
+        elif 0 in this_step.whole and not keras.ops.shape(sample_weight):
             # Keras counts the rows of the first component, of which every replica has all.
             sample_weight = tf.cast(sample_weight, tf.float64) * tf.cast(counted(share), tf.float64)
     return original(metric, values, sample_weight)
@@ -374,7 +374,7 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
 
 def counted(share: Share) -> tf.Tensor:
     """Returns a replica's weight for a batch's mean, in a sum where a full batch counts as the number of replicas."""
-    return share.weight * here.step.count
+    return share.weight * this_step.count
 
 
 def _reduced(
@@ -389,12 +389,12 @@ def _reduced(
     given = (values, sample_weight, mask)
     scalar = reduction not in (None, "none") and (keras.ops.ndim(values) or _given(sample_weight, mask))
     reduced = lambda: original(*given, reduction, dtype)  # noqa: E731
-    in_trial = scalar and here.recorded is not None
+    in_trial = scalar and this_step.recorded is not None
     value = calling("reduction", given, reduced, mean_of_rows) if in_trial else reduced()
-    share, count = here.share, here.step.count
-    if here.alone and reduction == "sum" and share is not None and keras.ops.ndim(values):
+    share, count = this_step.share, this_step.count
+    if this_step.is_local and reduction == "sum" and share is not None and keras.ops.ndim(values):
         return value * replica_count()  # The whole batch's divisor, as far as this replica knows.
-    undivided = here.alone or (share is None and count == 1)
+    undivided = this_step.is_local or (share is None and count == 1)
     undivided = undivided or not (keras.ops.ndim(values) or _given(sample_weight, mask))  # The loss reduces itself.
     if undivided or reduction in (None, "none") or value.shape.rank != 0:
         return value
@@ -470,7 +470,7 @@ class _ByReplica(UserList):
     @property
     def data(self) -> list:  # type: ignore[override]
         """This replica's."""
-        return self._kept.setdefault(here.step.replica, [])
+        return self._kept.setdefault(this_step.replica, [])
 
     def __reduce__(self) -> tuple:
         return list, (list(self),)
@@ -486,7 +486,7 @@ def keep_losses_by_replica(model: Any) -> None:
 
 def _clear(original: Callable, model: Any) -> None:
     """Keras calls it when a call of the model begins."""
-    if here.step.strategy is not None:
+    if this_step.strategy is not None:
         for layer in model._flatten_layers():
             kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
             if not isinstance(kept[_LOSSES], _ByReplica):
@@ -511,7 +511,7 @@ def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
 
 
 def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    if mask is not None or not here.step.exchanges_overlap:
+    if mask is not None or not this_step.exchanges_overlap:
         return original(layer, x, mask)
     context = tf.distribute.get_replica_context()
     given, axes = x.dtype, layer._reduction_axes
@@ -533,15 +533,15 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
     """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
-    share, sums = here.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
-    if here.alone:
+    share, sums = this_step.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
+    if this_step.is_local:
         return value
     collectives.check_piece()
     if share is not None and sums:
         value = tf.nest.map_structure(share.own, value)
     if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:
         return original(context, reduce_op, value, options)
-    if here.step.exchanges_overlap and sums:
+    if this_step.exchanges_overlap and sums:
         return weigh(_summed(unweigh(value)))
     return weigh(original(context, reduce_op, unweigh(value), options))
 

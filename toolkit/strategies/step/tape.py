@@ -25,7 +25,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.step.exchanges import reduced
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.share import Share, known_here
@@ -55,7 +55,7 @@ def _gradient(
     original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
 ) -> Any:
     """Treats a vector of losses as its sum: its gradients are added, while those of a mean are averaged."""
-    share = here.share
+    share = this_step.share
     if share is None:
         if tf.distribute.in_cross_replica_context():  # What is read there is the first copy.
             sources = tf.nest.map_structure(_first_copy, sources)
@@ -72,8 +72,8 @@ def _gradient(
     variables = {number: each for number, each in enumerate(flat) if _is_variable(each)}
     if vectors and output_gradients is None and len(variables) == len(flat):
         output_gradients = tf.nest.map_structure(seed, target)
-    jacobian = (share.at_tape or here.view is not None) and of_a_jacobian()
-    if jacobian and here.view is not None and not here.view.replicated:
+    jacobian = (share.at_tape or this_step.view is not None) and of_a_jacobian()
+    if jacobian and this_step.view is not None and not this_step.view.replicated:
         raise StrategyError(
             asked="the step computes a Jacobian",
             found="it can't be traced without values, and its layers can't exchange rows in the loop of a Jacobian",
@@ -84,9 +84,9 @@ def _gradient(
         found = original(tape, target, sources, output_gradients, **kwargs)
     out = tf.nest.flatten(found)
     wanted = [number for number in variables if out[number] is not None]
-    if wanted and share.at_tape and not within and here.piece is not None:
-        here.piece.refuse()  # For example in a layer that changes its weights by their gradients.
-    if not wanted or within or not share.at_tape or share.in_branch or here.step.count == 1:
+    if wanted and share.at_tape and not within and this_step.piece is not None:
+        this_step.piece.refuse()  # For example in a layer that changes its weights by their gradients.
+    if not wanted or within or not share.at_tape or share.in_branch or this_step.count == 1:
         if share.has_gradients is not None:
             share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
         return found
@@ -109,7 +109,7 @@ def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
     every = frozenset(range(len(gradients))) if scaled else frozenset()
     if not gradients or not record.could_possibly_record():
         return reduced(gradients, variables, weighted=every)
-    share = here.share
+    share = this_step.share
     assert share is not None
 
     @tf.custom_gradient
@@ -143,8 +143,8 @@ def _is_variable(each: Any) -> bool:
 
 def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
     """Returns the sums of all replicas' gradients in the user's own loop; see `strategies.batch_gradients`."""
-    grads, count = list(gradients), here.step.count
-    if count == 1 or here.share is not None:  # In `fit`, a tape has exchanged them.
+    grads, count = list(gradients), this_step.count
+    if count == 1 or this_step.share is not None:  # In `fit`, a tape has exchanged them.
         return grads
     if tf.executing_eagerly():
         raise StrategyError(

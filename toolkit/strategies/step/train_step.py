@@ -20,7 +20,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util, polymor
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
@@ -103,7 +103,7 @@ class ReplicaStep:
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
         global_state.set_global_attribute(_SEEDS, self._seeds)
-        if here.step.count == 1:
+        if this_step.count == 1:
             return self._step(data)
         weigh_moments(self._model, tf.distribute.get_replica_context())
         if self._trains and trains_by_itself(self._model):
@@ -141,7 +141,7 @@ class ReplicaStep:
         return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
 
     def _computed(self, data: Any, share: Share) -> Any:
-        with state_of_own(self._model, share), known(xla=xla.use_of(self._model)):
+        with state_of_own(self._model, share), this_step.having(xla=xla.use_of(self._model)):
             return xla.in_pieces(self._model, self._name, self._step, share)(data)
 
 
@@ -152,9 +152,9 @@ def replica_share(data: Any, **given: Any) -> Share:
         data: Its part of the batch.
         **given: As of `Share`.
     """
-    if here.rows is None:
+    if this_step.rows is None:
         return Share(row_count(data), **given)
-    return Share(here.rows, has_own=here.rows > 0, **given)
+    return Share(this_step.rows, has_own=this_step.rows > 0, **given)
 
 
 def uses_gradients(model: keras.Model, step: Callable) -> bool:
@@ -233,9 +233,9 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
 
 def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
-    if not here.divided or here.step.count == 1:
+    if not this_step.divided or this_step.count == 1:
         return original(model, data)
-    has_own = None if here.rows is None else here.rows > 0
+    has_own = None if this_step.rows is None else this_step.rows > 0
     kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
     use = xla.use_of(model)
     predict = xla.predicted(original, use)
@@ -251,7 +251,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
             leaf = rows(leaf)
             return leaf if kept is None else leaf[:kept]
         if leaf.shape.rank:
-            return leaf if here.step.replica == 0 else leaf[:0]
+            return leaf if this_step.replica == 0 else leaf[:0]
         if several:
             raise StrategyError(
                 asked="predict with a model some of whose outputs aren't by example",
@@ -317,10 +317,10 @@ def _global_seeds(model: keras.Model) -> Any:
 def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
-    replica = here.step.replica
-    if not tf.is_tensor(seed) or here.view is not None:  # Between layers, replicas draw the same.
+    replica = this_step.replica
+    if not tf.is_tensor(seed) or this_step.view is not None:  # Between layers, replicas draw the same.
         return seed
-    share = here.share
+    share = this_step.share
     if not replica:
         if share is not None:
             share.known.drawn.append(seed)
@@ -403,11 +403,11 @@ def adapt_functions() -> None:
 
 def inlining() -> contextlib.AbstractContextManager[None]:
     """A context in which a step is traced or run, with the functions that it calls inlined."""
-    return known(inlines=True)
+    return this_step.having(inlines=True)
 
 
 def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not here.inlines or function._jit_compile:
+    if not this_step.inlines or function._jit_compile:
         return original(function, *args, **kwargs)
     python, status = function.python_function, ag_ctx.Status.DISABLED
     if function._autograph:

@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.support.graphs import outside
@@ -350,7 +350,7 @@ def is_row_dimension(x: Any) -> bool:
 
 def calling(of: Any, inputs: Any, function: Callable[[], Any], gives: Callable | None = None) -> Any:
     """Calls a function; in a trial its operations count as one (see `Trial.call`)."""
-    return function() if here.recorded is None else here.recorded.call(of, inputs, function, gives)
+    return function() if this_step.recorded is None else this_step.recorded.call(of, inputs, function, gives)
 
 
 def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_rows: bool = False) -> Trial:
@@ -372,30 +372,30 @@ def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_row
     )
     adapt_trials()
     trial = Trial(returns_rows)
-    with known(recorded=trial, inlines=True):
+    with this_step.having(recorded=trial, inlines=True):
         backend.compute_output_spec(lambda data: trial.follow(step, data, noted), given)
     return trial
 
 
 def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    if here.recorded is None:
+    if this_step.recorded is None:
         original(optimizer, grads, trainable_variables)
     else:
-        here.recorded.optimizers.append((optimizer, list(trainable_variables or [])))
+        this_step.recorded.optimizers.append((optimizer, list(trainable_variables or [])))
 
 
 def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    if here.recorded is None:
+    if this_step.recorded is None:
         return original(tape, target, sources, *args, **kwargs)
-    return here.recorded.gradient(target, sources)
+    return this_step.recorded.gradient(target, sources)
 
 
 def _layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Hands a layer's call to the trial, or to the view of the whole batch, if there is one."""
-    if here.recorded is not None:
-        return here.recorded.call(layer, (args, kwargs), lambda: original(layer, *args, **kwargs))
-    if here.view is not None:
-        return here.view.call(original, layer, args, kwargs)
+    if this_step.recorded is not None:
+        return this_step.recorded.call(layer, (args, kwargs), lambda: original(layer, *args, **kwargs))
+    if this_step.view is not None:
+        return this_step.view.call(original, layer, args, kwargs)
     return xla.layer_call(original, layer, args, kwargs)
 
 
@@ -426,7 +426,7 @@ def results_noted(model: Any) -> Iterator[dict[int, Result]]:
         kept["_toolkit_steps"] = kept.get("_toolkit_steps", 0) + 1  # Of replicas, which take turns.
         kept.setdefault("result", functools.partial(_noting, metric))
     try:
-        with known(noted=noted):
+        with this_step.having(noted=noted):
             yield noted
     finally:
         for metric in metrics:
@@ -440,8 +440,10 @@ def _noting(metric: keras.Metric) -> Any:
     value = keras.tree.map_structure(
         lambda x: tf.convert_to_tensor(x) if isinstance(x, _VARIABLES) else x, type(metric).result(metric)
     )
-    if here.noted is not None:
-        here.noted |= {id(leaf): Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))}
+    if this_step.noted is not None:
+        this_step.noted |= {
+            id(leaf): Result(leaf, metric, place) for place, leaf in enumerate(keras.tree.flatten(value))
+        }
     return value
 
 
@@ -490,7 +492,7 @@ class Tries:
             tensors = [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
             key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in tensors])
             if key not in self._found:
-                table = here.whole
+                table = this_step.whole
                 self._found[key] = outside(lambda: shown(self._model, step, data, table, returns_rows))
             return self._found[key]
 

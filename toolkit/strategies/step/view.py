@@ -27,7 +27,7 @@ from keras.src import backend
 from tensorflow.python.framework import random_seed
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, entered
@@ -47,10 +47,10 @@ def adapt_draws() -> None:
 
 
 def _seed(original: Callable, op_seed: Any) -> Any:
-    if here.view is None:
+    if this_step.view is None:
         return original(op_seed)
     first, _ = original(1)
-    return (first if first is not None else _SEED), next(here.view.draws) if op_seed is None else op_seed
+    return (first if first is not None else _SEED), next(this_step.view.draws) if op_seed is None else op_seed
 
 
 class ViewShare(WholeShare):
@@ -92,7 +92,7 @@ class View:
         self.draws = itertools.count(1)
         self.replicated = trial is not None and trial.replicated
         self._rows, self._trial, self._name = rows, trial, name
-        self._sized = sized and here.rows is None
+        self._sized = sized and this_step.rows is None
         self._own: dict[int, tuple[Any, Any]] = {}  # By whole tensors' ids: the tensor, and its own rows.
         self._calls = [] if trial is None else [_layers(trial.calls)]
         self._gathered: list[tuple[str, Any]] = []
@@ -101,12 +101,12 @@ class View:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """A context for what sees the whole batch."""
-        with entered(self.share), known(view=self):
+        with entered(self.share), this_step.having(view=self):
             yield
 
     @contextlib.contextmanager
     def _by_row(self) -> Iterator[None]:
-        with entered(self._rows), known(view=None):
+        with entered(self._rows), this_step.having(view=None):
             yield
 
     def open(self, data: Any) -> Any:
@@ -117,12 +117,12 @@ class View:
             if not tf.is_tensor(leaf):
                 return leaf
             in_trial = next(known_of, None)
-            if not leaf.shape.rank or number in here.whole:
+            if not leaf.shape.rank or number in this_step.whole:
                 return leaf
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
             if leaf.shape[0] is not None and isinstance(leaf, tf.Tensor) and not tf.executing_eagerly():
                 if self._sized:
-                    self._size = self._size or leaf.shape[0] * here.step.count
+                    self._size = self._size or leaf.shape[0] * this_step.count
                 else:
                     leaf = _of_any_size(leaf)
             return self._whole(leaf, reads, "the batch")
@@ -131,32 +131,16 @@ class View:
 
     def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""
-        if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all.
-            return original(layer, *args, **kwargs)
-        record = self._next(layer)
-        if self.replicated:
-            opened = True
-        elif record is None:
-            opened = not is_known(layer) or not self.is_any_by_row((args, kwargs))
-        else:
-            opened = record.opened or not self.is_any_by_row((args, kwargs))
-        if opened:
-            self._calls.append(_layers(record.calls if record is not None else []))
-            try:
-                return original(layer, *args, **kwargs)
-            finally:
-                self._calls.pop()
-        outputs = iter(record.outputs if record is not None else ())
-        reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
-        of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
-        found = self.by_row(
-            lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads, of_rows
-        )
-        for each in layer._flatten_layers():
-            losses = vars(each).get("_losses")
-            if losses:
-                losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
-        return found
+        if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all. return
+        original(layer, *args, **kwargs) record = self._next(layer) if self.replicated: opened = True elif record is
+        None: opened = not is_known(layer) or not self.is_any_by_row((args, kwargs)) else: opened = record.opened or not
+        self.is_any_by_row((args, kwargs)) if opened: self._calls.append(_layers(record.calls if record is not None else
+        [])) try: return original(layer, *args, **kwargs) finally: self._calls.pop() outputs = iter(record.outputs if
+        record is not None else ()) reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else
+        Reads()  # type: ignore[union-attr] # noqa: E731 of_rows = None if record is None else [is_row_dimension(each)
+        for each in record.inputs] found = self.by_row( lambda args, kwargs: original(layer, *args, **kwargs), args,
+        kwargs, layer.name, reads, of_rows ) for each in layer._flatten_layers(): losses = vars(each).get("_losses") if
+        losses: losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses] return found
 
     def by_row(
         self,
@@ -201,9 +185,9 @@ class View:
         """Updates a metric so that each row counts once."""
         if self.is_any_by_row((args, kwargs)):
             return self.by_row(lambda args, kwargs: update(*args, **kwargs), args, kwargs, "a metric")
-        if here.step.replica != 0:
+        if this_step.replica != 0:
             return None
-        with known(view=None):
+        with this_step.having(view=None):
             return update(*args, **kwargs)
 
     def _next(self, layer: Any) -> Call | None:
@@ -222,7 +206,7 @@ class View:
         if not x.shape.rank:
             return False
         if not tf.executing_eagerly():
-            size = self._size and (self._size // here.step.count if own else self._size)
+            size = self._size and (self._size // this_step.count if own else self._size)
             return bool(size and x.shape[0] and x.shape[0] % size == 0)
         count = max(1, int(self._rows.count)) if own else int(self._rows.total_count)  # None is a copy of one.
         return count > 0 and x.shape[0] % count == 0
@@ -254,7 +238,7 @@ class View:
             if mask is not None:
                 backend.set_keras_mask(found, mask)
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
-            rows = own.shape[0] and self._size and own.shape[0] * here.step.count
+            rows = own.shape[0] and self._size and own.shape[0] * this_step.count
             found.set_shape([rows, *own.shape[1:]])
         if not reads.differentiated:
             self._own[id(found)] = (found, own)
@@ -279,7 +263,7 @@ class View:
 
     def describe(self) -> None:
         """Says once which tensors a step exchanges because it looks at the whole batch."""
-        if self._gathered and here.step.replica == 0:
+        if self._gathered and this_step.replica == 0:
             what = ", ".join(f"{name} {_size(own)}" for name, own in self._gathered)
             why = "" if self._trial is not None else " (it can't be traced without values)"
             _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)

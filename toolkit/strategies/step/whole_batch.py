@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
-from toolkit.strategies.context import here
+from toolkit.strategies.context import this_step
 from toolkit.strategies.step.rows import Graph, Rows, mean_of_rows
 from toolkit.strategies.step.share import Share, WholeShare, counted, entered, update_mean
 from toolkit.strategies.step.trial import calling
@@ -241,12 +241,12 @@ class _BatchLoss(keras.losses.Loss):
         self._kinds: dict[str, Kind] = {}
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        share, given = here.share, (y_true, y_pred, sample_weight)
-        if here.view is not None and here.view.is_any_by_row(given):
-            return here.view.by_row(lambda args, _: self(*args), given, {}, self.name)
+        share, given = this_step.share, (y_true, y_pred, sample_weight)
+        if this_step.view is not None and this_step.view.is_any_by_row(given):
+            return this_step.view.by_row(lambda args, _: self(*args), given, {}, self.name)
         if share is None:
             return calling(self, given, lambda: self.loss(*given), mean_of_rows)
-        if isinstance(share, WholeShare) or here.alone:
+        if isinstance(share, WholeShare) or this_step.is_local:
             return self.loss(*given)
         kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
         if kind is Kind.EXAMPLES:
@@ -255,7 +255,7 @@ class _BatchLoss(keras.losses.Loss):
             value = self.loss(y_true, y_pred)
             # Replicas' losses are averaged.
             return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
-        if here.step.count > 1:
+        if this_step.count > 1:
             _say(self.name)
         masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
         y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
@@ -281,13 +281,13 @@ def _say(name: str) -> None:
 
 def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Updates a metric with the whole batch if its state isn't a sum over examples."""
-    if here.recorded is not None:
-        here.recorded.update((args, kwargs))
-    if here.view is not None:
-        return here.view.update(functools.partial(_update, original, metric), args, kwargs)
-    share, update = here.share, functools.partial(original, metric)
+    if this_step.recorded is not None:
+        this_step.recorded.update((args, kwargs))
+    if this_step.view is not None:
+        return this_step.view.update(functools.partial(_update, original, metric), args, kwargs)
+    share, update = this_step.share, functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
-    if share is None or here.alone or not any(ranks):
+    if share is None or this_step.is_local or not any(ranks):
         return update(*args, **kwargs)
     kinds = vars(metric).setdefault(_KINDS, {})
     kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))

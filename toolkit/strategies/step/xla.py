@@ -29,7 +29,7 @@ from keras.src.trainers.trainer import model_supports_jit
 from tensorflow.python.framework import kernels
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.context import here, known
+from toolkit.strategies.context import this_step
 from toolkit.support.graphs import outside
 
 __all__ = [
@@ -203,7 +203,7 @@ def in_pieces(model: Any, name: str, step: Callable, share: Any) -> Callable:
         step: The model's.
         share: This replica's share of the batch.
     """
-    use = here.xla
+    use = this_step.xla
     if use is None:
         return step
     own = getattr(step, "__func__", None) is not _STEPS[name]
@@ -282,8 +282,8 @@ def predicted(original: Callable, use: Use | None) -> Callable:
 
 def layer_call(original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
     """Calls a layer, in a piece where the step's layers are pieces."""
-    use = here.xla
-    if use is None or not use.layers or here.piece is not None:
+    use = this_step.xla
+    if use is None or not use.layers or this_step.piece is not None:
         return original(layer, *args, **kwargs)
     kept: list[list] = []
 
@@ -296,7 +296,7 @@ def layer_call(original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any
         found, losses = _compiled(call, Piece("layer"), differentiated=True)
     except _NoPieceError as error:
         use.say(f"{layer.name} is computed without XLA: {error}")
-        with known(xla=None):
+        with this_step.having(xla=None):
             return original(layer, *args, **kwargs)
     for mine, outer in zip(kept, losses, strict=True):
         mine[:] = outer
@@ -318,7 +318,7 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
 
     def body() -> list:
         graph = tf.compat.v1.get_default_graph()
-        with known(piece=piece):
+        with this_step.having(piece=piece):
             found = tf.nest.map_structure(_tensor, function())
         made = [each for each in tf.nest.flatten(found, expand_composites=True) if _is_of(each, graph)]
         masks = [backend.get_keras_mask(each) for each in made]
@@ -340,8 +340,8 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
     for each, mask in zip(made, masks, strict=True):
         if mask is not None:
             backend.set_keras_mask(outer[id(each)], next(computed) if _is_of(mask, graph) else mask)
-        if here.noted is not None and id(each) in here.noted:
-            here.noted[id(outer[id(each)])] = here.noted[id(each)]._replace(tensor=outer[id(each)])
+        if this_step.noted is not None and id(each) in this_step.noted:
+            this_step.noted[id(outer[id(each)])] = this_step.noted[id(each)]._replace(tensor=outer[id(each)])
     leaves = [outer.get(id(each), each) for each in tf.nest.flatten(found, expand_composites=True)]
     return tf.nest.pack_sequence_as(found, leaves, expand_composites=True)
 
