@@ -131,16 +131,32 @@ class View:
 
     def call(self, original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a layer: with this replica's rows, or, where it needs the whole batch, as a part of the step."""
-        if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all. return
-        original(layer, *args, **kwargs) record = self._next(layer) if self.replicated: opened = True elif record is
-        None: opened = not is_known(layer) or not self.is_any_by_row((args, kwargs)) else: opened = record.opened or not
-        self.is_any_by_row((args, kwargs)) if opened: self._calls.append(_layers(record.calls if record is not None else
-        [])) try: return original(layer, *args, **kwargs) finally: self._calls.pop() outputs = iter(record.outputs if
-        record is not None else ()) reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else
-        Reads()  # type: ignore[union-attr] # noqa: E731 of_rows = None if record is None else [is_row_dimension(each)
-        for each in record.inputs] found = self.by_row( lambda args, kwargs: original(layer, *args, **kwargs), args,
-        kwargs, layer.name, reads, of_rows ) for each in layer._flatten_layers(): losses = vars(each).get("_losses") if
-        losses: losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses] return found
+        if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all.
+            return original(layer, *args, **kwargs)
+        record = self._next(layer)
+        if self.replicated:
+            opened = True
+        elif record is None:
+            opened = not is_known(layer) or not self.is_any_by_row((args, kwargs))
+        else:
+            opened = record.opened or not self.is_any_by_row((args, kwargs))
+        if opened:
+            self._calls.append(_layers(record.calls if record is not None else []))
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                self._calls.pop()
+        outputs = iter(record.outputs if record is not None else ())
+        reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
+        of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
+        found = self.by_row(
+            lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads, of_rows
+        )
+        for each in layer._flatten_layers():
+            losses = vars(each).get("_losses")
+            if losses:
+                losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
+        return found
 
     def by_row(
         self,
