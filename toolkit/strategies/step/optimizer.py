@@ -224,7 +224,7 @@ def counting_alone(optimizer: Any) -> Iterator[None]:
 
 
 _LOG = logging.getLogger(__name__)
-_READY = "_toolkit_exchanges"
+_READY = "_toolkit_exchanges"  # The id of the optimizer that it was set for, because a copy has it too.
 
 
 def adapt_optimizers() -> None:
@@ -245,7 +245,7 @@ def exchange_gradients(optimizer: Any) -> None:
     """
     if mesh.replica_count(optimizer._distribution_strategy) == 1:
         return
-    vars(optimizer)[_READY] = optimizer
+    vars(optimizer)[_READY] = id(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         weigh_scaled_losses(optimizer)
         exchange_gradients(optimizer.inner_optimizer)
@@ -264,7 +264,7 @@ def exchange_gradients(optimizer: Any) -> None:
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     before = vars(optimizer).get("build")
-    if vars(optimizer).get(_READY) is not optimizer:
+    if vars(optimizer).get(_READY) != id(optimizer):
         exchange_gradients(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
         sharded_optimizer.keep_in_shards(optimizer)
@@ -284,7 +284,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if this_step.piece is not None and this_step.piece.takes_updates:  # Its turn comes after the piece.
         this_step.piece.updates.append((optimizer, grads, trainable_variables))
         return
-    if vars(optimizer).get(_READY) is not optimizer:  # Such as one that is on no model, or a copy.
+    if vars(optimizer).get(_READY) != id(optimizer):  # Such as one that is on no model, or a copy.
         exchange_gradients(optimizer)
     if this_step.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
