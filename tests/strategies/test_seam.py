@@ -161,7 +161,7 @@ def test_an_object_has_a_method_of_its_own():
 
     one, other = Greeter(), Greeter()
     for mark in ("!", "!", "?"):
-        attach(one, "greet", MARKS[mark])
+        attach(one, greet=MARKS[mark])
     assert (one.greet("you"), other.greet("you")) == ("hello you!?", "hello you")
     assert one.greet.__doc__ == "Says it."
     Greeter.greet = lambda _, name: f"good day {name}"

@@ -90,17 +90,21 @@ def _key(around: Callable) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def attach(instance: Any, name: str, around: Callable) -> None:
-    """Gives one object `around(original, instance, ...)` as a method; a second time changes nothing.
+def attach(instance: Any, **methods: Callable) -> None:
+    """Gives one object its own methods; a second time changes nothing.
 
     It stands in the object's own attributes, past `__setattr__`: its class, its type and what is made of its
     configuration are as they were, and so is every other object. `original` is what the object had before.
 
     Args:
         instance: The object.
-        name: The name of its method.
-        around: Takes the original, the object, and the arguments.
+        **methods: By the name of a method, what takes the original, the object, and the arguments.
     """
+    for name, around in methods.items():
+        _attach(instance, name, around)
+
+
+def _attach(instance: Any, name: str, around: Callable) -> None:
     before = vars(instance).get(name)
     key = _key(around)
     attached: tuple[str, ...] = getattr(before, "_toolkit", ())

@@ -61,21 +61,27 @@ def _made(original: Callable, model: Any) -> None:
 
 def _attach_to(model: Any) -> None:
     strategy = model._distribute_strategy
-    attach(model, "compile", _compile)
-    attach(model, "_maybe_symbolic_build", _maybe_build)
-    attach(model, "_resolve_auto_jit_compile", xla.choose)
-    attach(model, "export", _export)
-    for name in ("save", "save_weights"):
-        attach(model, name, save)
+    attach(
+        model,
+        compile=_compile,
+        _maybe_symbolic_build=_maybe_build,
+        _resolve_auto_jit_compile=xla.choose,
+        export=_export,
+        save=save,
+        save_weights=save,
+    )
     if mesh.replica_count(strategy) > 1:
         share.keep_losses_by_replica(model)
-        attach(model, "predict_step", predict_own)
-        attach(model, "quantize", _quantize)
-        attach(model, "make_train_function", functools.partial(make_function, "train_step"))
-        attach(model, "make_test_function", functools.partial(make_function, "test_step"))
+        attach(
+            model,
+            predict_step=predict_own,
+            quantize=_quantize,
+            make_train_function=functools.partial(make_function, "train_step"),
+            make_test_function=functools.partial(make_function, "test_step"),
+        )
         for kind in ("train", "test", "predict"):
-            attach(model, f"{kind}_on_batch", functools.partial(_call_on_batch, kind))
-            attach(model, f"make_{kind}_function", functools.partial(_make_dividing, kind))
+            methods = {f"{kind}_on_batch": _call_on_batch, f"make_{kind}_function": _make_dividing}
+            attach(model, **{name: functools.partial(method, kind) for name, method in methods.items()})
         for each in optimizers_of(model):
             optimizer.exchange_gradients(each)
 

@@ -48,10 +48,13 @@ class _Adding:
 
 def accumulate_by_replica(optimizer: Any) -> None:
     """Makes an optimizer of several replicas accumulate per replica, and exchange the sums when it updates."""
-    attach(optimizer, "build", _build)
-    attach(optimizer, "add_variable_from_reference", _add_variable)
-    attach(optimizer, "_backend_apply_gradients", _apply)
-    attach(optimizer, "_clip_gradients", _sum_before_clipping)
+    attach(
+        optimizer,
+        build=_build,
+        add_variable_from_reference=_add_variable,
+        _backend_apply_gradients=_apply,
+        _clip_gradients=_sum_before_clipping,
+    )
 
 
 def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:

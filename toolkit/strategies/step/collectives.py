@@ -462,7 +462,7 @@ def number_by_call(strategy: tf.distribute.Strategy) -> None:
     """Allows functions with collectives in loops under a strategy. Later calls do nothing."""
     ways = (getattr(strategy.extended, name, None) for name in ("_cross_device_ops", "_collective_ops"))
     for launcher in {id(each): each for way in ways for each in getattr(way, "_launchers", ())}.values():
-        attach(launcher, "_use_unique_instance_key", _unique_outside_loops)
+        attach(launcher, _use_unique_instance_key=_unique_outside_loops)
 
 
 def communication_of(strategy: tf.distribute.Strategy) -> str:

@@ -167,9 +167,9 @@ def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Route
 
 def weigh_scaled_losses(optimizer: Any) -> None:
     """Gives a LossScaleOptimizer of several replicas our own methods."""
-    attach(optimizer, "scale_loss", _scale_loss)
-    attach(optimizer, "_tf_apply", _apply_where_finite)
-    attach(optimizer, "_stateful_handle_finite_grads", _apply_finite)
+    attach(
+        optimizer, scale_loss=_scale_loss, _tf_apply=_apply_where_finite, _stateful_handle_finite_grads=_apply_finite
+    )
 
 
 def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
@@ -250,8 +250,11 @@ def exchange_gradients(optimizer: Any) -> None:
         weigh_scaled_losses(optimizer)
         exchange_gradients(optimizer.inner_optimizer)
         return
-    attach(optimizer, "_all_reduce_sum_gradients", _sum)
-    attach(optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages)
+    attach(
+        optimizer,
+        _all_reduce_sum_gradients=_sum,
+        _overwrite_model_variables_with_average_value=_overwrite_with_averages,
+    )
     options = options_of(optimizer._distribution_strategy)
     if options.gradients.compression != "none":
         powersgd.keep_memories(optimizer)

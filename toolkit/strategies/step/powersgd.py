@@ -186,7 +186,7 @@ _WAITS = "_toolkit_sends_all_yet"
 
 def keep_memories(optimizer: Any) -> None:
     """Makes an optimizer of several replicas keep the state of compression."""
-    attach(optimizer, "build", _build)
+    attach(optimizer, build=_build)
 
 
 def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:

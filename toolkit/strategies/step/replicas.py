@@ -36,8 +36,7 @@ def _are_alike(values: Any) -> bool:
 
 def know_steps(strategy: tf.distribute.Strategy) -> None:
     """Makes replicas know their step, and update their own copies of variables. Later calls do nothing."""
-    attach(strategy.extended, "call_for_each_replica", _with_steps)
-    attach(strategy.extended, "_use_merge_call", _meets)
+    attach(strategy.extended, call_for_each_replica=_with_steps, _use_merge_call=_meets)
 
 
 def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:

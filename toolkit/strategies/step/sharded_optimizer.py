@@ -277,10 +277,13 @@ def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
 
 def keep_in_shards(optimizer: Any) -> None:
     """Makes an optimizer of several replicas keep slots for sharded variables, and train them."""
-    attach(optimizer, "add_variable_from_reference", _slot)
-    attach(optimizer, "_backend_apply_gradients", _apply_shards)
-    attach(optimizer, "_clip_gradients", _clip)
-    attach(optimizer, "_update_model_variables_moving_average", _average)
+    attach(
+        optimizer,
+        add_variable_from_reference=_slot,
+        _backend_apply_gradients=_apply_shards,
+        _clip_gradients=_clip,
+        _update_model_variables_moving_average=_average,
+    )
 
 
 def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:

@@ -481,7 +481,7 @@ class _ByReplica(UserList):
 
 def keep_losses_by_replica(model: Any) -> None:
     """Makes a model's layers keep their losses by replica when one of them calls it."""
-    attach(model, "_clear_losses", _clear)
+    attach(model, _clear_losses=_clear)
 
 
 def _clear(original: Callable, model: Any) -> None:
@@ -504,10 +504,10 @@ def _clear(original: Callable, model: Any) -> None:
 
 def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
     """Weights the gradients of sums over replicas in layers in a step of `fit`, and packs them together."""
-    attach(context, "all_reduce", _all_reduce)
+    attach(context, all_reduce=_all_reduce)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            attach(layer, "_moments", _moments)
+            attach(layer, _moments=_moments)
 
 
 def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -370,7 +370,7 @@ def count_steps(model: Any) -> Callable[[], int]:
         with strategy.scope():
             count = vars(model)[_COUNT] = _Count()
         of_keras = getattr(model.train_step, "__func__", None)
-        attach(model, "train_step", _counted)
+        attach(model, train_step=_counted)
         vars(model)["train_step"].__func__ = of_keras  # By which Keras's own step is told from the user's.
         model.train_function = None  # An earlier one doesn't count.
     return lambda: int(strategy.experimental_local_results(count.variable)[0])

@@ -180,18 +180,18 @@ def watch(model: Any) -> None:
     """Makes a model's compiled losses and metrics those of the whole batch. Later calls look for new ones."""
     compiled = getattr(model, "_compile_loss", None)
     if compiled is not None:
-        attach(compiled, "build", _build)
+        attach(compiled, build=_build)
         if compiled.built:
             _replace(compiled)
-    attach(model, "get_metrics_result", _results)
+    attach(model, get_metrics_result=_results)
     for metric in model.metrics:
         # Keras wraps all compiled metrics into one.
         for each in metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]:
             if isinstance(each, keras.Metric):
-                attach(each, "update_state", _update)
+                attach(each, update_state=_update)
                 for part in _with_parts(each):
                     if type(part).update_state is keras.metrics.Mean.update_state:
-                        attach(part, "update_state", update_mean)
+                        attach(part, update_state=update_mean)
 
 
 def _with_parts(metric: keras.Metric) -> Iterator[keras.Metric]:
