@@ -16,12 +16,11 @@ import types
 
 from toolkit import __version__
 from toolkit.errors import ToolkitError
+from toolkit.launch import display
 from toolkit.launch.agent.connection import Lateness
-from toolkit.launch.display import output
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor import agents, attempt, crew, failure, state, supervise
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor import agents, attempt, state, supervise
 
 LIMIT = 1800.0  # Simulated seconds that no job takes.
 STEP = 0.5  # Seconds.
@@ -204,7 +203,7 @@ STACKS = {
 }
 
 
-class FakePlace(agents.Place):
+class FakeBackend(agents.Backend):
     """Hosts of the world."""
 
     remedy = "See {host}"
@@ -439,7 +438,7 @@ class World:
 
 
 class Selector:
-    """In the place of Crew's selector: waits by the world's clock."""
+    """In the place of TaskGroup's selector: waits by the world's clock."""
 
     def __init__(self, world):
         self.select = world.advance
@@ -484,10 +483,10 @@ def run(monkeypatch, folder, world, *, settle=True, **options):
         Its record's events, and the error that it ended in.
     """
     clock = types.SimpleNamespace(monotonic=world.monotonic, sleep=world.advance, time=world.monotonic)
-    for module in (agents, attempt, crew, failure, state, supervise, output):
+    for module in (agents, attempt, state, supervise, display):
         monkeypatch.setattr(module, "time", clock)
     select = types.SimpleNamespace(DefaultSelector=lambda: Selector(world), EVENT_READ=1)
-    monkeypatch.setattr(crew, "selectors", select)
+    monkeypatch.setattr(attempt, "selectors", select)
     monkeypatch.setattr(supervise, "Display", FakeDisplay)
     thread = types.SimpleNamespace(start=lambda: None)
     threads = types.SimpleNamespace(Thread=lambda **_: thread, Event=lambda: types.SimpleNamespace(set=lambda: None))
@@ -505,7 +504,7 @@ def run(monkeypatch, folder, world, *, settle=True, **options):
     record = Record.begin(spec)
     error = None
     try:
-        supervise.supervise(spec, lambda: FakePlace(world, spec), received=[], record=record)
+        supervise.supervise(spec, lambda: FakeBackend(world, spec), received=[], record=record)
     except ToolkitError as found:
         error = found
     events = Record(record.directory).new()

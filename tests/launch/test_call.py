@@ -15,10 +15,9 @@ import pytest
 
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import started
+from toolkit.launch import jobs, started
 from toolkit.launch.backends import slurm
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import Job, started
+from toolkit.launch import Job, jobs, started
 from toolkit.launch.backends import slurm
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """

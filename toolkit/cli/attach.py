@@ -29,7 +29,6 @@ def run(given: argparse.Namespace) -> None:
         TaskFailed: It failed.
         JobStopped: It was stopped, or this program was told to.
     """
-    from toolkit.launch import Job
-    from toolkit.launch.records import jobs
+    from toolkit.launch import Job, jobs
 
     Job(jobs.find(given.job)).follow(show=given.show, lines=10)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toolkit.launch.records.jobs import Entry
+    from toolkit.launch.jobs import Entry
 
 __all__ = ["add_arguments", "add_job", "run"]
 
@@ -30,7 +30,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Prints a table, or JSON."""
-    from toolkit.launch.records import jobs
+    from toolkit.launch import jobs
     from toolkit.support import goodput
 
     known = jobs.every()
@@ -57,7 +57,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _show(found: "list[Entry]", *, near: bool) -> None:
-    from toolkit.launch.records import jobs
+    from toolkit.launch import jobs
     from toolkit.support import goodput
 
     rows = [("job", "state", "age", "goodput", "command")]

@@ -30,8 +30,7 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, task or attempt.
     """
-    from toolkit.launch import Job
-    from toolkit.launch.records import jobs
+    from toolkit.launch import Job, jobs
 
     found = jobs.find(given.job)
     job = Job(found)

@@ -24,8 +24,7 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, it doesn't run, or it doesn't answer.
     """
-    from toolkit.launch import Job
-    from toolkit.launch.records import jobs
+    from toolkit.launch import Job, jobs
     from toolkit.launch.supervisor.stacks import folded
 
     words, found = Job(jobs.find(given.job, runs=True)).where()

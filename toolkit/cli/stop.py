@@ -24,8 +24,7 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         LaunchError: There is no such job, or it can't be ended from here.
     """
-    from toolkit.launch import Job
-    from toolkit.launch.records import jobs
+    from toolkit.launch import Job, jobs
 
     job = jobs.find(given.job, runs=True)
     if not job.state().startswith("on ") and not job.alive:

@@ -53,11 +53,11 @@ class Launcher:
     """
 
     def __init__(self, **spec: Any) -> None:
-        from toolkit.launch.job import site
-        from toolkit.launch.job.spec import options
+        from toolkit.launch import site
+        from toolkit.launch.spec import options
 
         self._spec = site.with_defaults(spec, options(), str(spec.get("on", "local")).partition(":")[0])
-        self._make_spec(("-m", "toolkit.launch.task.called"))
+        self._make_spec(("-m", "toolkit.launch.functions"))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Runs a function in the tasks of a job, as `toolkit launch` runs a script, and returns each task's result.
@@ -79,12 +79,11 @@ class Launcher:
             TaskFailed: The first task that failed, with its last lines; its cause is what the function raised.
             KeyboardInterrupt: Ctrl-C; the tasks have ended. Another signal to stop raises SystemExit.
         """
-        from toolkit.launch import functions
-        from toolkit.launch.here import run_here
-        from toolkit.launch.records import jobs
-        from toolkit.launch.records.record import Record
+        from toolkit.launch import functions, jobs
+        from toolkit.launch.record import Record
+        from toolkit.launch.starting import run_to_end
 
-        spec = self._make_spec(("-m", "toolkit.launch.task.called"))
+        spec = self._make_spec(("-m", "toolkit.launch.functions"))
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
@@ -96,7 +95,7 @@ class Launcher:
                 slurm.submit(spec, follow=True, record=record)
             else:
                 jobs.add(record, pid=os.getpid())
-                run_here(spec, record)
+                run_to_end(spec, record)
             return functions.results(record)
         except TaskFailed as error:
             raise error from functions.cause(record)
@@ -119,12 +118,12 @@ class Launcher:
             LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
             TaskFailed: The job ended at once.
         """
-        from toolkit.launch import detached, functions
-        from toolkit.launch.records.record import Record
+        from toolkit.launch import functions, starting
+        from toolkit.launch.record import Record
 
         work = None
         if callable(what):
-            spec = self._make_spec(("-m", "toolkit.launch.task.called"))
+            spec = self._make_spec(("-m", "toolkit.launch.functions"))
             work = functions.pickled(what, args, kwargs)
         elif isinstance(what, (str, os.PathLike)) and not kwargs:
             spec = self._make_spec((os.fspath(what), *map(str, args)))
@@ -142,12 +141,12 @@ class Launcher:
 
             return Job(slurm.submit(spec, follow=False, record=record))
         try:
-            return Job(detached.start(spec, record))
+            return Job(starting.start_detached(spec, record))
         except JobStopped as error:
             raise _stopped(error) from error
 
     def _make_spec(self, command: tuple[str, ...]) -> Any:
-        from toolkit.launch.job.spec import JobSpec, options
+        from toolkit.launch.spec import JobSpec, options
         from toolkit.support import status
 
         if status.imports():

@@ -10,13 +10,12 @@ from typing import Any
 
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch import controller, jobs
 from toolkit.launch.backends import slurm
-from toolkit.launch.display.display import Display
-from toolkit.launch.display.follow import Follower
-from toolkit.launch.display.output import visible_lines
+from toolkit.launch.display import Display, visible_lines
 from toolkit.launch.events import Event
-from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import Failure
+from toolkit.launch.follow import Follower
+from toolkit.launch.record import Failure
 from toolkit.support import signals
 
 __all__ = ["Job"]

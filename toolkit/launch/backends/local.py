@@ -8,25 +8,23 @@ from toolkit import cluster as _cluster
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
-from toolkit.launch.agent.connection import ConnectedAgent, started_here
+from toolkit.launch.agent.connection import ConnectedAgent, local_agent
 from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.layout import assign
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Backend, assign
 
-__all__ = ["LocalPlace"]
+__all__ = ["LocalBackend"]
 
 
-class LocalPlace(Place):
+class LocalBackend(Backend):
     """This machine, as one host.
 
     Args:
         spec: What was asked.
 
     Attributes:
-        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Backend` has them.
 
     Raises:
         ClusterError: The cluster's file can't be used.
@@ -59,7 +57,7 @@ class LocalPlace(Place):
     def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent."""
         given = {str(task): _cluster.split(self._described.address(task))[1] for task in self._here if self._described}
-        return started_here(number=host.tasks, command=self._spec.command, given=given)
+        return local_agent(number=host.tasks, command=self._spec.command, given=given)
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster and those of its tasks to start here."""

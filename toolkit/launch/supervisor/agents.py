@@ -1,26 +1,74 @@
-"""Connects to the agents that start a job's tasks, again after failures, and lays out their cluster."""
+"""A job's hosts and the agents that start its tasks there: connected, called again, and laid out as a cluster."""
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from toolkit import __version__
+from toolkit import __version__, cluster
 from toolkit.cluster import Cluster, Task
+from toolkit.cluster.addresses import is_loopback, join
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
 from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.events import BEAT, Event
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.layout import assign
+from toolkit.launch.spec import Host, JobSpec
 
-__all__ = ["Agents", "Place"]
+__all__ = ["Agents", "Backend", "assign", "check_addresses", "spread"]
 
 _AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
 _PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.
 _CALL = 10.0  # Seconds between two calls to a host that was gone when the job went on.
 
 
-class Place:
+def check_addresses(addresses: Mapping[Host, str], *, open_network: bool) -> None:
+    """Refuses addresses that mean different machines to different hosts, and public addresses unless they are allowed.
+
+    Raises:
+        LaunchError: Some are loopback, others not.
+        ClusterError: One is public.
+    """
+    local = [host for host in addresses if is_loopback(addresses[host])]
+    if local and len(local) < len(addresses):
+        raise LaunchError(
+            asked=f"the tasks on {local[0].name} and on the other hosts are to reach one another",
+            found=f"{addresses[local[0]]} means another machine there",
+            remedy="Name this machine by an address that the others can reach",
+        )
+    if not open_network:
+        named = [join(host, 1 + number) for number, host in enumerate(addresses.values())]
+        cluster.refuse_public(Cluster({"worker": named}))
+
+
+def spread(tasks: int, hosts: int) -> list[int]:
+    """Returns how many tasks run on each host: an equal number, and one more on the first hosts."""
+    return [tasks // hosts + (number < tasks % hosts) for number in range(hosts)]
+
+
+def assign(
+    counts: Sequence[tuple[str, int]],
+    hosts: Sequence[Host],
+    addresses: Mapping[Host, str],
+    ports: Mapping[Host, Sequence[int]] | None = None,
+) -> tuple[Cluster, dict[Task, Host]]:
+    """Returns the cluster of these hosts, and each task's host.
+
+    Args:
+        counts: How many tasks of each job; workers are renumbered where hosts are gone.
+        hosts: All hosts, in their order.
+        addresses: The address of each.
+        ports: The hosts that are there, each with a port for each of its tasks; None for all hosts and any ports.
+    """
+    if ports is None:
+        numbers = itertools.count(1)
+        ports = {host: [next(numbers) for _ in range(host.tasks)] for host in hosts}
+    every = [(host, join(addresses[host], port)) for host in hosts if host in ports for port in ports[host]]
+    jobs = counts if sum(number for _, number in counts) == len(every) else (("worker", len(every)),)
+    names = cluster.numbered(jobs)
+    made = Cluster.at({task: address for task, (_, address) in zip(names, every, strict=True)})
+    return made, {task: host for task, (host, _) in zip(names, every, strict=True)}
+
+
+class Backend:
     """Where a job's tasks run.
 
     Attributes:
@@ -86,7 +134,7 @@ class Agents:
         missing: Hosts that the attempt goes on without.
     """
 
-    def __init__(self, spec: JobSpec, place: Place, received: Sequence[int]) -> None:
+    def __init__(self, spec: JobSpec, place: Backend, received: Sequence[int]) -> None:
         self._spec = spec
         self._place = place
         self._received = received

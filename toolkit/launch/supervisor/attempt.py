@@ -1,25 +1,37 @@
 """One start of a job: starts its tasks, watches them, and ends all of them when one fails."""
 
+import base64
+import contextlib
+import selectors
+import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from toolkit.cluster import Task
+from toolkit.cluster import Cluster, Task
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
-from toolkit.launch.agent import descendants
-from toolkit.launch.events import BEAT
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records.record import Failure
-from toolkit.launch.supervisor import failure, stacks, state
-from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.agent import process
+from toolkit.launch.agent.connection import ConnectedAgent
+from toolkit.launch.agent.ports import few
+from toolkit.launch.display import Display
+from toolkit.launch.events import BEAT, Event, data
+from toolkit.launch.record import Failure, Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor import stacks, state
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
-from toolkit.support import goodput
+from toolkit.support import files, goodput
 from toolkit.support.words import counted
 
-__all__ = ["Attempt", "HostLost", "Preempted"]
+__all__ = ["Attempt", "HostLost", "Preempted", "TaskGroup"]
 
+_TICK = 0.05  # Seconds between two checks of timeouts.
+_DRAIN = 1.0  # Seconds to wait for a process's last output: a grandchild can hold the pipe open for ever.
+_LEEWAY = 5.0  # Seconds that the event of a task's end may take from another host.
+_ANSWER = 2.0  # Seconds that tasks get to report their state and to write their stacks.
+_LATE = 10.0  # Seconds that answers of other hosts may take.
 # Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
 _STRANDED = 5.0
 # Seconds that a task gets to end when its script has failed, if the grace is shorter. Output of others is held back.
@@ -27,6 +39,286 @@ _ENDING = 10.0
 _SPENT = 600.0  # Seconds between two events that say what time was spent on.
 _KEPT = 20  # How many last lines failure.json has.
 _STACKS = "--- Python stacks, asked for by the launcher ---"  # The log line that introduces them.
+
+
+class TaskGroup:
+    """The tasks and their agents.
+
+    Args:
+        spec: What was asked.
+        agents: Those that start the tasks, by host.
+        tasks: The host of each task to start.
+        cluster: All tasks.
+        number: The attempt's number, from 1.
+        record: Keeps what happens, and knows the job's id and its directory.
+        display: Where lines and messages go.
+        received: The caller appends signals to the launcher to it.
+        spent: What earlier attempts have spent their time on.
+
+    Attributes:
+        tasks: What is known of each.
+        homes: The agent of each.
+        whole: Whether all tasks of the cluster are started here.
+        refused: What an agent said that couldn't do what it was asked for.
+        told_to_stop: A host whose agent was told to stop, and the signal.
+        preempted: A host that is about to be taken away.
+        unheard: A host whose agent ended its tasks because it heard nothing of this launcher, and for how many seconds.
+        lost_result: Why what a function has returned is lost; "" where nothing is.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        agents: Mapping[Host, ConnectedAgent],
+        tasks: Mapping[Task, Host],
+        cluster: Cluster,
+        *,
+        number: int,
+        record: Record,
+        display: Display,
+        received: list[int],
+        spent: Mapping[str, float],
+    ) -> None:
+        self.spec = spec
+        self.agents = agents
+        self.cluster = cluster
+        self.number = number
+        self.record = record
+        self.display = display
+        self.whole = len(tasks) == len(cluster.tasks)
+        several = len(agents) > 1
+        self.tasks = [
+            TaskState(
+                task,
+                host=host.name if several else "",
+                log=record.log(task, number),
+            )
+            for task, host in tasks.items()
+        ]
+        self._by_name = {str(task.task): task for task in self.tasks}
+        self.homes = {task: agents[host] for task, host in tasks.items()}
+        self._received = received
+        self._spent = dict(spent)
+        self.refused: Event | None = None
+        self._refusing: list[ConnectedAgent] = []  # Agents that have no task.
+        self._said_what_is_open = number > 1
+        self.told_to_stop: tuple[str, int] | None = None
+        self.preempted = ""
+        self.unheard: tuple[str, int] | None = None
+        self.lost_result = ""
+        self._looks = 0
+        self._looked: dict[ConnectedAgent, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._watched = list(agents.values())
+        for agent in self._watched:
+            self._selector.register(agent, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Starts the tasks."""
+        options = {
+            "as_is": self.spec.as_is,
+            "start_timeout": self.spec.start_timeout,
+            "heartbeat_timeout": self.spec.heartbeat_timeout,
+            "partial": not self.whole,
+            "spent": self._spent,
+        }
+        work = base64.b64encode(self.record.call()).decode()
+        for agent in self.agents.values():
+            agent.send(
+                "start",
+                call=work,
+                cluster=self.cluster.as_dict(),
+                here=[str(task.task) for task in self.tasks_of(agent)],
+                command=list(self.spec.command),
+                prefix=shlex.split(self.spec.prefix),
+                preempt_when=self.spec.preempt_when,
+                environment=self.spec.environment,
+                options=options,
+                job_id=self.record.id,
+                attempt=self.number,
+                logs=str(self.record.directory.absolute()),
+            )
+
+    def say(self, message: str) -> None:
+        """Shows a message and logs it."""
+        self.display.say(message)
+        self.record.add("note", text=message)
+
+    def turn(self, seconds: float = _TICK) -> None:
+        """Takes new events."""
+        self._selector.select(seconds)
+        for host, agent in self.agents.items():
+            # Output is taken last: whether it is shown depends on which task failed.
+            for event in sorted(agent.read(), key=lambda event: event["event"] == "output"):
+                self._take(host, event)
+            if agent.gone and agent in self._watched:
+                self._watched.remove(agent)
+                self._selector.unregister(agent)
+        for task in self.tasks:
+            self._show(task, task.output.flush(late=True))
+        self.display.draw(lambda: [task.row() for task in self.tasks])
+
+    def _take(self, host: Host, event: Event) -> None:
+        task = self._by_name.get(event.get("task", ""))
+        if task is None:
+            self._take_hosts_own(host, event)
+        elif self.homes[task.task] is self.agents[host]:  # Events about a task count only from the agent of its host.
+            self._take_of_task(task, event)
+
+    def _take_hosts_own(self, host: Host, event: Event) -> None:
+        kind = event["event"]
+        if kind == "note":
+            self.say(f"{host.name}: {event['text']}" if len(self.agents) > 1 else event["text"])
+        elif kind == "refused":
+            self.refused = event
+            self._refusing.append(self.agents[host])
+        elif kind == "signal":
+            self.told_to_stop = host.name, event["number"]
+        elif kind == "preempted":
+            self.preempted = host.name
+        elif kind == "looked":
+            self._looked[self.agents[host]] = event["number"]
+        elif kind == "unheard":
+            self.unheard = host.name, event["seconds"]
+        elif kind == "open":
+            self._say_what_is_open(host, event)
+
+    def _take_of_task(self, task: TaskState, event: Event) -> None:
+        kind = event["event"]
+        task.take(event)
+        if task.failed_at is not None and not task.given_up:
+            # Output of other tasks follows from the failure. It would fill pages before the cause is named.
+            self.display.hold()
+        if kind == "output":
+            self._show(task, task.output.take(data(event["text"])))
+            if fault := task.output.fault:
+                task.output.fault = ""
+                self.say(fault)
+        elif kind == "result":
+            try:
+                self.record.keep_result(task.task, base64.b64decode(event["data"]))
+            except OSError as error:
+                self.lost_result = f"The result of {task.task} can't be written to {self.record.directory}: {error}"
+        elif kind == "started":
+            self.record.forget_result(task.task)
+            self.record.add("started", task=task.task, host=task.host, pid=task.pid, attempt=self.number)
+        elif kind == "ended":
+            code, dismissed = (task.code, False) if task.ended_late else (event["code"], task.asked_to_end)
+            facts = {"pid": event["pid"], "code": code, "dismissed": dismissed}
+            self.record.add("ended", task=task.task, host=task.host, **facts)
+
+    def _show(self, task: TaskState, lines: Sequence[bytes]) -> None:
+        if lines:
+            self.display.lines(task.task, lines)
+
+    def _say_what_is_open(self, host: Host, event: Event) -> None:
+        """Says which ports other machines can reach. Once, because all hosts of a job are alike in this."""
+        if self._said_what_is_open:
+            return
+        self._said_what_is_open = True
+        marker = files.state_directory() / "open-ports-said"  # Once per machine, because it doesn't change.
+        if marker.exists():
+            return
+        with contextlib.suppress(OSError):
+            files.make_directory(marker.parent)
+            marker.touch()
+        where = "this machine" if len(self.agents) == 1 else host.name
+        close = "Close these ports to other machines (SECURITY.md says how)"
+        if len(self.agents) > 1:
+            close = f"Let a firewall admit these hosts only: {few([h.name for h in self.agents])}"
+        self.say(
+            f"note: other machines can reach {few(event['ports'])} of {where} at {few(event['addresses'])}. "
+            f"TensorFlow's servers there accept commands without a password. {close}. This is said once on a machine."
+        )
+
+    def tasks_of(self, agent: ConnectedAgent) -> list[TaskState]:
+        """Returns the tasks that an agent has started."""
+        return [task for task in self.tasks if self.homes[task.task] is agent]
+
+    def restart(self, task: TaskState) -> None:
+        """Starts a task in place of one that has ended."""
+        self._show(task, task.output.flush())
+        task.restart()
+        self.homes[task.task].send("again", task=str(task.task))
+
+    def kill(self, task: TaskState) -> None:
+        """Kills a task."""
+        self.homes[task.task].send("kill", task=str(task.task))
+
+    def ask_for_stacks(self) -> None:
+        """Has tasks write their stacks, and waits for them."""
+        for agent in self.agents.values():
+            agent.send("stacks")
+        self.read_for(_ANSWER)
+        if len(self.agents) > 1:
+            self.read_for(_LATE, until=lambda: not any(task.alive and not task.stacks for task in self.tasks))
+
+    def lost(self, agent: ConnectedAgent) -> str:
+        """Returns why an agent counts as lost; "" if it doesn't."""
+        # On this machine, an agent is silent only if the machine is busy.
+        quiet = agent.silence > self.spec.silence and not agent.here
+        if not (quiet or agent.gone) or not any(task.alive for task in self.tasks_of(agent)):
+            return ""
+        # ssh also gives up after a while.
+        if quiet or (agent.gone and agent.silence > 3 * BEAT):
+            return f"nothing was heard of it for {agent.silence:.0f} s"
+        return agent.last_line()
+
+    def look(self) -> None:
+        """Has every agent report the state of its tasks, and waits for that, and so for all that happened before."""
+        self._looks += 1
+        for agent in self.agents.values():
+            agent.send("look", number=self._looks)
+        waited = [agent for agent in self.agents.values() if agent not in self._refusing]
+        seconds = _LATE if len(self.agents) > 1 else _ANSWER
+        self.read_for(seconds, until=lambda: all(a.gone or self._looked.get(a) == self._looks for a in waited))
+
+    def read_for(self, seconds: float, until: Any = None) -> None:
+        """Takes events for this many seconds, or until `until` returns true."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not (until and until()):
+            self.turn(min(_TICK, seconds))
+
+    def end(self, number: int, *, within: float = float("inf"), told_twice: bool = False) -> None:
+        """Asks all tasks to end, waits, and kills the rest; another signal to the launcher shortens the wait.
+
+        Args:
+            number: The signal that asks them.
+            within: Seconds that they get at most, if the job's grace is longer.
+            told_twice: Whether a first signal to the launcher is still to come, of the same cause: Slurm tells every
+                process of a cancelled job, in no order.
+        """
+        known = max(len(self._received), int(told_twice))
+        for task in self.tasks:
+            task.asked_to_end = task.alive
+            if task.found_stopped:
+                self.kill(task)
+        for agent in self.agents.values():
+            agent.send("signal", number=int(number))
+        self.read_for(
+            min(self.spec.grace, within),
+            until=lambda: not self._waited_for() or len(self._received) > known,
+        )
+        for agent in self.agents.values():
+            agent.send("finish")
+        leeway = _LEEWAY if len(self.agents) > 1 else 0.0
+        self.read_for(_DRAIN * 5 + leeway, until=lambda: not self._waited_for())
+        self.read_for(_DRAIN, until=lambda: all(task.output.ended for task in self.tasks))
+
+    def _waited_for(self) -> bool:
+        """Returns whether a task still runs on a host that isn't lost."""
+        homes = [self.homes[task.task] for task in self.tasks if task.alive]
+        return any(home not in self._refusing and not self.lost(home) for home in homes)
+
+    def clear(self) -> None:
+        """Kills all tasks that still run, and closes the logs."""
+        for agent in self.agents.values():
+            agent.send("finish")
+        for task in self.tasks:
+            self._show(task, task.output.flush())
+            task.output.close()
+        self.display.release()
+        self._selector.close()
 
 
 class HostLost(TaskFailed):
@@ -42,7 +334,7 @@ class Attempt:
 
     Args:
         spec: What was asked.
-        crew: The tasks, not started yet.
+        group: The tasks, not started yet.
         received: The caller appends signals to the launcher to it.
         asked_for_stacks: Likewise those that ask where the tasks are.
         budget: Restarts that are left.
@@ -54,7 +346,7 @@ class Attempt:
     def __init__(
         self,
         spec: JobSpec,
-        crew: Crew,
+        group: TaskGroup,
         *,
         received: list[int],
         asked_for_stacks: list[int],
@@ -64,8 +356,8 @@ class Attempt:
         back: Callable[[], str] = lambda: "",
     ) -> None:
         self.spec = spec
-        self.crew = crew
-        self.tasks = crew.tasks
+        self.group = group
+        self.tasks = group.tasks
         self.budget = budget
         self.since, self.first = since or time.monotonic(), first
         self._accounted = time.monotonic()
@@ -97,48 +389,48 @@ class Attempt:
             JobStopped: The launcher received a signal to stop.
         """
         try:
-            self.crew.start()
+            self.group.start()
             while not state.is_done(self.tasks):
-                self.crew.turn()
+                self.group.turn()
                 self._act()
                 if time.monotonic() - self._accounted > _SPENT:
                     self._accounted = time.monotonic()
-                    self.crew.record.add("spent", attempt=self.crew.number, seconds=self.spent(done=True))
+                    self.group.record.add("spent", attempt=self.group.number, seconds=self.spent(done=True))
                 if name := self.back():
-                    self.crew.say(f"launch: {name} is back; the tasks write a checkpoint and start again with it")
-                    self.crew.end(signal.SIGTERM)
+                    self.group.say(f"launch: {name} is back; the tasks write a checkpoint and start again with it")
+                    self.group.end(signal.SIGTERM)
                     return False
             self._finish()
             return True
         finally:
             self.budget.advance(state.reached(self.tasks))
-            self.crew.clear()
+            self.group.clear()
 
     def _act(self) -> None:
         """Acts on the events that have happened."""
         if self._received:
             self._stop_on_signal()
-        if self.crew.refused is not None:
-            self.crew.end(signal.SIGTERM)
-            raise LaunchError(**{key: self.crew.refused[key] for key in ("asked", "found", "remedy")})
-        if self.crew.told_to_stop is not None:
-            host, number = self.crew.told_to_stop
+        if self.group.refused is not None:
+            self.group.end(signal.SIGTERM)
+            raise LaunchError(**{key: self.group.refused[key] for key in ("asked", "found", "remedy")})
+        if self.group.told_to_stop is not None:
+            host, number = self.group.told_to_stop
             cancelled = self.spec.place == "slurm"
-            self.crew.end(number, told_twice=cancelled)
+            self.group.end(number, told_twice=cancelled)
             if cancelled:
                 raise JobStopped(number)
             raise TaskFailed(
                 f"{host} received {signal.Signals(number).name}, so the job was stopped.", code=128 + number
             )
-        if self.crew.preempted:
-            self.crew.say(
-                f"launch: {self.crew.preempted} is about to be taken away (--preempt_when); asking all tasks to end "
+        if self.group.preempted:
+            self.group.say(
+                f"launch: {self.group.preempted} is about to be taken away (--preempt_when); asking all tasks to end "
                 f"within {self.spec.grace:g} s"
             )
-            self.crew.end(signal.SIGTERM)
+            self.group.end(signal.SIGTERM)
             raise Preempted(signal.SIGTERM)
-        if self.crew.unheard is not None:
-            self._end_after_silence(*self.crew.unheard)
+        if self.group.unheard is not None:
+            self._end_after_silence(*self.group.unheard)
         self._look_for_lost_hosts()
         for task in self.tasks:
             if state.stopped_for(task, self.spec.heartbeat_timeout):
@@ -150,7 +442,7 @@ class Attempt:
             self._fail()
         self._say_who_lingers(lingering)
         if not any(task.alive and time.monotonic() - (task.failed_at or 0.0) < self._ending for task in self.tasks):
-            self.crew.display.release()
+            self.group.display.release()
         self._look_for_stall()
         self._look_for_the_slowest()
         if all(task.facts["state"] == "training" for task in self.tasks):
@@ -159,19 +451,19 @@ class Attempt:
             self._asked_for_stacks.clear()
             where = self._where_tasks_are()
             found = {str(task.task): task.stacks for task in self.tasks if task.alive}
-            self.crew.record.add("stacks", tasks=found, text=where)
+            self.group.record.add("stacks", tasks=found, text=where)
 
     def _finish(self) -> None:
         """Ends the tasks that never end by themselves. If one reports an error meanwhile, the job has failed."""
         if self._say_who_trains_alone():
             # A task that is about to report an error while the chief ends still gets time for it.
-            self.crew.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
+            self.group.read_for(1.0, until=lambda: not any(task.alive for task in self.tasks))
         # A task that reported a failure is about to exit; wait for its code. Servers end with the chief.
-        self.crew.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
-        self.crew.end(signal.SIGTERM)
+        self.group.read_for(10.0, until=lambda: not any(task.alive and task.failed_at for task in self.tasks))
+        self.group.end(signal.SIGTERM)
         refused = [task for task in self.tasks if task.code == RequestError.exit_code and not task.given_up]
-        if self.crew.lost_result:
-            raise TaskFailed(self.crew.lost_result, code=1)
+        if self.group.lost_result:
+            raise TaskFailed(self.group.lost_result, code=1)
         if refused:  # No task served the chief, and it ended alone.
             raise self._failure(refused[0])
 
@@ -180,7 +472,7 @@ class Attempt:
         found = next((task for task in lingering if task.threads), None)
         if found is not None and not self._said_who_lingers:
             self._said_who_lingers = True
-            self.crew.say(
+            self.group.say(
                 f"note: {found.task} has finished its script, but its thread {found.threads} still runs, and the job "
                 "waits for it"
             )
@@ -191,7 +483,7 @@ class Attempt:
         alone = not self.spec.as_is and state.train_alone(self.tasks)
         if alone and not self._said_who_trains_alone:
             self._said_who_trains_alone = True
-            self.crew.say(
+            self.group.say(
                 "note: no task has created a multi-process strategy, for example with toolkit.strategies.create(), "
                 "so each task runs alone"
             )
@@ -202,17 +494,17 @@ class Attempt:
         if not (state.serves(task, self.tasks) and (task.code or 0) < 0):
             return False
         others = [other for other in self.tasks if other.task.job == "worker" and other is not task]
-        last = self.crew.whole and not any(other.alive and other.served for other in others)
+        last = self.group.whole and not any(other.alive and other.served for other in others)
         self.budget.advance(state.reached(self.tasks))
         follows = decide(What.LAST if last else What.SERVING, self.budget)
         if follows is Next.REPLACE:
-            self.crew.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
-            self.crew.restart(task)
+            self.group.say(f"{task.task} {task.words()}; starting it again, {self.budget.words}")
+            self.group.restart(task)
         elif follows is Next.WITHOUT:
             task.given_up = True
-            self.crew.say(f"{task.task} {task.words()}; the job goes on without it")
+            self.group.say(f"{task.task} {task.words()}; the job goes on without it")
         else:
-            self.crew.say("No worker is left")
+            self.group.say("No worker is left")
         return follows is not Next.FAIL
 
     def _take_stopped(self, task: TaskState) -> None:
@@ -220,25 +512,25 @@ class Attempt:
         if not state.serves(task, self.tasks):
             task.found_stopped = True
             return
-        self.crew.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
-        self.crew.kill(task)
-        self.crew.read_for(1.0, until=lambda: not task.alive)
+        self.group.say(f"{task.task} was stopped for longer than --heartbeat_timeout; ending it")
+        self.group.kill(task)
+        self.group.read_for(1.0, until=lambda: not task.alive)
 
     def _look_for_lost_hosts(self) -> None:
-        for host, agent in self.crew.agents.items():
-            why = self.crew.lost(agent)
+        for host, agent in self.group.agents.items():
+            why = self.group.lost(agent)
             if not why:
                 continue
-            self.crew.end(signal.SIGTERM, within=_STRANDED)
+            self.group.end(signal.SIGTERM, within=_STRANDED)
             self._drop_held()
-            names = ", ".join(str(task.task) for task in self.crew.tasks_of(agent))
+            names = ", ".join(str(task.task) for task in self.group.tasks_of(agent))
             if agent.here and agent.scratch:  # Tasks end with the launcher; programs that they started don't.
-                descendants.end_of(agent.scratch)
+                process.end_left_by(agent.scratch)
             raise HostLost(f"The agent on {host.name} is gone: {why}. Its tasks were {names}.", code=1)
 
     def _end_after_silence(self, host: str, seconds: int) -> None:
         """This launcher was suspended for so long that the others have given it up."""
-        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        self.group.end(signal.SIGTERM, within=_STRANDED)
         raise TaskFailed(
             f"This launcher was suspended: {host} heard nothing from it for {seconds} s (--heartbeat_timeout), and "
             "ended its tasks as if the launcher were lost. SIGSTOP suspends it, and so does a sleeping machine.",
@@ -246,41 +538,41 @@ class Attempt:
         )
 
     def _fail(self) -> None:
-        self.crew.display.hold()
-        self.crew.read_for(1.0)  # Another task's report may arrive now and have happened earlier.
-        self.crew.look()
+        self.group.display.hold()
+        self.group.read_for(1.0)  # Another task's report may arrive now and have happened earlier.
+        self.group.look()
         # When a host is lost, tasks on other hosts report failures before that host's heartbeat times out. A host whose
         # tasks have ended may have left on purpose.
-        quiet = [agent for agent in self.crew.agents.values() if agent.silence > 3 * BEAT]
-        quiet = [agent for agent in quiet if any(task.alive for task in self.crew.tasks_of(agent))]
+        quiet = [agent for agent in self.group.agents.values() if agent.silence > 3 * BEAT]
+        quiet = [agent for agent in quiet if any(task.alive for task in self.group.tasks_of(agent))]
         if quiet:
-            settled = lambda: all(agent.silence < BEAT or self.crew.lost(agent) for agent in quiet)  # noqa: E731
-            self.crew.read_for(self.spec.silence, until=settled)
+            settled = lambda: all(agent.silence < BEAT or self.group.lost(agent) for agent in quiet)  # noqa: E731
+            self.group.read_for(self.spec.silence, until=settled)
         self._look_for_lost_hosts()  # One may also have gone with what it had to tell.
         for task in self.tasks:
             task.found_stopped = task.found_stopped or (task.alive and task.stopped_since is not None)
         dying = [task for task in self.tasks if task.alive and task.dying]
-        self.crew.read_for(10.0, until=lambda: not any(task.alive for task in dying))
+        self.group.read_for(10.0, until=lambda: not any(task.alive for task in dying))
         first = state.cause(self.tasks)
         if first.alive and not first.found_stopped:
             left = (first.failed_at or 0.0) + self._ending - time.monotonic()
-            self.crew.read_for(left, until=lambda: not state.cause(self.tasks).alive)
+            self.group.read_for(left, until=lambda: not state.cause(self.tasks).alive)
             first = state.cause(self.tasks)
-        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        self.group.end(signal.SIGTERM, within=_STRANDED)
         self._drop_held([first.task])
         raise self._failure(first)
 
     def _drop_held(self, but: Sequence[Task] = ()) -> None:
         """Says how many lines of other tasks were held back, because they follow from this task's failure."""
-        for task, count in self.crew.display.release(of=but).items():
-            self.crew.display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
+        for task, count in self.group.display.release(of=but).items():
+            self.group.display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
 
     def _failure(self, first: TaskState) -> TaskFailed:
         self._keep(first, first.words(), first.code)
-        return failure.error(first, self.tasks)
+        return state.failed_first(first, self.tasks)
 
     def _keep(self, first: TaskState, words: str, code: int | None) -> None:
-        self.crew.record.keep_failure(
+        self.group.record.keep_failure(
             Failure(
                 task=str(first.task),
                 host=first.host or socket.gethostname(),
@@ -288,7 +580,7 @@ class Attempt:
                 exit_code=code if code is None or code >= 0 else None,
                 signal=-code if code is not None and code < 0 else None,
                 words=words,
-                last_lines=failure.last_lines(first)[-_KEPT:],
+                last_lines=state.last_lines(first)[-_KEPT:],
             )
         )
 
@@ -311,12 +603,12 @@ class Attempt:
             self._passed = found.last  # Its phase was left by an exception.
             return
         first = next((task for task in alive if not stacks.in_a_collective(task.stacks)), alive[0])
-        self.crew.end(signal.SIGTERM, within=_STRANDED)
+        self.group.end(signal.SIGTERM, within=_STRANDED)
         why = f" {found.why} (--stall_timeout sets another)." if found.why else ""
         text = f"No task made progress for {found.limit:.4g} s, so the job was stopped.{why} {where}"
         self._keep(first, text, None)
         raise TaskFailed(
-            f"{text}\nEach task's Python stacks are at the end of its log in {self.crew.record.directory}", code=1
+            f"{text}\nEach task's Python stacks are at the end of its log in {self.group.record.directory}", code=1
         )
 
     def _stall(self) -> state.Stall | None:
@@ -326,9 +618,9 @@ class Attempt:
         begins = f"note: no task has written a line, taken a step or computed for {quiet:.0f} s"
         ends = f"the job is ended after {found.limit:.4g} s of that (--stall_timeout)"
         if found.why:
-            self.crew.say(f"{begins}. {found.why}; {ends}. {self._where_tasks_are()}")
+            self.group.say(f"{begins}. {found.why}; {ends}. {self._where_tasks_are()}")
         else:
-            self.crew.say(f"{begins}; {ends}. `toolkit stacks {self.crew.record.id}` says where they are")
+            self.group.say(f"{begins}; {ends}. `toolkit stacks {self.group.record.id}` says where they are")
 
     def _look_for_the_slowest(self) -> None:
         """Says once which task the others wait for."""
@@ -336,8 +628,8 @@ class Attempt:
             return
         self._said_who_is_slow = True
         task, share = found
-        self.crew.record.add("waits", task=task.task, pid=task.pid, share=round(share, 3))
-        self.crew.say(
+        self.group.record.add("waits", task=task.task, pid=task.pid, share=round(share, 3))
+        self.group.say(
             f"note: {task.task} keeps the others waiting for {share:.0%} of their time: by its input, or by what it "
             "does between steps"
         )
@@ -347,7 +639,7 @@ class Attempt:
         alive = [task for task in self.tasks if task.alive]
         for task in alive:
             task.stacks = ""
-        self.crew.ask_for_stacks()
+        self.group.ask_for_stacks()
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
@@ -356,8 +648,8 @@ class Attempt:
     def _stop_on_signal(self) -> None:
         number = self._received[0]
         name = signal.Signals(number).name
-        self.crew.say(
+        self.group.say(
             f"{name}: asking all tasks to end within {self.spec.grace:g} s; send it again to end them at once"
         )
-        self.crew.end(number)
+        self.group.end(number)
         raise JobStopped(number)

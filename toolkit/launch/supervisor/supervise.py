@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from toolkit.errors import ToolkitError
+from toolkit.launch import checks, jobs
 from toolkit.launch.agent.connection import ConnectedAgent
-from toolkit.launch.display.display import Display
-from toolkit.launch.job import checks
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor.agents import Agents, Place
-from toolkit.launch.supervisor.attempt import Attempt
-from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.display import Display
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Agents, Backend
+from toolkit.launch.supervisor.attempt import Attempt, TaskGroup
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide, what_ended
 from toolkit.support import goodput, signals
 from toolkit.support.words import counted
@@ -25,7 +22,7 @@ from toolkit.support.words import counted
 __all__ = ["supervise"]
 
 
-def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int], record: Record | None = None) -> str:
+def supervise(spec: JobSpec, place: Callable[[], Backend], *, received: list[int], record: Record | None = None) -> str:
     """Runs a job to its end: starts its tasks, shows their output, and restarts them as `decide` says.
 
     Args:
@@ -67,7 +64,7 @@ class _Job:
         self.asked_for_stacks = asked_for_stacks
         self.record = record
 
-    def run(self, place: Callable[[], Place]) -> str:
+    def run(self, place: Callable[[], Backend]) -> str:
         """Runs the job; see `supervise`."""
         ended: ToolkitError | None = None
         with contextlib.ExitStack() as close:
@@ -93,7 +90,7 @@ class _Job:
         self.display = close.enter_context(Display(show=self.spec.show, native_logs=self.spec.native_logs))
         return self.record
 
-    def _attempts(self, where: Place, close: contextlib.ExitStack) -> str:
+    def _attempts(self, where: Backend, close: contextlib.ExitStack) -> str:
         began, before = time.monotonic(), self.record.new() if self.record else []
         self.since, self.spent = began, goodput.of_events(before)
         first = 1 + sum(event["event"] == "attempt" for event in before)
@@ -159,7 +156,7 @@ class _Job:
         self.display.expect(list(tasks))
         names = [str(task) for task in tasks]
         record.add("attempt", number=number, tasks=names)
-        crew = Crew(
+        group = TaskGroup(
             self.spec,
             connected,
             tasks,
@@ -175,15 +172,15 @@ class _Job:
             others = len(cluster.tasks) - len(tasks)
             elsewhere = f", {others} elsewhere" if others else ""
             if first:
-                crew.say(f"launch: {counted(len(tasks), 'task')} here{elsewhere}; {logs}")
+                group.say(f"launch: {counted(len(tasks), 'task')} here{elsewhere}; {logs}")
         else:
             missing = ", ".join(host.name for host in self.agents.missing)
             without = f", without {missing}" if missing else ""
-            crew.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
+            group.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
         back = self.agents.back if self.agents.missing else lambda: ""
         attempt = Attempt(
             self.spec,
-            crew,
+            group,
             received=self.received,
             asked_for_stacks=self.asked_for_stacks,
             budget=budget,

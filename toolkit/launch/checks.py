@@ -1,4 +1,7 @@
-"""The rules for a JobSpec's values; each raises a LaunchError with its own sentence."""
+"""The rules for the values of a job; each raises a LaunchError with its own sentence.
+
+What sbatch and kubectl check themselves is left to them.
+"""
 
 import os
 import re
@@ -11,6 +14,7 @@ from toolkit.errors import ClusterError, LaunchError
 
 __all__ = [
     "EVERYBODY",
+    "SBATCH",
     "address",
     "choice",
     "command",
@@ -19,8 +23,11 @@ __all__ = [
     "prefix",
     "require",
     "room_here",
+    "sbatch",
     "script",
     "shown",
+    "single_lines",
+    "slurm_time",
     "task",
     "tasks",
     "variable",
@@ -30,6 +37,27 @@ _MOST, _MOST_HERE = 100_000, 1000  # The most tasks of a job, and on one machine
 EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
 _OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Options of sbatch that mean the same for `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
+SBATCH = (
+    *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),
+    *("mail-user", "mail-type", "licenses", "dependency", "begin", "comment", "nice", "hint", "wckey", "clusters"),
+)
+
+# As in sbatch --time: minutes, h:m:s, days-hours ...
+_SLURM_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
+# Options of sbatch that the launcher sets itself.
+_SET_BY_LAUNCHER = {
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "signal",
+    "output",
+    "error",
+    "open-mode",
+    "requeue",
+    "no-requeue",
+    "wrap",
+}
 
 
 def require(holds: bool, asked: str, found: str, remedy: str) -> None:
@@ -271,3 +299,64 @@ def _no_file(path: str) -> str:
         return "there is no such file"
     except OSError as error:  # Also for a name of 300 characters.
         return "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "").lower()
+
+
+def single_lines(**texts: str | None) -> None:
+    """Checks that a directive of a batch script is a single line."""
+    for flag, text in texts.items():
+        require(
+            text is None or text.isprintable(),
+            f"--{flag}={text!r:.60}",
+            "that isn't a single line of a batch script",
+            "Leave line ends and the like out",
+        )
+
+
+def sbatch(given: Sequence[str]) -> None:
+    """Checks that the options for sbatch aren't among those that the launcher sets."""
+    for text in given:
+        single_lines(sbatch=text)
+        name = text.removeprefix("--").partition("=")[0]
+        require(
+            name != "array",
+            f"--sbatch={text[:60]}",
+            "each element of an array would be this job once more, in the same directory",
+            "Launch once for each element",
+        )
+        require(
+            name not in _SET_BY_LAUNCHER,
+            f"--sbatch={text[:60]}",
+            "the launcher sets that one itself",
+            "Use the flag of `toolkit launch --help=slurm` for it",
+        )
+
+
+def slurm_time(text: str, *, notice: int) -> None:
+    """Checks that a time limit is one of sbatch's, and longer than the notice before it."""
+    if text.upper() in {"UNLIMITED", "INFINITE"}:
+        return
+    require(
+        bool(_SLURM_TIME.fullmatch(text)),
+        f"--time={text}",
+        "sbatch takes no such time",
+        "Give minutes, such as 480, or hours:minutes:seconds, such as 8:00:00, or days-hours, such as 1-12",
+    )
+    require(
+        notice < _slurm_seconds(text),
+        f"--time={text} with {notice} s of notice",
+        "tasks would get the notice to end as soon as they begin",
+        "Give more time or less notice",
+    )
+
+
+def _slurm_seconds(time: str) -> int:
+    """Returns the seconds of a time in Slurm's format: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from toolkit.errors import LaunchError
-from toolkit.launch.records import controller
-from toolkit.launch.records.record import PREFIX, Record
+from toolkit.launch import controller
+from toolkit.launch.record import PREFIX, Record
 from toolkit.support import files
 
 __all__ = ["Entry", "add", "command", "every", "find"]

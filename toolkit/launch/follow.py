@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch.display.display import Display
-from toolkit.launch.display.output import visible_lines
+from toolkit.launch.display import Display, visible_lines
 from toolkit.launch.events import Event
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 __all__ = ["Follower"]
 
