@@ -99,9 +99,9 @@ def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(tas
 def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(task, signalled):
     said = {"state": "failed", "exit_code": 7, "threads": ["uploads"]}
     first, other = task(0, {"event": "report", "facts": said, "ago": 20.0}), task(1)
-    assert state.lingers(first, 19.0)
-    assert not state.lingers(first, 21.0)
-    assert not state.lingers(other, 0.0)
+    assert state.lingering([first], 19.0)
+    assert not state.lingering([first], 21.0)
+    assert not state.lingering([other], 0.0)
     for each in (first, other):
         each.asked_to_end = True
         each.take(ended(signalled))
@@ -112,7 +112,7 @@ def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(
 
 def test_native_notes_are_no_last_lines(task):
     only = task(0, ended(1))
-    only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
+    only.output.take("mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
     words = str(state.failed_first(only, [only]))
     assert words.endswith(":\n  mine")
     assert state.last_lines(only) == ["mine"]

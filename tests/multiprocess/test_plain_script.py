@@ -15,7 +15,7 @@ SCRIPT = pathlib.Path(__file__).with_name("plain.py")
 def test_steps_and_speed_are_known(tmp_path):
     events = """
 import json, sys
-from toolkit.launch.supervisor.attempt import TaskGroup
+from toolkit.launch.supervisor.task_group import TaskGroup
 take = TaskGroup._take
 def taken(self, host, event):
     if event["event"] == "report":

@@ -177,18 +177,18 @@ def task(name: str) -> None:
         raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
 
 
-def shown(names: Sequence[str], here: Sequence[str]) -> None:
+def shown(names: Sequence[str], started: Sequence[str]) -> None:
     """Checks that the tasks to show are among those that are started.
 
     Args:
         names: As they were given.
-        here: The tasks that are started.
+        started: The tasks that are.
     """
     for name in names:
         require(
-            name in (*here, *EVERYBODY),
+            name in (*started, *EVERYBODY),
             f"--show={name} shows that task's lines",
-            f"the tasks started here are {', '.join(here[:12])}",
+            f"the tasks started here are {', '.join(started[:12])}",
             "Name one of them",
         )
 

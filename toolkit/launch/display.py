@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Task
+from toolkit.launch import events
 from toolkit.support import umask
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Output:
         log: The same.
         fault: What is to be said of a log that can't be written, once; "" for nothing.
         ended: Whether nothing more will come.
+        rest: The beginning of an incomplete line.
     """
 
     def __init__(self, log: pathlib.Path | str) -> None:
@@ -94,20 +96,25 @@ class Output:
             # The user may have deleted the log between two attempts.
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().
-        self._rest = b""
+        self.rest = b""
         self._failed, self.fault = False, ""
         self._came = 0.0
 
-    def take(self, data: bytes) -> list[bytes]:
-        """Writes to the log, and returns the lines that are now complete, without line ends."""
+    def take(self, text: str) -> list[bytes]:
+        """Writes to the log, and returns the lines that are now complete, without line ends.
+
+        Args:
+            text: Of an event; "" when nothing more will come.
+        """
+        data, self.ended = events.data(text), not text
         self.write(data)
         self._came = time.monotonic()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST:
-            self._rest = _visible(self._rest)
-        if len(self._rest) > _LONGEST:
-            lines.append(self._rest)
-            self._rest = b""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > _LONGEST:
+            self.rest = _visible(self.rest)
+        if len(self.rest) > _LONGEST:
+            lines.append(self.rest)
+            self.rest = b""
         shown = visible_lines(lines)
         self._last.extend(shown[-_KEPT:])
         return shown
@@ -118,10 +125,10 @@ class Output:
         Args:
             late: Only if it has been there for a while, a progress bar for longer.
         """
-        patience = _BAR if b"\r" in self._rest else _PARTIAL
-        if not self._rest.strip() or (late and time.monotonic() - self._came < patience):
+        patience = _BAR if b"\r" in self.rest else _PARTIAL
+        if not self.rest.strip() or (late and time.monotonic() - self._came < patience):
             return []
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         lines = [line for line in map(_visible, rest.split(b"\n")) if line.strip()]
         self._last.extend(lines)
         return lines
@@ -197,7 +204,7 @@ class Display:
         self._kept: collections.Counter[Task] = collections.Counter()  # How many lines wait in all.
         self._rows: Sequence[Sequence[str]] = ()
         self._drawn = 0.0
-        self._live: Any = None
+        self.live: Any = None
         self._news = threading.Condition()
         self._closing = False
         self._gone = sys.stdout is None  # Closed by the parent process.
@@ -207,7 +214,7 @@ class Display:
         if self._console.is_terminal and not self._console.is_jupyter:
             from rich.live import Live
 
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self.live = Live(console=self._console, auto_refresh=False, transient=True)
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
 
@@ -294,7 +301,7 @@ class Display:
             rows: Returns for each task: name, state, pid, step, images a second, CPU, memory.
         """
         now = time.monotonic()
-        if self._live is not None and now - self._drawn > _SECONDS:
+        if self.live is not None and now - self._drawn > _SECONDS:
             self._drawn, self._rows = now, rows()
 
     def close(self) -> None:
@@ -306,9 +313,9 @@ class Display:
 
     def _write_all(self) -> None:
         drawn: Sequence[Sequence[str]] = ()
-        if self._live is not None:
+        if self.live is not None:
             with contextlib.suppress(OSError):
-                self._live.start()
+                self.live.start()
         while True:
             with self._news:
                 if not self._items and not self._closing:
@@ -322,19 +329,19 @@ class Display:
                 self._waiting -= sum(len(line) for task, lines in items if task is not None for line in lines)
             if closing:
                 break
-            if self._live is not None and self._rows is not drawn and not self._gone:
+            if self.live is not None and self._rows is not drawn and not self._gone:
                 drawn = self._rows
                 with self._unless_gone():
-                    self._live.update(_table(drawn), refresh=True)
-        if self._live is not None:
+                    self.live.update(_table(drawn), refresh=True)
+        if self.live is not None:
             with contextlib.suppress(OSError):
-                self._live.stop()
+                self.live.stop()
 
     def _show(self, lines: Sequence[tuple[str, bytes]]) -> None:
         """Shows lines, each with its source: a task's name, or "" for the launcher."""
         if not lines:
             return
-        if self._live is None:
+        if self.live is None:
             heads = {name: f"{name:<{self._width}} | ".encode() if name else b"" for name, _ in lines}
             self._write(b"".join(heads[name] + line + b"\n" for name, line in lines))
             return

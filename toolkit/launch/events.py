@@ -12,8 +12,7 @@ __all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "event", "line",
 Event = dict[str, Any]
 
 # For each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other
-# way;
-# "rendezvous": before the job begins), its fields, and its meaning.
+# way; "rendezvous": before the job begins), its fields, and its meaning.
 KINDS: dict[str, tuple[str, str, str]] = {
     "job": ("record", "id", "a job begins"),
     "attempt": ("record", "number, tasks", "its tasks are started"),
@@ -38,7 +37,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "unheard": ("agent", "seconds", "nothing was heard of the supervisor for so long, so the tasks are ended"),
     "signal": ("agent, asked", "number; task", "an agent has received a signal; tasks are to get one"),
     "prepare": ("asked", "number, command, given, mark, first ...", "hold ports for so many tasks"),
-    "start": ("asked", "cluster, here, command, environment, options ...", "start these tasks"),
+    "start": ("asked", "cluster, tasks, command, environment, options ...", "start these tasks"),
     "again": ("asked", "task", "start one task in the place of one that has ended"),
     "kill": ("asked", "task", "end a task at once"),
     "look": ("asked", "number", "tell how the tasks are"),

@@ -88,14 +88,14 @@ class Entry:
         return found
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
         """Whether it was started on this machine."""
         return self.host == socket.gethostname() and self.machine in ("", _read(_MACHINE))
 
     @property
     def runs(self) -> bool:
         """Whether its supervisor runs on this machine."""
-        if not self.here or self.boot != _read(_BOOT) or not self.pid:
+        if not self.local or self.boot != _read(_BOOT) or not self.pid:
             return False
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -112,14 +112,14 @@ class Entry:
     @property
     def elsewhere(self) -> bool:
         """Whether only another machine knows its state."""
-        return not controller.reachable() if self.slurm else not self.here
+        return not controller.reachable() if self.slurm else not self.local
 
     @property
     def over(self) -> bool:
         """Whether it has certainly ended: its record says so, or its supervisor no longer runs on this machine."""
         if any(event["event"] == "end" for event in self.record.new()):
             return True
-        return not self.slurm and self.here and not self.runs
+        return not self.slurm and self.local and not self.runs
 
     @property
     def alive(self) -> bool:

@@ -13,7 +13,7 @@ from toolkit.errors import JobStopped
 from toolkit.launch import JobSpec
 from toolkit.launch.backends import allocation, slurm
 from toolkit.launch.record import Record
-from toolkit.launch.supervisor.attempt import Preempted
+from toolkit.launch.supervisor.task_group import Preempted
 from toolkit.support import signals
 
 

@@ -35,6 +35,7 @@ class Channel:
 
     Attributes:
         ended: Whether the other end has closed it, and all that came is read.
+        unsent: What the other end has not accepted yet.
         strange: The last lines that were no events, such as a shell's greeting.
     """
 
@@ -43,7 +44,7 @@ class Channel:
         for descriptor in {reading, writing}:
             os.set_blocking(descriptor, False)
         self._reader = Reader()
-        self._rest = bytearray()
+        self.unsent = bytearray()
         self._heard = time.monotonic()
         self._lock, self._closed = threading.Lock(), False
         self.ended = False
@@ -56,7 +57,7 @@ class Channel:
     @property
     def full(self) -> bool:
         """Whether so much waits to be sent that the sender should pause."""
-        return len(self._rest) > _BACKLOG
+        return len(self.unsent) > _BACKLOG
 
     @property
     def strange(self) -> list[str]:
@@ -73,15 +74,15 @@ class Channel:
             if self._closed:
                 return
             for event in events:
-                self._rest += line(event)
+                self.unsent += line(event)
             try:
-                while self._rest:
+                while self.unsent:
                     # Deleting from a bytearray's beginning is cheap.
-                    del self._rest[: os.write(self._writing, self._rest[:_AT_ONCE])]
+                    del self.unsent[: os.write(self._writing, self.unsent[:_AT_ONCE])]
             except BlockingIOError:
                 pass
             except OSError:  # The reading side notices it.
-                self._rest.clear()
+                self.unsent.clear()
 
     def close(self) -> None:
         """Stops sending: the owner is about to close the descriptors, whose numbers may be used again."""
@@ -133,15 +134,18 @@ class ConnectedAgent:
         channel: The connection.
 
     Attributes:
-        here: Whether it runs on this machine.
+        local: Whether it runs on this machine.
         scratch: The directory that it has for its tasks, once it is ready.
+        unsent: What still waits to be sent, which `read` does.
+        polled: Whether it is to be read though nothing has come.
     """
 
-    here = False
+    local = polled = False
     scratch = ""
+    unsent: bytes | bytearray = b""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self._channel, self.unsent = channel, channel.unsent
         self._lateness = Lateness()
 
     @property
@@ -254,5 +258,5 @@ def local_agent(*, number: int, command: Sequence[str], **prepare: Any) -> Start
         silence=math.inf,
         **prepare,
     )
-    made.here = True
+    made.local = True
     return made

@@ -29,10 +29,10 @@ from toolkit import __version__
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import LaunchError, RequestError
 from toolkit.launch import checks, events
-from toolkit.launch.agent import tasks
 from toolkit.launch.agent.connection import Channel, ConnectedAgent
 from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess, end_descendants, files_waited_for
+from toolkit.launch.agent.tasks import TaskSpec, task_specs
 from toolkit.launch.events import Event, event
 from toolkit.support import phases, signals, status
 
@@ -226,7 +226,7 @@ class Agent:
         signals.adopt_orphans()
         self._processes: dict[str, TaskProcess] = {}
         self._replaced: list[TaskProcess] = []
-        self._specs: dict[str, tasks.TaskSpec] = {}
+        self._specs: dict[str, TaskSpec] = {}
         self._events: list[Event] = []
         self._latest: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
@@ -324,13 +324,13 @@ class Agent:
             self._held.given(port, task=task)
         ports = [] if given else [self._held.free() for _ in range(number)]
         self._mark = mark
-        here = {"version": __version__, "host": socket.gethostname(), "ports": ports, "scratch": self._reports.scratch}
-        self._tell("ready", **here, shared=bool(mark) and _shared(mark, make=first))
+        ready = {"version": __version__, "host": socket.gethostname(), "ports": ports, "scratch": self._reports.scratch}
+        self._tell("ready", **ready, shared=bool(mark) and _shared(mark, make=first))
 
     def _start(
         self,
         cluster: Mapping[str, Any],
-        here: Sequence[str],
+        tasks: Sequence[str],
         command: Sequence[str],
         environment: Mapping[str, str],
         options: Mapping[str, Any],
@@ -352,9 +352,9 @@ class Agent:
             own[status.CALL] = str(self._call)
         self._environment = {**os.environ, **environment, **own}
         self._preemption = Preemption(preempt_when, {**os.environ, **environment}) if preempt_when else None
-        specs, note = tasks.task_specs(
+        specs, note = task_specs(
             Cluster(cluster),
-            [Task.parse(name) for name in here],
+            [Task.parse(name) for name in tasks],
             command=command,
             prefix=prefix,
             environ=self._environment,

@@ -24,8 +24,8 @@ from toolkit.launch.backends.slurm import rooms
 from toolkit.launch.record import Record
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor.agents import Backend
-from toolkit.launch.supervisor.attempt import HostLost, Preempted
 from toolkit.launch.supervisor.supervise import supervise
+from toolkit.launch.supervisor.task_group import HostLost, Preempted
 from toolkit.support import signals
 
 __all__: list[str] = []

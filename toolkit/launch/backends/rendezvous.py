@@ -36,7 +36,7 @@ from toolkit.launch.agent.connection import Channel, ConnectedAgent, local_agent
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.display import Display, Output
-from toolkit.launch.events import Event, data, event
+from toolkit.launch.events import Event, event
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import state
 from toolkit.launch.supervisor.agents import Backend, check_addresses, spread
@@ -187,6 +187,8 @@ class _Seat(ConnectedAgent):
         prepare: What the agent is to prepare.
     """
 
+    polled = True  # A launcher that comes too late gets an answer, too.
+
     def __init__(self, place: "RendezvousBackend", prepare: Event) -> None:
         self._place = place
         self._prepare = prepare
@@ -213,6 +215,10 @@ class _Seat(ConnectedAgent):
     def silence(self) -> float:
         """Seconds since its last event, or since it became free."""
         return time.monotonic() - self._made if self.free else self._channel.silence
+
+    def fileno(self) -> int:
+        """The launcher's connection; -1 while there is none."""
+        return -1 if self.free else super().fileno()
 
     def send(self, kind: str, **facts: Any) -> None:
         """Sends requests to the launcher, if there is one, without what each host has by itself."""
@@ -477,7 +483,7 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                     display.expect(sorted({*map(Task.parse, outputs), Task.parse(found["task"])}, key=str))
                     outputs[found["task"]] = Output(os.devnull)
                 elif found["event"] == "output":
-                    lines = outputs[found["task"]].take(data(found["text"]))
+                    lines = outputs[found["task"]].take(found["text"])
                     display.lines(Task.parse(found["task"]), lines)
                 elif found["event"] == "report":
                     budget.advance(state.reached_by(found["facts"]))

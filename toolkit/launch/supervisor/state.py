@@ -26,7 +26,7 @@ __all__ = [
     "has_servers",
     "is_done",
     "last_lines",
-    "lingers",
+    "lingering",
     "reached",
     "reached_by",
     "serves",
@@ -70,6 +70,7 @@ class TaskState:
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
+        alive: Whether it still runs, as far as its events say.
         done_at: When its script had come to its end.
         failed_at: When it reported that it fails, or was seen to have.
         said_so: Whether it reported that it fails.
@@ -102,6 +103,7 @@ class TaskState:
         self.started = self.progressed = self.stepped = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
+        self.alive = True
         self.done_at: float | None = None
         self.failed_at: float | None = None
         self.script_ended_at: float | None = None
@@ -118,11 +120,6 @@ class TaskState:
         self.output.ended = False
 
     @property
-    def alive(self) -> bool:
-        """Whether it still runs, as far as its events say."""
-        return self.code is None
-
-    @property
     def script_code(self) -> int | None:
         """The exit code that its script has ended with; None if the script runs or hasn't said."""
         return self.facts.get("exit_code")
@@ -132,15 +129,15 @@ class TaskState:
         """The threads that keep its process running though its script has ended; "" if there are none."""
         return ", ".join(self.facts.get("threads", []))
 
-    def take(self, event: Event) -> None:
-        """Takes an event."""
+    def take(self, event: Event) -> list[bytes]:
+        """Takes an event; returns the lines of output that it completes."""
         now = time.monotonic() - event.get("late", 0.0)
         kind = event["event"]
         if kind == "started":
             self.pid = event["pid"]
         elif kind == "output":
-            self.output.ended = not event["text"]
             self.progressed = now
+            return self.output.take(event["text"])
         elif kind == "report":
             self._take_report(event["facts"], now - event["ago"])
         elif kind == "sample":
@@ -148,11 +145,12 @@ class TaskState:
         elif kind == "stacks":
             self.stacks += event["text"]
         elif kind == "ended" and event["pid"] == self.pid:
-            self.code, self.ended = event["code"], now
+            self.code, self.ended, self.alive = event["code"], now, False
             if self.asked_to_end and self.script_code:  # The signal that ended it says nothing of why it failed.
                 self.code, self.ended_late = self.script_code, True
             if self.code:
                 self.failed_at = min(self.failed_at or now, now)
+        return []
 
     def _take_report(self, facts: Mapping[str, Any], at: float) -> None:
         if facts.get("state") == "ending":
@@ -241,9 +239,10 @@ def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
     return has_servers(tasks) and task.task.job == "worker" and task.served
 
 
-def stopped_for(task: TaskState, seconds: float) -> bool:
-    """Returns whether it has been suspended for longer than this."""
-    return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+def stopped_for(tasks: Sequence[TaskState], seconds: float) -> list[TaskState]:
+    """Returns the tasks that have been suspended for longer than this."""
+    since = time.monotonic() - seconds
+    return [task for task in tasks if task.alive and task.stopped_since is not None and task.stopped_since < since]
 
 
 def reached(tasks: Sequence[TaskState]) -> dict[str, float]:
@@ -298,9 +297,10 @@ def _learnt(tasks: Sequence[TaskState], floor: float) -> Stall | None:
     return Stall(limit, last, why + (f", but at least {floor:g} s" if limit == floor else ""))
 
 
-def lingers(task: TaskState, seconds: float) -> bool:
-    """Returns whether its script ended more than this long ago, and its process still runs."""
-    return task.alive and task.script_ended_at is not None and time.monotonic() - task.script_ended_at > seconds
+def lingering(tasks: Sequence[TaskState], seconds: float) -> list[TaskState]:
+    """Returns the tasks whose script ended more than this long ago, and whose process still runs."""
+    since = time.monotonic() - seconds
+    return [task for task in tasks if task.alive and task.script_ended_at is not None and task.script_ended_at < since]
 
 
 def train_alone(tasks: Sequence[TaskState]) -> bool:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
+from toolkit.cluster import Cluster, Task
 from toolkit.errors import ToolkitError
 from toolkit.launch import checks, jobs
 from toolkit.launch.agent.connection import ConnectedAgent
@@ -14,20 +15,22 @@ from toolkit.launch.display import Display
 from toolkit.launch.record import Record
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor.agents import Agents, Backend
-from toolkit.launch.supervisor.attempt import Attempt, TaskGroup
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide, what_ended
+from toolkit.launch.supervisor.task_group import TaskGroup
 from toolkit.support import goodput, signals
 from toolkit.support.words import counted
 
 __all__ = ["supervise"]
 
 
-def supervise(spec: JobSpec, place: Callable[[], Backend], *, received: list[int], record: Record | None = None) -> str:
+def supervise(
+    spec: JobSpec, backend: Callable[[], Backend], *, received: list[int], record: Record | None = None
+) -> str:
     """Runs a job to its end: starts its tasks, shows their output, and restarts them as `decide` says.
 
     Args:
         spec: What is asked.
-        place: Returns where it runs.
+        backend: Returns where it runs.
         received: The caller appends signals to the launcher to it.
         record: What has been begun of it; None for a new one.
 
@@ -42,7 +45,7 @@ def supervise(spec: JobSpec, place: Callable[[], Backend], *, received: list[int
     # Set from the beginning: Slurm may ask a requeued job for its state while it connects, and the signal would kill
     # it.
     with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
-        return _Job(spec, received, asked_for_stacks, record).run(place)
+        return _Job(spec, received, asked_for_stacks, record).run(backend)
 
 
 class _Job:
@@ -64,12 +67,12 @@ class _Job:
         self.asked_for_stacks = asked_for_stacks
         self.record = record
 
-    def run(self, place: Callable[[], Backend]) -> str:
+    def run(self, backend: Callable[[], Backend]) -> str:
         """Runs the job; see `supervise`."""
         ended: ToolkitError | None = None
         with contextlib.ExitStack() as close:
             try:
-                where = place()
+                where = backend()
                 self.agents = Agents(self.spec, where, self.received)
                 close.callback(lambda: self.agents.close(ended))
                 return self._attempts(where, close)
@@ -79,9 +82,8 @@ class _Job:
                     self.record.end(error)
                 raise
 
-    def _begin(self, close: contextlib.ExitStack) -> Record:
+    def _begin(self, tasks: Mapping[Task, Host], close: contextlib.ExitStack) -> Record:
         """Begins, now that its hosts have answered."""
-        _, tasks = self.agents.cluster()
         checks.shown(self.spec.show, [str(task) for task in tasks])
         if self.record is None:
             self.record = Record.begin(self.spec)
@@ -105,8 +107,9 @@ class _Job:
             try:
                 self.agents.wait(pause)
                 connected = self.agents.connect(again=number > first)
-                record = record or self._begin(close)
-                done = self._attempt(record, number, connected, budget, first=number == first)
+                cluster, tasks = self.agents.cluster()
+                record = record or self._begin(tasks, close)
+                done = self._attempt(record, number, connected, cluster, tasks, budget, says=number == first)
             except ToolkitError as found:
                 error = found
                 out = where.out(error)
@@ -148,14 +151,14 @@ class _Job:
         record: Record,
         number: int,
         connected: Mapping[Host, ConnectedAgent],
+        cluster: Cluster,
+        tasks: Mapping[Task, Host],
         budget: Budget,
         *,
-        first: bool,
+        says: bool,
     ) -> bool:
-        cluster, tasks = self.agents.cluster()
         self.display.expect(list(tasks))
-        names = [str(task) for task in tasks]
-        record.add("attempt", number=number, tasks=names)
+        record.add("attempt", number=number, tasks=[str(task) for task in tasks])
         group = TaskGroup(
             self.spec,
             connected,
@@ -165,35 +168,29 @@ class _Job:
             record=record,
             display=self.display,
             received=self.received,
-            spent=self.spent,
+            asked_for_stacks=self.asked_for_stacks,
+            budget=budget,
+            since=self.since,
+            before=self.spent,
+            back=self.agents.back if self.agents.missing else None,
         )
         logs = f"logs in {record.directory}"
         if self.spec.place == "local" and not self.spec.rendezvous:
             others = len(cluster.tasks) - len(tasks)
-            elsewhere = f", {others} elsewhere" if others else ""
-            if first:
-                group.say(f"launch: {counted(len(tasks), 'task')} here{elsewhere}; {logs}")
+            if says:
+                group.say(
+                    f"launch: {counted(len(tasks), 'task')} here{f', {others} elsewhere' if others else ''}; {logs}"
+                )
         else:
             missing = ", ".join(host.name for host in self.agents.missing)
             without = f", without {missing}" if missing else ""
             group.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
-        back = self.agents.back if self.agents.missing else lambda: ""
-        attempt = Attempt(
-            self.spec,
-            group,
-            received=self.received,
-            asked_for_stacks=self.asked_for_stacks,
-            budget=budget,
-            since=self.since,
-            first=number == 1,
-            back=back,
-        )
         done = False
         try:
-            done = attempt.run()
+            done = group.run()
             return done
         finally:
-            spent = attempt.spent(done=done)
+            spent = group.spent(done=done)
             record.add("spent", attempt=number, seconds=spent)
             self.since, self.spent = time.monotonic(), goodput.summed(self.spent, spent)
 
