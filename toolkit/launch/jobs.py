@@ -26,7 +26,7 @@ __all__ = ["Entry", "add", "command", "every", "find"]
 
 _BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
 _LOG = logging.getLogger(__name__)
-_KEPT = 50  # How many jobs that are over stay in the list.
+_KEPT = 50  # How many jobs before the newest stay in the list though they are over.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Entry:
 
 
 def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
-    """Adds a job that is being started, and removes all but the newest 50 that are over; returns its entry.
+    """Adds a job that is being started, and removes those that are over before the last 50; returns its entry.
 
     Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
@@ -166,7 +166,7 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
     try:
         files.make_directory(_directory())
         files.write_json(_directory() / f"{record.id}.json", dataclasses.asdict(made))
-        for job in [job for job in every() if job.id != record.id and job.over][:-_KEPT]:
+        for job in [job for job in every()[: -_KEPT - 1] if job.over]:
             (_directory() / f"{job.id}.json").unlink(missing_ok=True)
     except OSError as error:
         _LOG.warning(

@@ -70,6 +70,11 @@ def _too_much(source: pathlib.Path, left_out: list[str]) -> str:
     return ""
 
 
+def _not_for_everybody(path: str, flags: int) -> int:
+    """Opens a file that, if it is made now, not everybody may write, whatever the umask."""
+    return os.open(path, flags, 0o664)
+
+
 def _unwritable(where: object, error: Exception) -> LaunchError:
     reason = (getattr(error, "strerror", None) or str(error)).lower()
     return LaunchError(
@@ -164,7 +169,6 @@ class Record:
         again = f".attempt-{attempt}" if attempt > 1 else ""
         return self.directory / f"{str(task).replace(':', '-')}{again}.log"
 
-    @umask.guarded()
     def add(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl, with `at`: seconds since 1970.
 
@@ -175,7 +179,7 @@ class Record:
         if "task" in facts:
             facts["task"] = str(facts["task"])
         found = {"at": round(time.time(), 3), **events.event(kind, **facts)}
-        with contextlib.suppress(OSError), (self.directory / _EVENTS).open("ab") as file:
+        with contextlib.suppress(OSError), open(self.directory / _EVENTS, "ab", opener=_not_for_everybody) as file:
             file.write(events.line(found))
 
     def end(self, error: ToolkitError | None, text: str = "") -> None:

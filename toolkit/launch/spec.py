@@ -76,12 +76,15 @@ class Option:
             raise self._wrong(value, words[self.kind])
         return value
 
-    def check_bounds(self, value: Any) -> None:
-        """Checks that a number is within its bounds.
+    def check(self, value: Any, place: str) -> None:
+        """Checks that a value applies at a place, and that a number is within its bounds.
 
         Raises:
-            LaunchError: It is too small, too large, or no number.
+            LaunchError: It doesn't apply there, is too small, too large, or no number.
         """
+        if place not in self.places:
+            where = f"it applies only with --on={' or '.join(self.places)}"
+            raise LaunchError(asked=f"--{self.name}", found=where, remedy="Leave it out")
         most = math.inf if self.most is None else self.most
         if self.least is not None and value is not None and not self.least <= value <= most:
             unit = " seconds" if self.metavar == "S" else ""
@@ -303,40 +306,9 @@ class JobSpec:
             not colon or self.place == "ssh", f"--on={self.on[:80]}", "only ssh takes hosts", f"Write --on={self.place}"
         )
         for each in options():
-            value = getattr(self, each.name)
-            where = f"it applies only with --on={' or '.join(each.places)}"
-            require(value == each.default or self.place in each.places, f"--{each.name}", where, "Leave it out")
-            each.check_bounds(value)
-        checks.command(self.command)
-        checks.counts(self.counts)
-        require(
-            self.workers != 0 or self.chief,
-            "--workers=0",
-            "there is no chief either, so no task would train",
-            "Leave it out for a worker on each GPU, or add --chief",
-        )
-        if self.rendezvous is not None:
-            checks.address("rendezvous", self.rendezvous)
-        for pair in self.env:
-            checks.variable(pair)
-        checks.prefix(self.prefix)
-        require(self.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
-        for name in (*self.task, *(each for each in self.show if each not in checks.EVERYBODY)):
-            checks.task(name)
-        values = [getattr(self, each.name) for each in options()]
-        checks.passable([t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)])
-        require(
-            self.place != "slurm" or (self.cpus_per_task or "1").isdecimal(),
-            f"--cpus_per_task={self.cpus_per_task}",
-            "that isn't a number of cores",
-            "Give a whole number from 1",
-        )
-        for name in ("name", "partition", "account", "time", "cpus_per_task"):
-            checks.single_lines(**{name: getattr(self, name)})
-        checks.sbatch(self.sbatch)
-        if self.time is not None:
-            checks.slurm_time(self.time, notice=self.notice)
-        checks.tasks(self)
+            if (value := getattr(self, each.name)) != each.default:
+                each.check(value, self.place)
+        checks.job(self)
 
     @property
     def place(self) -> str:
@@ -357,6 +329,12 @@ class JobSpec:
         """The numbers of tasks of each kind that were asked for, without zeros; () if none were given."""
         every = (("chief", int(self.chief)), ("worker", self.workers or 0), ("ps", self.ps))
         return tuple((job, n) for job, n in (*every, ("evaluator", int(self.evaluator))) if n)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts among its values, those in lists included."""
+        values = [getattr(self, each.name) for each in options()]
+        return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
 
     @property
     def silence(self) -> float:
@@ -383,6 +361,7 @@ class JobSpec:
         return ["launch", *given, *(() if self.command[0] == "-m" else ("--",)), *self.command]
 
 
+@functools.cache
 def options() -> tuple[Option, ...]:
     """Returns the attributes of a JobSpec that are flags."""
     fields = [field for field in dataclasses.fields(JobSpec) if field.metadata]
