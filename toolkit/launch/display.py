@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Task
 from toolkit.launch import events
-from toolkit.support import umask
+from toolkit.support import files
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,7 +92,7 @@ class Output:
         self.log = pathlib.Path(log)
         self.ended = False
         self._last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
-        with umask.guarded():
+        with files.guarded():
             # The user may have deleted the log between two attempts.
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().

@@ -13,13 +13,15 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from toolkit.errors import LaunchError, RequestError
-from toolkit.launch.record import Record
 from toolkit.support import status
+
+if TYPE_CHECKING:  # Tasks don't need it.
+    from toolkit.launch.record import Record
 
 __all__ = ["cause", "name", "pickled", "results"]
 
@@ -75,18 +77,20 @@ def _files(function: Any) -> dict[str, str]:
     return {each.__qualname__: each.__code__.co_filename for each in found}
 
 
-def _returned(record: Record) -> dict[str, tuple[bool, Any]]:
+def _returned(record: "Record") -> dict[str, tuple[bool, Any]]:
     """Returns, for each task, whether the function returned, and its result or exception."""
     return {name: cloudpickle.loads(data) for name, data in record.results().items()}
 
 
-def cause(record: Record) -> BaseException | None:
+def cause(record: "Record") -> BaseException | None:
     """Returns the exception of the first function that failed; None if it can't be sent."""
     return next((found for good, found in _returned(record).values() if not good), None)
 
 
-def results(record: Record) -> list[Any]:
+def results(record: "Record") -> list[Any]:
     """Returns the function's result in each task of the last attempt, or None."""
+    from toolkit.launch.record import Record
+
     events = Record(record.directory).new()
     tasks: list[str] = next((event["tasks"] for event in reversed(events) if event["event"] == "attempt"), [])
     found = _returned(record)

@@ -17,7 +17,7 @@ from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.spec import JobSpec
-from toolkit.support import files, umask
+from toolkit.support import files
 
 __all__ = ["LAUNCHER_LOG", "LEFT_OUT", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
 
@@ -126,7 +126,7 @@ class Record:
         self._read = 0
 
     @classmethod
-    @umask.guarded()
+    @files.guarded()
     def begin(cls, spec: JobSpec, *, function: str = "") -> "Record":
         """Gives a job an id and its directory, and writes job.json; returns its record.
 

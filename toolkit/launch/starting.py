@@ -16,18 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch import alone, checks, display, jobs
-from toolkit.launch.backends import rendezvous
-from toolkit.launch.backends.local import LocalBackend
-from toolkit.launch.backends.ssh import SshBackend
-from toolkit.launch.jobs import Entry
-from toolkit.launch.record import LAUNCHER_LOG, Record
+from toolkit.launch import alone, checks
 from toolkit.launch.spec import JobSpec
-from toolkit.launch.supervisor.agents import Backend
-from toolkit.launch.supervisor.supervise import supervise
 from toolkit.support import redaction, signals
+
+if TYPE_CHECKING:  # `toolkit launch --help` imports this file, and needs no backend, no supervisor and no display.
+    from toolkit.launch.jobs import Entry
+    from toolkit.launch.record import Record
+    from toolkit.launch.supervisor.agents import Backend
 
 __all__ = ["dry_run", "run_to_end", "start", "start_detached"]
 
@@ -49,20 +48,18 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: This program received a signal to stop.
     """
-    # Imported here: every task imports this package at its start and needs none of these.
-
     if spec.place == "slurm":
+        checks.script(spec.command)
+    if not detach:
+        run_to_end(spec)
+        return ""
+    job = start_detached(spec)
+    if job.slurm:
         from toolkit.launch.backends import slurm
 
-        checks.script(spec.command)
-        job = slurm.submit(spec, follow=not detach)
-        return slurm.head(spec, job) if detach else ""
-    if detach:
-        job = start_detached(spec)
-        afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
-        return f"launch: job {job.id} runs; logs in {job.directory}\n{afterwards}"
-    run_to_end(spec)
-    return ""
+        return slurm.head(spec, job)
+    afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
+    return f"launch: job {job.id} runs; logs in {job.directory}\n{afterwards}"
 
 
 def dry_run(spec: JobSpec) -> str:
@@ -102,7 +99,7 @@ def dry_run(spec: JobSpec) -> str:
             f"# {spec.nodes} hosts come together at {spec.rendezvous}, where addresses and ports are chosen; "
             f"this one then starts its tasks of\n{_command(spec, sys.executable, known)}"
         )
-    return "\n".join(_lines_here(spec))
+    return "\n".join(_local_lines(spec))
 
 
 def _command(spec: JobSpec, python: str, known: Mapping[str, str]) -> str:
@@ -111,13 +108,12 @@ def _command(spec: JobSpec, python: str, known: Mapping[str, str]) -> str:
     return shlex.join(redaction.masked_command((*(["env"] if added else []), *added, python, *spec.command), known))
 
 
-def _lines_here(spec: JobSpec) -> list[str]:
+def _local_lines(spec: JobSpec) -> list[str]:
     from toolkit.launch.agent import tasks
     from toolkit.launch.backends.local import LocalBackend
 
     checks.script(spec.command)
-    place = LocalBackend(spec)
-    cluster, homes = place.planned()
+    cluster, homes = LocalBackend(spec).planned()
     checks.shown(spec.show, list(map(str, homes)))
     specs, note = tasks.task_specs(
         cluster,
@@ -133,8 +129,8 @@ def _lines_here(spec: JobSpec) -> list[str]:
     return [*([f"# {note}"] if note else []), *(tasks.shell_line(t, os.environ, spec.environment) for t in specs)]
 
 
-def run_to_end(spec: JobSpec, record: Record | None = None) -> None:
-    """Supervises a job on this machine or on hosts, in this process, to its end.
+def run_to_end(spec: JobSpec, record: "Record | None" = None) -> None:
+    """Runs a job, which this process supervises unless Slurm has it, and returns when it is done.
 
     Args:
         spec: What is asked.
@@ -145,8 +141,18 @@ def run_to_end(spec: JobSpec, record: Record | None = None) -> None:
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: This program received a signal to stop.
     """
+    if spec.place == "slurm":
+        from toolkit.launch.backends import slurm
 
-    def place() -> Backend:
+        slurm.submit(spec, follow=True, record=record)
+        return
+    from toolkit.launch import display
+    from toolkit.launch.backends import rendezvous
+    from toolkit.launch.backends.local import LocalBackend
+    from toolkit.launch.backends.ssh import SshBackend
+    from toolkit.launch.supervisor.supervise import supervise
+
+    def backend() -> "Backend":
         if listener is not None:
             return rendezvous.RendezvousBackend(spec, listener, received, say)
         if spec.place == "ssh":
@@ -169,11 +175,13 @@ def run_to_end(spec: JobSpec, record: Record | None = None) -> None:
         if spec.rendezvous and listener is None:
             _join(spec, received, record)
             return
-        supervise(spec, place, received=received, record=record)
+        supervise(spec, backend, received=received, record=record)
 
 
-def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
+def _join(spec: JobSpec, received: list[int], record: "Record | None") -> None:
     """Joins a job that another host's launcher supervises, and records its beginning and its end."""
+    from toolkit.launch.backends import rendezvous
+
     if record is None:
         rendezvous.join(spec, received)
         return
@@ -186,8 +194,8 @@ def _join(spec: JobSpec, received: list[int], record: Record | None) -> None:
     record.end(None, "launch: done")
 
 
-def start_detached(spec: JobSpec, record: Record | None = None) -> Entry:
-    """Starts a job in its own session, and returns when its tasks have started.
+def start_detached(spec: JobSpec, record: "Record | None" = None) -> "Entry":
+    """Starts a job in its own session, and returns when its tasks have started, or when Slurm has it.
 
     Args:
         spec: What is asked.
@@ -198,6 +206,13 @@ def start_detached(spec: JobSpec, record: Record | None = None) -> Entry:
         TaskFailed: Its supervisor ended at once.
         JobStopped: This process received a signal before; the job is ended.
     """
+    if spec.place == "slurm":
+        from toolkit.launch.backends import slurm
+
+        return slurm.submit(spec, follow=False, record=record)
+    from toolkit.launch import jobs
+    from toolkit.launch.record import LAUNCHER_LOG, Record
+
     record = record or Record.begin(spec)
     with open(record.directory / LAUNCHER_LOG, "ab") as log:
         process = subprocess.Popen(
@@ -213,8 +228,11 @@ def start_detached(spec: JobSpec, record: Record | None = None) -> Entry:
     return entry
 
 
-def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequence[int]) -> None:
+def _wait_for_tasks(process: subprocess.Popen, record: "Record", received: Sequence[int]) -> None:
     """Waits until its tasks have started, and meanwhile shows its supervisor's messages."""
+    from toolkit.launch import display
+    from toolkit.launch.record import LAUNCHER_LOG
+
     begun = False
     while True:
         found = record.new()
@@ -245,6 +263,8 @@ def _wait_for_tasks(process: subprocess.Popen, record: Record, received: Sequenc
 
 
 def _main() -> int:
+    from toolkit.launch.record import Record
+
     record = Record(pathlib.Path(sys.argv[1]))
     try:
         spec: JobSpec = record.job()["spec"]

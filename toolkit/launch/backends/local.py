@@ -39,7 +39,7 @@ class LocalBackend(Backend):
         self._described: Cluster | None = None
         self._here: tuple[Task, ...] = ()
         if spec.cluster is None:
-            if not _is_here(join(spec.host, 1), own_addresses()):
+            if spec.host != "127.0.0.1" and not _is_here(join(spec.host, 1), own_addresses()):
                 raise LaunchError(
                     asked=f"--host={spec.host} is where this machine's tasks reach one another",
                     found="this machine doesn't have that address",
