@@ -52,7 +52,6 @@ _TICK = 0.05
 _HELLO_WITHIN = 10.0  # Seconds in which a new connection must identify itself.
 _SAID = 30.0  # Seconds between two messages about missing hosts.
 _OWN = ("command", "prefix", "environment", "call")  # What each host has by itself.
-_TICK = 0.05
 _HELLO = 15.0  # Seconds in which the launcher at the address must answer.
 _CALL = 5.0  # Seconds that a connection may take; signals wait meanwhile.
 _AGAIN = 0.5  # Seconds between two attempts to connect while no launcher listens.
@@ -168,9 +167,8 @@ def listen(spec: JobSpec) -> socket.socket | None:
         return made
     except OSError as error:
         made.close()
-        if (
-            error.errno == errno.EADDRINUSE
-        ):  # Taken by this job's first launcher, or by another program, which answers otherwise.
+        # Taken by this job's first launcher, or by another program, which answers otherwise.
+        if error.errno == errno.EADDRINUSE:
             return None
         raise LaunchError(
             asked=f"--rendezvous={spec.rendezvous} is this machine, whose launcher listens there",
@@ -179,32 +177,40 @@ def listen(spec: JobSpec) -> socket.socket | None:
         ) from None
 
 
+class _Link(Channel):
+    """A channel over a socket, which it owns."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection.fileno(), connection.fileno())
+        self.socket = connection
+
+    def close(self) -> None:
+        """Closes the socket."""
+        super().close()
+        self.socket.close()
+
+
 class _Seat(ConnectedAgent):
     """A host's place in the job: taken by a launcher, or free.
 
     Args:
-        place: Seats those that come.
+        backend: Seats those that come.
         prepare: What the agent is to prepare.
     """
 
     polled = True  # A launcher that comes too late gets an answer, too.
 
-    def __init__(self, place: "RendezvousBackend", prepare: Event) -> None:
-        self._place = place
+    def __init__(self, backend: "RendezvousBackend", prepare: Event) -> None:
+        self._backend = backend
         self._prepare = prepare
         self._made = time.monotonic()
-        self._socket: socket.socket | None = None
+        self.free = True  # Whether no launcher has connected yet.
 
-    def take(self, connection: socket.socket, channel: Channel) -> None:
+    def take(self, link: _Link) -> None:
         """Assigns it to a launcher."""
-        self._socket = connection
-        super().__init__(channel)
-        channel.send(self._prepare)
-
-    @property
-    def free(self) -> bool:
-        """Whether no launcher has connected yet."""
-        return self._socket is None
+        self.free = False
+        super().__init__(link)
+        link.send(self._prepare)
 
     @property
     def gone(self) -> bool:
@@ -227,15 +233,14 @@ class _Seat(ConnectedAgent):
 
     def read(self, *, silent: bool = False) -> list[Event]:
         """Returns its events; while it has no launcher, accepts new ones."""
-        self._place.receive()  # Also when all are present: a launcher that comes too late gets an answer.
+        self._backend.receive()
         return [] if self.free else super().read(silent=silent)
 
     def close(self) -> None:
         """Ends the connection."""
-        if self._socket is not None:
+        if not self.free:
             super().close()
-            self._socket.close()
-        self._place.seats = [(host, each) for host, each in self._place.seats if each is not self]
+        self._backend.seats = [(host, each) for host, each in self._backend.seats if each is not self]
 
 
 class RendezvousBackend(Backend):
@@ -265,22 +270,22 @@ class RendezvousBackend(Backend):
         self._listener = listener
         self._say = say
         self._token = make_token(spec.rendezvous or "")
-        self._coming: list[tuple[socket.socket, Channel, str]] = []
+        self._coming: list[tuple[_Link, str]] = []  # With the number that each is to prove itself by.
+        self._first: list[tuple[_Link, Event]] = []  # With what each has said of itself.
+        self._late: list[tuple[_Link, float]] = []  # And until when each waits for a place.
         self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""
-        self._late: list[tuple[socket.socket, Channel, float]] = []  # And until when each waits for a place.
-        self._first: list[tuple[socket.socket, Channel, Event]] = []
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
         own = len(visible_gpus({**os.environ, **spec.environment})) or 1
-        rooms = spread(wanted, spec.nodes) if wanted else [own, *(hello["room"] for _, _, hello in self._first)]
-        names = [socket.gethostname(), *(str(hello["host"]) for _, _, hello in self._first)]
+        rooms = spread(wanted, spec.nodes) if wanted else [own, *(hello["room"] for _, hello in self._first)]
+        names = [socket.gethostname(), *(str(hello["host"]) for _, hello in self._first)]
         names = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
         self.hosts = tuple(Host(name, room) for name, room in zip(names, rooms, strict=True))
         self.addresses = {self.hosts[0]: split(spec.rendezvous or "")[0]}
-        for host, (connection, _, _) in zip(self.hosts[1:], self._first, strict=True):
-            self.addresses[self.hosts[0]] = connection.getsockname()[0]
-            self.addresses[host] = connection.getpeername()[0]
+        for host, (link, _) in zip(self.hosts[1:], self._first, strict=True):
+            self.addresses[self.hosts[0]] = link.socket.getsockname()[0]
+            self.addresses[host] = link.socket.getpeername()[0]
         check_addresses(self.addresses, open_network=spec.open_network)
 
     def call(self, host: Host) -> ConnectedAgent:
@@ -292,24 +297,22 @@ class RendezvousBackend(Backend):
         seat = _Seat(self, prepare)
         self.seats.append((host, seat))
         if self._first:
-            connection, channel, _ = self._first.pop(0)
-            seat.take(connection, channel)
+            seat.take(self._first.pop(0)[0])
         return seat
 
     def receive(self) -> None:
         """Gives the place of a lost launcher to one that connects later."""
         patience = time.monotonic() + self.spec.silence + self.spec.grace
-        self._late += [(connection, channel, patience) for connection, channel, _ in self._arrived()]
-        waiting, self._late = self._late, []
-        for connection, channel, until in waiting:
+        waiting, self._late = [*self._late, *((link, patience) for link, _ in self._arrived())], []
+        for link, until in waiting:
             host, seat = next(((h, s) for h, s in self.seats if s.free), (None, None))
             if host is not None and seat is not None:
-                self.addresses[host] = connection.getpeername()[0]
-                seat.take(connection, channel)
+                self.addresses[host] = link.socket.getpeername()[0]
+                seat.take(link)
             elif time.monotonic() < until:
-                self._late.append((connection, channel, until))
+                self._late.append((link, until))
             else:
-                self._refuse(connection, channel, "that job already has all its hosts", "End one of them first")
+                self._refuse(link, "that job already has all its hosts", "End one of them first")
 
     def close(self, ended: ToolkitError | None) -> None:
         """Tells the connected launchers how the job has ended, and closes the address."""
@@ -318,10 +321,10 @@ class RendezvousBackend(Backend):
         _forget_token(self.spec.rendezvous or "")
         for _, seat in self.seats:
             seat.send("over", **word)
-        for _, channel, _ in [*self._first, *self._late]:
-            channel.send(event("over", **word))
-        for connection, *_ in [*self._first, *self._late, *self._coming]:
-            connection.close()
+        for link, _ in [*self._first, *self._late]:
+            link.send(event("over", **word))
+        for link, _ in [*self._first, *self._late, *self._coming]:
+            link.close()
         self._listener.close()
 
     def _wait(self, received: Sequence[int]) -> None:
@@ -344,8 +347,7 @@ class RendezvousBackend(Backend):
             if error is not None:
                 self.close(error)
                 raise error
-            waits = [self._listener.fileno(), *(channel.fileno() for _, channel, _ in self._coming)]
-            select.select(waits, [], [], _TICK)
+            select.select([self._listener.fileno(), *(link.fileno() for link, _ in self._coming)], [], [], _TICK)
             self._first += self._arrived()
             if time.monotonic() - said > _SAID:
                 said = time.monotonic()
@@ -354,36 +356,32 @@ class RendezvousBackend(Backend):
     def _here(self) -> str:
         return f"{1 + len(self._first)} of {self.spec.nodes} hosts at {self.spec.rendezvous}"
 
-    def _arrived(self) -> list[tuple[socket.socket, Channel, Event]]:
+    def _arrived(self) -> list[tuple[_Link, Event]]:
         """Returns the launchers that have connected and belong to this job; answers the others."""
         try:
             while True:
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                channel, number = Channel(connection.fileno(), connection.fileno()), _nonce()
-                channel.send(event("challenge", nonce=number))
-                self._coming.append((connection, channel, number))
+                link, number = _Link(self._listener.accept()[0]), _nonce()
+                link.send(event("challenge", nonce=number))
+                self._coming.append((link, number))
         except BlockingIOError:
             pass
         found, waiting = [], []
-        for connection, channel, number in self._coming:
-            said = [each for each in channel.read() if each["event"] != "knock"]
+        for link, number in self._coming:
+            said = [each for each in link.read() if each["event"] != "knock"]
             hello = said[0] if said and said[0]["event"] == "hello" else None
             if hello is None:
-                if channel.ended or channel.silence > _HELLO_WITHIN or said or channel.strange:
-                    connection.close()  # Not one of ours: drop the connection.
+                if link.ended or link.silence > _HELLO_WITHIN or said or link.strange:
+                    link.close()  # Not one of ours: drop the connection.
                 else:
-                    waiting.append((connection, channel, number))
-                continue
-            wrong = self._wrong(hello, number)
-            if wrong:
+                    waiting.append((link, number))
+            elif wrong := self._wrong(hello, number):
                 self._say(f"launch: the launcher on {str(hello.get('host'))[:60]!r} is refused, because {wrong[0]}")
                 self._refused += f"; the launcher on {str(hello.get('host'))[:60]!r} was refused because {wrong[0]}"
-                self._refuse(connection, channel, *wrong)
+                self._refuse(link, *wrong)
             else:
-                numbers = number, str(hello["nonce"])
-                channel.send(event("welcome", proof=_proof(self._token, "listener", *numbers)))
-                found.append((connection, channel, hello))
+                proof = _proof(self._token, "listener", number, str(hello["nonce"]))
+                link.send(event("welcome", proof=proof))
+                found.append((link, hello))
         self._coming = waiting
         return found
 
@@ -404,10 +402,10 @@ class RendezvousBackend(Backend):
             return "it starts another job: command or numbers of tasks differ", "Use a different address for each job"
         return None
 
-    def _refuse(self, connection: socket.socket, channel: Channel, found: str, remedy: str) -> None:
+    def _refuse(self, link: _Link, found: str, remedy: str) -> None:
         asked = f"this launcher asked to join the job at --rendezvous={self.spec.rendezvous}"
-        channel.send(event("refused", asked=asked, found=found, remedy=remedy))
-        connection.close()
+        link.send(event("refused", asked=asked, found=found, remedy=remedy))
+        link.close()
 
 
 def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
@@ -444,8 +442,7 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
 
 
 def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event | None:
-    with _connected(spec, received) as connection:
-        channel = Channel(connection.fileno(), connection.fileno())
+    with contextlib.closing(_Link(_connected(spec, received))) as channel:
         channel.send(event("knock"))  # A program that isn't a launcher answers otherwise or hangs up.
         answers = _Answers(spec, channel, received)
         theirs, mine = str(answers.next(_HELLO).get("nonce")), _nonce()
