@@ -18,7 +18,7 @@ task        what runs inside a task's process, around the user's script
 supervisor  who decides: attempts, restarts, failures, hangs, signals
 backends    where a job can run: this machine, hosts by ssh or at a rendezvous, Slurm, Kubernetes
 functions   a function in place of a script: sent, called in each task, its results
-started     a job that was started: found again, watched, asked and ended
+job         a job that was started: found again, watched, asked and ended
 starting    from a spec to a job that runs: in this process, detached, or only described
 launcher    jobs from Python: functions in the place of scripts
 """
@@ -45,7 +45,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "launcher": ["Launcher", "run", "submit"],
         "record": ["Failure"],
         "spec": ["PLACES", "JobSpec", "options"],
-        "started": ["Job"],
+        "job": ["Job"],
         "starting": ["dry_run", "start"],
     },
 )

@@ -7,7 +7,9 @@ task's. What an agent is asked for has the same form.
 import json
 from typing import Any
 
-__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "event", "line", "text"]
+from toolkit.errors import JobStopped, TaskFailed, ToolkitError
+
+__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "ending", "event", "line", "raise_ending", "text"]
 
 Event = dict[str, Any]
 
@@ -75,6 +77,26 @@ def text(written: bytes) -> str:
 def data(held: str) -> bytes:
     """Returns the bytes that `text` encoded."""
     return held.encode("utf-8", errors="surrogateescape")
+
+
+def ending(error: ToolkitError | None, words: str = "") -> dict[str, Any]:
+    """Returns the facts of a job's end.
+
+    Args:
+        error: What has ended it; None where it is done.
+        words: The last message about a job that is done.
+    """
+    if error is None:
+        return {"code": 0, "text": words, "stopped": False}
+    return {"code": error.exit_code, "text": str(error), "stopped": isinstance(error, JobStopped)}
+
+
+def raise_ending(end: Event) -> None:
+    """Raises what a job has ended with; nothing where it is done."""
+    if end["stopped"]:
+        raise JobStopped(end["code"] - 128)
+    if end["code"]:
+        raise TaskFailed(end["text"], code=end["code"])
 
 
 class Reader:

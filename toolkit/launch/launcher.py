@@ -13,9 +13,9 @@ from typing import Any
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import functions, jobs, site, starting
+from toolkit.launch.job import Job
 from toolkit.launch.record import Record
 from toolkit.launch.spec import JobSpec, options
-from toolkit.launch.started import Job
 from toolkit.support import status
 from toolkit.support.words import did_you_mean, nearest
 

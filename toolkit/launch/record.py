@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
+from toolkit.errors import LaunchError, RequestError, ToolkitError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.spec import JobSpec
@@ -190,13 +190,7 @@ class Record:
             text: The last message about the job.
         """
         words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
-        self.add(
-            "end",
-            code=0 if error is None else error.exit_code,
-            text=text if error is None else str(error),
-            stopped=isinstance(error, JobStopped),
-            **{name: getattr(error, name) for name in words},
-        )
+        self.add("end", **events.ending(error, text), **{name: getattr(error, name) for name in words})
 
     def written(self, task: str, attempt: int) -> Iterator[bytes]:
         """Yields a task's output in an attempt, some lines at a time.

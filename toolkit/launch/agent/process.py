@@ -201,8 +201,6 @@ class TaskProcess:
 
         `computes`: whether it has since the last time; `stopped`: SIGSTOP or a debugger holds it; `dying`: see below.
         """
-        import psutil
-
         try:
             # Created once, because psutil measures CPU since the previous call.
             self._watched = self._watched or psutil.Process(self.main)

@@ -119,31 +119,6 @@ class Preemption:
             self._process = None
 
 
-def _shared(mark: str, *, make: bool) -> bool:
-    """Returns whether this directory is the same one that the first host sees.
-
-    Args:
-        mark: The job's own.
-        make: Whether this is the first host.
-    """
-    with contextlib.suppress(OSError):
-        if make:
-            _mark_file(mark).touch()
-        return _mark_file(mark).exists()
-    return False
-
-
-def _forget_mark(mark: str) -> None:
-    """Removes the file, if there is one."""
-    with contextlib.suppress(OSError):
-        if mark:
-            _mark_file(mark).unlink()
-
-
-def _mark_file(mark: str) -> pathlib.Path:
-    return pathlib.Path(f".toolkit-{mark}")
-
-
 class Reports:
     """A Unix socket that tasks connect to. Reports arrive whole and in order, and none is lost while this object lives.
 
@@ -232,7 +207,7 @@ class Agent:
         self._states: dict[str, str] = {}
         self._looked = self._asked_for_stacks = 0.0
         self._looked_at_ports = False
-        self._mark = ""
+        self._mark: pathlib.Path | None = None
         self._call: pathlib.Path | None = None
         self._preemption: Preemption | None = None
 
@@ -323,9 +298,15 @@ class Agent:
         for task, port in (given or {}).items():
             self._held.given(port, task=task)
         ports = [] if given else [self._held.free() for _ in range(number)]
-        self._mark = mark
+        shared = False
+        if mark:  # Hosts share a directory if they see the file that the first of them makes there.
+            self._mark = pathlib.Path(f".toolkit-{mark}")
+            with contextlib.suppress(OSError):
+                if first:
+                    self._mark.touch()
+                shared = self._mark.exists()
         ready = {"version": __version__, "host": socket.gethostname(), "ports": ports, "scratch": self._reports.scratch}
-        self._tell("ready", **ready, shared=bool(mark) and _shared(mark, make=first))
+        self._tell("ready", **ready, shared=shared)
 
     def _start(
         self,
@@ -343,7 +324,9 @@ class Agent:
         **_: Any,
     ) -> None:
         """Starts tasks. Those of an earlier attempt must have ended."""
-        _forget_mark(self._mark)
+        if self._mark:
+            with contextlib.suppress(OSError):
+                self._mark.unlink()
         self._clear()
         own = {status.ATTEMPT: str(attempt), status.LOGS: logs}
         self._call = pathlib.Path(self._reports.scratch, "call.pkl") if call else None

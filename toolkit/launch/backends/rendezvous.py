@@ -36,7 +36,7 @@ from toolkit.launch.agent.connection import Channel, ConnectedAgent, local_agent
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.display import Display, Output
-from toolkit.launch.events import Event, event
+from toolkit.launch.events import Event, ending, event, raise_ending
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import state
 from toolkit.launch.supervisor.agents import Backend, check_addresses, spread
@@ -316,8 +316,7 @@ class RendezvousBackend(Backend):
 
     def close(self, ended: ToolkitError | None) -> None:
         """Tells the connected launchers how the job has ended, and closes the address."""
-        code, text = (ended.exit_code, str(ended)) if ended else (0, "")
-        word = {"code": code, "text": text, "stopped": isinstance(ended, JobStopped)}
+        word = ending(ended)
         _forget_token(self.spec.rendezvous or "")
         for _, seat in self.seats:
             seat.send("over", **word)
@@ -434,10 +433,7 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
             display.say(f"launch: the launcher at {spec.rendezvous} is gone; waiting for it")
         if over is None:
             raise TaskFailed(f"The launcher at {spec.rendezvous} is gone, and the tasks here have ended.", code=1)
-        if over["stopped"]:
-            raise JobStopped(over["code"] - 128)
-        if over["code"]:
-            raise TaskFailed(over["text"], code=over["code"])
+        raise_ending(over)
         display.say(f"launch: done; logs are with the launcher at {spec.rendezvous}")
 
 
