@@ -3,7 +3,7 @@
 Wings, in the order in which a run meets them; each imports only those above it:
 
     errors      every exception
-    support     what all rooms need: whole files, redaction, signals, umask, status
+    support     what all rooms need: whole files, redaction, signals, status
     cluster     who takes part: TF_CONFIG, what is wrong with it, and where else a cluster is found
     devices     what this process may use
     strategies  how variables and gradients are shared

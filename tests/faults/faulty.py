@@ -14,7 +14,7 @@ import limits
 import processes
 import psutil
 
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 MOMENTS = ("at the start", "in its first checkpoint", "in a step", "between epochs")
 SHORT = ("--data=shapes", "--epochs=3", "--steps_per_epoch=20", "--checkpoint_steps=5", "--global_batch_size=32")

@@ -25,7 +25,7 @@ from toolkit.cluster.discovery import read_file
 from toolkit.errors import RequestError
 from toolkit.launch import JobSpec
 from toolkit.launch.backends import slurm
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 from toolkit.observe import report
 from toolkit.training import Checkpoint, CheckpointStore
 from toolkit.training.directory import RunDirectory, choose

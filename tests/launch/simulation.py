@@ -16,12 +16,11 @@ import types
 
 from toolkit import __version__
 from toolkit.errors import ToolkitError
+from toolkit.launch import display
 from toolkit.launch.agent.connection import Lateness
-from toolkit.launch.display import output
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor import agents, attempt, crew, failure, state, supervise
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor import agents, state, supervise, task_group
 
 LIMIT = 1800.0  # Simulated seconds that no job takes.
 STEP = 0.5  # Seconds.
@@ -78,10 +77,10 @@ class FakeTask:
 class FakeAgent:
     """An agent, its connection and its tasks."""
 
-    scratch = ""
+    scratch, polled, unsent = "", True, b""
 
     def __init__(self, world, host):
-        self.world, self.host, self.here = world, host, world.local
+        self.world, self.host, self.local = world, host, world.local
         self.tasks = {}
         self.inbox, self.ended, self.running = [], False, True
         self.lateness = Lateness()
@@ -204,7 +203,7 @@ STACKS = {
 }
 
 
-class FakePlace(agents.Place):
+class FakeBackend(agents.Backend):
     """Hosts of the world."""
 
     remedy = "See {host}"
@@ -293,7 +292,7 @@ class World:
             self.left_over += [t for t in self.every_task() if t.alive and not t.agent.silent and t.agent.running]
             self.tasks, self.saving = {}, False
             self.expected = {name for job in facts["cluster"] for name in self.names(facts["cluster"], job)}
-        agent.tasks = {name: FakeTask(name, agent, self.number) for name in facts["here"]}
+        agent.tasks = {name: FakeTask(name, agent, self.number) for name in facts["tasks"]}
         self.tasks.update(agent.tasks)
         for task in agent.tasks.values():
             agent.tell("started", task=task.name, pid=task.pid)
@@ -439,10 +438,20 @@ class World:
 
 
 class Selector:
-    """In the place of Crew's selector: waits by the world's clock."""
+    """In the place of TaskGroup's selector: waits by the world's clock."""
 
     def __init__(self, world):
-        self.select = world.advance
+        self.world = world
+
+    def select(self, seconds):
+        self.world.advance(seconds)
+        return []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Nothing is held."""
 
     def register(self, *_):
         """Every agent is read at every turn."""
@@ -455,6 +464,8 @@ class Selector:
 
 class FakeDisplay:
     """Keeps what is said."""
+
+    live = None
 
     def __init__(self, **_):
         self.said = []
@@ -484,10 +495,11 @@ def run(monkeypatch, folder, world, *, settle=True, **options):
         Its record's events, and the error that it ended in.
     """
     clock = types.SimpleNamespace(monotonic=world.monotonic, sleep=world.advance, time=world.monotonic)
-    for module in (agents, attempt, crew, failure, state, supervise, output):
+    for module in (agents, task_group, state, supervise, display):
         monkeypatch.setattr(module, "time", clock)
     select = types.SimpleNamespace(DefaultSelector=lambda: Selector(world), EVENT_READ=1)
-    monkeypatch.setattr(crew, "selectors", select)
+    monkeypatch.setattr(task_group, "selectors", select)
+    monkeypatch.setattr(agents, "selectors", select)
     monkeypatch.setattr(supervise, "Display", FakeDisplay)
     thread = types.SimpleNamespace(start=lambda: None)
     threads = types.SimpleNamespace(Thread=lambda **_: thread, Event=lambda: types.SimpleNamespace(set=lambda: None))
@@ -505,7 +517,7 @@ def run(monkeypatch, folder, world, *, settle=True, **options):
     record = Record.begin(spec)
     error = None
     try:
-        supervise.supervise(spec, lambda: FakePlace(world, spec), received=[], record=record)
+        supervise.supervise(spec, lambda: FakeBackend(world, spec), received=[], record=record)
     except ToolkitError as found:
         error = found
     events = Record(record.directory).new()

@@ -1,6 +1,6 @@
 """Computing is progress; what the threads of a task that hangs use now and then is none."""
 
-from toolkit.launch.agent.activity import Activity
+from toolkit.launch.agent.process import Activity
 
 
 def seen(*, share, seconds):

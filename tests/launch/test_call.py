@@ -15,10 +15,9 @@ import pytest
 
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import started
+from toolkit.launch import jobs
 from toolkit.launch.backends import slurm
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +257,7 @@ def test_a_module_that_launches_when_it_is_imported_does_so_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_launcher_in_a_thread_is_not_ended_by_a_question(tmp_path, monkeypatch):
-    monkeypatch.setattr(started, "_ANSWER", 0.5)
+    monkeypatch.setattr("toolkit.launch.job._ANSWER", 0.5)
     results = []
     thread = threading.Thread(target=lambda: results.extend(launch.run(time.sleep, 3, workers=1)))
     thread.start()

@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.cluster import Task
 from toolkit.launch.agent.connection import Lateness
-from toolkit.launch.supervisor import failure, state
+from toolkit.launch.supervisor import state
 
 
 @pytest.fixture
@@ -69,14 +69,14 @@ def test_how_late_an_event_is_depends_on_the_others_and_on_no_clock():
 def test_one_that_had_come_to_the_end_of_its_script_is_named(task, code):
     first, gone = task(0, report("failed", 0.5), ended(1)), task(1, report("ending", 9.0), ended(code))
     assert state.cause([first, gone]) is first
-    words = str(failure.error(first, [first, gone]))
+    words = str(state.failed_first(first, [first, gone]))
     assert "worker:0 failed first: it ended with exit code 1" in words
     assert "worker:1 had finished the script." in words
 
 
 def test_a_crash_while_leaving_says_that_the_script_had_ended(task):
     only = task(0, report("ending", 9.0), ended(-signal.SIGSEGV))
-    words = str(failure.error(only, [only]))
+    words = str(state.failed_first(only, [only]))
     assert "it was ended by SIGSEGV" in words
     assert "worker:0 had finished the script." in words
 
@@ -84,36 +84,38 @@ def test_a_crash_while_leaving_says_that_the_script_had_ended(task):
 def test_the_message_says_which_checkpoint_is_the_newest_and_how_to_continue(task):
     saved = {"event": "report", "facts": {"checkpoint": 1200, "checkpoints": "runs/a/checkpoints"}, "ago": 0.5}
     first, other = task(0, ended(1)), task(1, saved, ended(1))
-    words = str(failure.error(first, [first, other]))
+    words = str(state.failed_first(first, [first, other]))
     assert "The newest checkpoint, of step 1,200, is in runs/a/checkpoints. " in words
     assert 'resume="auto"' in words
-    assert "checkpoint" not in failure.error(first, [first, other]).words, "before a restart there is nothing to do"
+    assert "checkpoint" not in state.failed_first(first, [first, other]).words, (
+        "before a restart there is nothing to do"
+    )
     resumes = {"event": "report", "facts": {"resumes": True}, "ago": 0.5}
     first, other = task(0, resumes, ended(1)), task(1, saved, ended(1))
-    assert str(failure.error(first, [first, other])).endswith("To continue from it, start the job again.")
+    assert str(state.failed_first(first, [first, other])).endswith("To continue from it, start the job again.")
 
 
 @pytest.mark.parametrize("signalled", [-signal.SIGTERM, -signal.SIGKILL, 143])
 def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(task, signalled):
     said = {"state": "failed", "exit_code": 7, "threads": ["uploads"]}
     first, other = task(0, {"event": "report", "facts": said, "ago": 20.0}), task(1)
-    assert state.lingers(first, 19.0)
-    assert not state.lingers(first, 21.0)
-    assert not state.lingers(other, 0.0)
+    assert state.lingering([first], 19.0)
+    assert not state.lingering([first], 21.0)
+    assert not state.lingering([other], 0.0)
     for each in (first, other):
         each.asked_to_end = True
         each.take(ended(signalled))
-    found = failure.error(first, [first, other])
+    found = state.failed_first(first, [first, other])
     assert "worker:0 failed first: it had failed with exit code 7, went on in its thread uploads, and was" in str(found)
     assert found.exit_code == 7
 
 
 def test_native_notes_are_no_last_lines(task):
     only = task(0, ended(1))
-    only.output.take(b"mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
-    words = str(failure.error(only, [only]))
+    only.output.take("mine\nI0000 00:00:1795370331.375137   17060 port.cc:153] oneDNN custom operations are on.\n")
+    words = str(state.failed_first(only, [only]))
     assert words.endswith(":\n  mine")
-    assert failure.last_lines(only) == ["mine"]
+    assert state.last_lines(only) == ["mine"]
 
 
 @pytest.mark.parametrize(

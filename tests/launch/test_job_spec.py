@@ -8,8 +8,8 @@ from toolkit import launch
 from toolkit.cli.launch import OPTIONAL_VALUES, _spec, add_arguments
 from toolkit.cli.parser import Parser
 from toolkit.errors import LaunchError
-from toolkit.launch.job.hosts import Host, parse_hosts
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, parse_hosts
 
 PLACES = {
     "local": {},

@@ -15,10 +15,9 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import Job, started
+from toolkit.launch import Job, jobs
 from toolkit.launch.backends import slurm
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -248,7 +247,7 @@ def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
 
 def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(started.controller, "reachable", lambda: True)
+    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
     monkeypatch.setattr(slurm.controller, "job_state", lambda _: ("CANCELLED", 0))
     record = Record(tmp_path / "20260101-000000-abcd")
     record.directory.mkdir()
@@ -260,8 +259,8 @@ def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
 
 def test_stop_does_not_wait_for_slurm_to_clean_up_a_node_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(started.controller, "reachable", lambda: True)
-    monkeypatch.setattr(started.controller, "stop", lambda _: None)
+    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
+    monkeypatch.setattr(jobs.controller, "stop", lambda _: None)
     monkeypatch.setattr(jobs.controller, "job_state", lambda _: ("COMPLETING", 0))
     record = Record(tmp_path / "launch-20260101-000000-abcd")
     record.directory.mkdir()

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from toolkit.launch.records.record import Record
+from toolkit.launch.record import Record
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ import two_hosts
 from toolkit import __version__
 from toolkit.cli.main import main
 from toolkit.launch import JobSpec
-from toolkit.launch.backends import rendezvous_socket
-from toolkit.launch.backends.token import program_of
+from toolkit.launch.backends import rendezvous
+from toolkit.launch.backends.rendezvous import program_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -322,8 +322,8 @@ def test_hosts_without_a_common_home_directory_are_given_the_token(start, addres
 def test_a_machine_whose_name_means_itself_alone_listens_for_the_others(monkeypatch):
     """Debian's /etc/hosts has the machine's own name at 127.0.1.1."""
     answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
-    monkeypatch.setattr(rendezvous_socket.socket, "getaddrinfo", lambda *_, **__: [answer])
-    listener = rendezvous_socket.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:29471"))
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: [answer])
+    listener = rendezvous.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:29471"))
     with listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 

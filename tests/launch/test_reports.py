@@ -9,7 +9,7 @@ import time
 import limits
 import pytest
 
-from toolkit.launch.agent.reports import Reports
+from toolkit.launch.agent.program import Reports
 from toolkit.support import status
 
 

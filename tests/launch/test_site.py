@@ -133,12 +133,12 @@ def test_a_snapshot_runs_what_the_files_were(tmp_path, module):
 
 
 def test_a_folder_too_large_for_a_copy_is_refused(site, capsys, monkeypatch):
-    from toolkit.launch.records import snapshot
+    from toolkit.launch import record
 
-    monkeypatch.setattr(snapshot, "_MOST", 1000)
+    monkeypatch.setattr(record, "_MOST_COPIED", 1000)
     (site / "data.bin").write_bytes(b"x" * 1001)
     with pytest.raises(LaunchError, match=r"--snapshot copies .*, but that holds more than"):
-        snapshot.take(("train.py",), site / "copy")
+        record._take_snapshot(("train.py",), site / "copy")
 
 
 def test_options_of_sbatch_stand_in_the_file_and_are_replaced_by_flags(site, capsys):
@@ -168,8 +168,8 @@ def test_an_option_of_another_name_is_guessed():
 
 
 def test_jobs_as_json(site, capsys, monkeypatch):
-    from toolkit.launch.records import jobs
-    from toolkit.launch.records.record import Record
+    from toolkit.launch import jobs
+    from toolkit.launch.record import Record
 
     monkeypatch.setenv("XDG_STATE_HOME", str(site / "state"))
     record = Record.begin(launch.JobSpec(command=("train.py",)))

@@ -7,7 +7,7 @@ from toolkit.cluster import Cluster
 from toolkit.errors import LaunchError
 from toolkit.launch import JobSpec
 from toolkit.launch.agent import tasks
-from toolkit.launch.backends.local import LocalPlace
+from toolkit.launch.backends.local import LocalBackend
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"], "evaluator": ["h:5"]})
 
@@ -133,5 +133,5 @@ def test_under_slurm_each_task_has_the_numbers_of_one_srun(monkeypatch):
 def test_gpus_that_the_tasks_environment_hides_are_not_counted(monkeypatch):
     monkeypatch.setattr(devices.inventory, "take", lambda: devices.Inventory(gpus=cards(4)))
     for env, number in (((), 4), (("CUDA_VISIBLE_DEVICES=0",), 1), (("CUDA_VISIBLE_DEVICES=1,3",), 2)):
-        cluster, _ = LocalPlace(JobSpec(command=("x",), env=env)).planned()
+        cluster, _ = LocalBackend(JobSpec(command=("x",), env=env)).planned()
         assert len(cluster.tasks) == number

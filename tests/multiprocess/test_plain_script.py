@@ -15,13 +15,13 @@ SCRIPT = pathlib.Path(__file__).with_name("plain.py")
 def test_steps_and_speed_are_known(tmp_path):
     events = """
 import json, sys
-from toolkit.launch.supervisor import crew
-take = crew.Crew._take
+from toolkit.launch.supervisor.task_group import TaskGroup
+take = TaskGroup._take
 def taken(self, host, event):
     if event["event"] == "report":
         print("REPORT", json.dumps(event), file=sys.stderr)
     take(self, host, event)
-crew.Crew._take = taken
+TaskGroup._take = taken
 from toolkit.cli.main import main
 main()
 """

@@ -6,9 +6,8 @@ import shutil
 import sys
 import time
 
-from toolkit.launch import Job
-from toolkit.launch.records import jobs
-from toolkit.launch.records.jobs import Entry
+from toolkit.launch import Job, jobs
+from toolkit.launch.jobs import Entry
 from toolkit.launch.supervisor.stacks import folded
 from toolkit.support import goodput
 

@@ -23,8 +23,7 @@ import textwrap
 from typing import Any
 
 from toolkit.cli.console import show_messages
-from toolkit.launch import JobSpec, dry_run, options, start
-from toolkit.launch.job import site, site_checks
+from toolkit.launch import JobSpec, checks, dry_run, options, site, start
 
 __all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
 
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             settings["type"] = option.kind
         parser.add_argument(f"--{option.name}", **settings)
-    for name in site_checks.SBATCH:  # By their own names, and by --sbatch=NAME=VALUE.
+    for name in checks.SBATCH:  # By their own names, and by --sbatch=NAME=VALUE.
         parser.add_argument(f"--{name}", dest=f"sbatch {name}")
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--detach", action="store_true")
@@ -118,7 +117,7 @@ def _spec(given: argparse.Namespace) -> JobSpec:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     values["show"] = tuple(name for names in given.show for name in names.split(","))
     values["sbatch"] += tuple(
-        f"{name}={value}" for name in site_checks.SBATCH if (value := getattr(given, f"sbatch {name}")) is not None
+        f"{name}={value}" for name in checks.SBATCH if (value := getattr(given, f"sbatch {name}")) is not None
     )
     values["env"] = tuple(_variable(text) for text in given.env)
     return JobSpec(command=_command(given), **site.with_defaults(values, options(), values["on"].partition(":")[0]))

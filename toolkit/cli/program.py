@@ -185,7 +185,7 @@ def quieten() -> None:
 
 
 def _filter(reading: int, shown: int) -> NoReturn:
-    from toolkit.launch.display.lines import Chatter
+    from toolkit.launch.display import Chatter
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -11,7 +11,7 @@ import textwrap
 import toolkit
 from toolkit.cli.parser import check_least, unknown
 from toolkit.errors import RequestError
-from toolkit.launch.job import site_checks
+from toolkit.launch import checks
 
 __all__ = ["Init", "Recipe"]
 
@@ -48,8 +48,8 @@ class Init:
             RequestError: One is there already, can't be written, or a number makes no sense.
         """
         check_least(given, nodes=1, gpus_per_node=0)
-        site_checks.lines(time=given.time)
-        site_checks.slurm_time(given.time, notice=_NOTICE)
+        checks.single_lines(time=given.time)
+        checks.slurm_time(given.time, notice=_NOTICE)
         folder = pathlib.Path(given.directory).expanduser()
         there = [name for name in _NAMES if (folder / name).exists()]
         if there and not given.force:

@@ -7,13 +7,14 @@ task's. What an agent is asked for has the same form.
 import json
 from typing import Any
 
-__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "event", "line", "text"]
+from toolkit.errors import JobStopped, TaskFailed, ToolkitError
+
+__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "ending", "event", "line", "raise_ending", "text"]
 
 Event = dict[str, Any]
 
 # For each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other
-# way;
-# "rendezvous": before the job begins), its fields, and its meaning.
+# way; "rendezvous": before the job begins), its fields, and its meaning.
 KINDS: dict[str, tuple[str, str, str]] = {
     "job": ("record", "id", "a job begins"),
     "attempt": ("record", "number, tasks", "its tasks are started"),
@@ -38,7 +39,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "unheard": ("agent", "seconds", "nothing was heard of the supervisor for so long, so the tasks are ended"),
     "signal": ("agent, asked", "number; task", "an agent has received a signal; tasks are to get one"),
     "prepare": ("asked", "number, command, given, mark, first ...", "hold ports for so many tasks"),
-    "start": ("asked", "cluster, here, command, environment, options ...", "start these tasks"),
+    "start": ("asked", "cluster, tasks, command, environment, options ...", "start these tasks"),
     "again": ("asked", "task", "start one task in the place of one that has ended"),
     "kill": ("asked", "task", "end a task at once"),
     "look": ("asked", "number", "tell how the tasks are"),
@@ -76,6 +77,26 @@ def text(written: bytes) -> str:
 def data(held: str) -> bytes:
     """Returns the bytes that `text` encoded."""
     return held.encode("utf-8", errors="surrogateescape")
+
+
+def ending(error: ToolkitError | None, words: str = "") -> dict[str, Any]:
+    """Returns the facts of a job's end.
+
+    Args:
+        error: What has ended it; None where it is done.
+        words: The last message about a job that is done.
+    """
+    if error is None:
+        return {"code": 0, "text": words, "stopped": False}
+    return {"code": error.exit_code, "text": str(error), "stopped": isinstance(error, JobStopped)}
+
+
+def raise_ending(end: Event) -> None:
+    """Raises what a job has ended with; nothing where it is done."""
+    if end["stopped"]:
+        raise JobStopped(end["code"] - 128)
+    if end["code"]:
+        raise TaskFailed(end["text"], code=end["code"])
 
 
 class Reader:

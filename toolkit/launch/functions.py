@@ -1,16 +1,27 @@
-"""Sends a function to a job's tasks and collects its results; `task.called` is the other side."""
+"""A function in place of a script: sent to a job's tasks, called there, and its results collected.
+
+    python -m toolkit.launch.functions
+
+runs in each task. It calls the function from the file that TOOLKIT_CALL names, and leaves what the function returns or
+raises beside that file.
+"""
 
 import inspect
+import os
 import pickle
 import sys
+import traceback
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from toolkit.errors import LaunchError
-from toolkit.launch.records.record import Record
+from toolkit.errors import LaunchError, RequestError
+from toolkit.support import status
+
+if TYPE_CHECKING:  # Tasks don't need it.
+    from toolkit.launch.record import Record
 
 __all__ = ["cause", "name", "pickled", "results"]
 
@@ -23,7 +34,7 @@ def name(function: Any) -> str:
 
 
 def pickled(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
-    """Returns a function with its arguments, in the form that `task.called` reads.
+    """Returns a function with its arguments, in the form that a task reads.
 
     Raises:
         LaunchError: It can't be called so, can't be pickled, or takes more than 64 MiB.
@@ -66,19 +77,75 @@ def _files(function: Any) -> dict[str, str]:
     return {each.__qualname__: each.__code__.co_filename for each in found}
 
 
-def _returned(record: Record) -> dict[str, tuple[bool, Any]]:
+def _returned(record: "Record") -> dict[str, tuple[bool, Any]]:
     """Returns, for each task, whether the function returned, and its result or exception."""
     return {name: cloudpickle.loads(data) for name, data in record.results().items()}
 
 
-def cause(record: Record) -> BaseException | None:
+def cause(record: "Record") -> BaseException | None:
     """Returns the exception of the first function that failed; None if it can't be sent."""
     return next((found for good, found in _returned(record).values() if not good), None)
 
 
-def results(record: Record) -> list[Any]:
+def results(record: "Record") -> list[Any]:
     """Returns the function's result in each task of the last attempt, or None."""
+    from toolkit.launch.record import Record
+
     events = Record(record.directory).new()
     tasks: list[str] = next((event["tasks"] for event in reversed(events) if event["event"] == "attempt"), [])
     found = _returned(record)
     return [found[name][1] if name in found else None for name in tasks]
+
+
+def _main() -> None:
+    path = os.environ[status.CALL]
+    with open(path, "rb") as file:
+        folders, files, work = pickle.load(file)
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    with status.importing():  # A module that this imports and that launches a job would do so for ever.
+        function, args, kwargs = cloudpickle.loads(work)
+    _name_files(function, files)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            words = "".join(traceback.format_exception_only(error)).strip()
+            _leave(path, (False, error)) or _leave(path, (False, RuntimeError(words)))
+        raise
+    if not _leave(path, (True, value)):
+        raise RequestError(
+            asked=f"the result of {getattr(function, '__qualname__', function)} is to be sent to the caller",
+            found=f"a {type(value).__qualname__} can't be pickled",
+            remedy="Return numbers, strings, NumPy arrays, or lists and dicts of them, such as model.get_weights()",
+        )
+
+
+def _name_files(function: Any, files: Mapping[str, str]) -> None:
+    """Sets the file names of functions that were sent, because cloudpickle leaves them out."""
+    every = [function, *getattr(function, "__globals__", {}).values()]
+    for each in every:
+        named = isinstance(each, types.FunctionType) and os.path.exists(each.__code__.co_filename)
+        if isinstance(each, types.FunctionType) and not named and each.__qualname__ in files:
+            each.__code__ = _named(each.__code__, files[each.__qualname__])
+
+
+def _named(code: types.CodeType, file: str) -> types.CodeType:
+    inner = tuple(_named(each, file) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=file, co_consts=inner)
+
+
+def _leave(path: str, result: tuple[bool, Any]) -> bool:
+    try:
+        data = cloudpickle.dumps(result)
+        cloudpickle.loads(data)  # Some objects can be pickled but not unpickled.
+    except Exception:
+        return False
+    own = f"{path}.{status.task_name().replace(':', '-')}"
+    with open(f"{own}.part", "wb") as file:
+        file.write(data)
+    os.replace(f"{own}.part", own)
+    return True
+
+
+if __name__ == "__main__":
+    _main()

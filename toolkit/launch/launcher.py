@@ -12,11 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch.started import Job
+from toolkit.launch import functions, jobs, site, starting
+from toolkit.launch.job import Job
+from toolkit.launch.record import Record
+from toolkit.launch.spec import JobSpec, options
+from toolkit.support import status
 from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["Launcher", "run", "submit"]
 
+_COMMAND = ("-m", "toolkit.launch.functions")  # What calls a function in each task.
 _HANGUP = 129  # The exit code after the terminal was closed.
 
 
@@ -53,11 +58,8 @@ class Launcher:
     """
 
     def __init__(self, **spec: Any) -> None:
-        from toolkit.launch.job import site
-        from toolkit.launch.job.spec import options
-
         self._spec = site.with_defaults(spec, options(), str(spec.get("on", "local")).partition(":")[0])
-        self._make_spec(("-m", "toolkit.launch.task.called"))
+        self._make_spec(_COMMAND)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Runs a function in the tasks of a job, as `toolkit launch` runs a script, and returns each task's result.
@@ -79,24 +81,15 @@ class Launcher:
             TaskFailed: The first task that failed, with its last lines; its cause is what the function raised.
             KeyboardInterrupt: Ctrl-C; the tasks have ended. Another signal to stop raises SystemExit.
         """
-        from toolkit.launch import functions
-        from toolkit.launch.here import run_here
-        from toolkit.launch.records import jobs
-        from toolkit.launch.records.record import Record
-
-        spec = self._make_spec(("-m", "toolkit.launch.task.called"))
+        spec = self._make_spec(_COMMAND)
         work = functions.pickled(function, args, kwargs)
         record = Record.begin(spec, function=functions.name(function))
         record.keep_call(work)
         runs_on = False  # Set when this returns.
         try:
-            if spec.place == "slurm":
-                from toolkit.launch.backends import slurm
-
-                slurm.submit(spec, follow=True, record=record)
-            else:
+            if spec.place != "slurm":
                 jobs.add(record, pid=os.getpid())
-                run_here(spec, record)
+            starting.run_to_end(spec, record)
             return functions.results(record)
         except TaskFailed as error:
             raise error from functions.cause(record)
@@ -119,12 +112,9 @@ class Launcher:
             LaunchError: What was asked can't be done, or the function or its arguments can't be sent.
             TaskFailed: The job ended at once.
         """
-        from toolkit.launch import detached, functions
-        from toolkit.launch.records.record import Record
-
         work = None
         if callable(what):
-            spec = self._make_spec(("-m", "toolkit.launch.task.called"))
+            spec = self._make_spec(_COMMAND)
             work = functions.pickled(what, args, kwargs)
         elif isinstance(what, (str, os.PathLike)) and not kwargs:
             spec = self._make_spec((os.fspath(what), *map(str, args)))
@@ -137,19 +127,12 @@ class Launcher:
         record = Record.begin(spec, function=functions.name(what) if callable(what) else "")
         if work is not None:
             record.keep_call(work)
-        if spec.place == "slurm":
-            from toolkit.launch.backends import slurm
-
-            return Job(slurm.submit(spec, follow=False, record=record))
         try:
-            return Job(detached.start(spec, record))
+            return Job(starting.start_detached(spec, record))
         except JobStopped as error:
             raise _stopped(error) from error
 
-    def _make_spec(self, command: tuple[str, ...]) -> Any:
-        from toolkit.launch.job.spec import JobSpec, options
-        from toolkit.support import status
-
+    def _make_spec(self, command: tuple[str, ...]) -> JobSpec:
         if status.imports():
             raise LaunchError(
                 asked="a job is to be launched",

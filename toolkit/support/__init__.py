@@ -3,8 +3,7 @@
 Come here before writing a file, masking a secret, noting a signal or wrapping somebody else's function: each is done in
 one way in the whole house.
 
-umask       files that not everybody may write
-files       writing a file so that it is there whole or not at all, and its SHA-256
+files       writing a file so that it is there whole or not at all, and not everybody may write it; its SHA-256
 redaction   which variables and flags hold secrets, and texts without them
 graphs      what a result is computed from in TensorFlow's graphs, and how; work outside of its caller's graphs
 wrapping    a function of somebody else's, wrapped once

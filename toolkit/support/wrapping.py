@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = ["TRIED", "add", "attach", "attached_here", "installed", "instead", "wrap", "wrapped_here"]
+__all__ = ["TRIED", "add", "attach", "attached_here", "extend", "installed", "instead", "wrap", "wrapped_here"]
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
@@ -125,3 +125,15 @@ def _without_instance(method: Callable) -> Callable:
     if hasattr(method, "_toolkit"):
         return functools.partial(method.func, *method.args[:-1])  # type: ignore[attr-defined]
     return lambda _, *args, **kwargs: method(*args, **kwargs)
+
+
+def extend(instance: Any, mixin: type) -> None:
+    """Puts the methods of a mixin, which are documented ones, before those of one object's class; once."""
+    if not isinstance(instance, mixin):
+        kind: Any = type(instance)
+        instance.__class__ = _extended(kind, mixin)
+
+
+@functools.cache
+def _extended(kind: Any, mixin: Any) -> type:
+    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})

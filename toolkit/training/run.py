@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, StoppedBySignal
-from toolkit.support import status, umask
+from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.training import restore
 from toolkit.training.callbacks.stop_signals import StopSignals
@@ -101,7 +101,7 @@ class Run:
         self._summary = Summary(self._directory, self._config, described=self.described)
 
     def __enter__(self) -> "Run":
-        self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
+        self._entered.enter_context(files.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
         self._entered.callback(self._directory.close)
         self._entered.enter_context(self._signals)
         return self

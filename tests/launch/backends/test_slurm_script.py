@@ -12,8 +12,8 @@ from toolkit.cli.main import main
 from toolkit.errors import JobStopped
 from toolkit.launch import JobSpec
 from toolkit.launch.backends import allocation, slurm
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor.attempt import Preempted
+from toolkit.launch.record import Record
+from toolkit.launch.supervisor.task_group import Preempted
 from toolkit.support import signals
 
 
@@ -121,6 +121,6 @@ def test_the_signal_that_ends_a_job_queued_again_may_come_at_once(tmp_path, monk
 
 def test_a_node_that_is_about_to_be_taken_away_has_the_job_queued_again(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a,b")
-    place = allocation.SlurmPlace(JobSpec(command=("train.py",), on="slurm", nodes=2), [])
+    place = allocation.SlurmBackend(JobSpec(command=("train.py",), on="slurm", nodes=2), [])
     assert place.out(Preempted(15)) == "a node is about to be taken away"
     assert place.out(JobStopped(15)) == ""

@@ -16,9 +16,9 @@ from toolkit.cluster import Task
 from toolkit.errors import JobStopped
 from toolkit.launch import JobSpec, events
 from toolkit.launch.agent.connection import StartedAgent
-from toolkit.launch.backends.ssh import SshPlace
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.supervisor import agents, layout
+from toolkit.launch.backends.ssh import SshBackend
+from toolkit.launch.spec import Host
+from toolkit.launch.supervisor import agents
 
 
 def printed(capsys, *flags):
@@ -62,7 +62,7 @@ def test_a_dry_run_says_who_does_what(capsys, monkeypatch):
 def test_workers_are_numbered_anew_where_hosts_are_gone():
     a, _, c = hosts = (Host("a", 2), Host("b"), Host("c"))
     addresses = {host: f"10.0.0.{number}" for number, host in enumerate(hosts)}
-    cluster, tasks = layout.assign((), hosts, addresses, {a: [7, 8], c: [9]})
+    cluster, tasks = agents.assign((), hosts, addresses, {a: [7, 8], c: [9]})
     assert cluster.as_dict() == {"worker": ["10.0.0.0:7", "10.0.0.0:8", "10.0.0.2:9"]}
     assert tasks == {Task("worker", 0): a, Task("worker", 1): a, Task("worker", 2): c}
 
@@ -88,7 +88,7 @@ def test_a_job_goes_on_with_enough_workers_and_with_its_run_directory(least, sha
 def test_ssh_asks_nothing_and_reads_the_configuration_that_is_named(tmp_path):
     (tmp_path / "my config").write_text("")
     spec = JobSpec(command=("train.py",), on="ssh:10.0.0.1", ssh_config=str(tmp_path / "my config"))
-    command = SshPlace(spec, mark="").command()
+    command = SshBackend(spec, mark="").command()
     assert command[:3] == ["ssh", "-F", str(tmp_path / "my config")]
     assert "BatchMode=yes" in command
 
@@ -116,7 +116,7 @@ def test_a_signal_while_files_are_copied_stops_it(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    place = SshPlace(JobSpec(command=("train.py",), on="ssh:a", copy_to="/x"), mark="")
+    place = SshBackend(JobSpec(command=("train.py",), on="ssh:a", copy_to="/x"), mark="")
     received = []
     threading.Timer(0.5, lambda: received.append(signal.SIGINT)).start()
     with pytest.raises(JobStopped, match="Stopped by SIGINT"):
@@ -131,7 +131,7 @@ def test_rsync_is_given_an_ipv6_address_in_brackets(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for host, target in (("me@[fd00::1]", "me@[fd00::1]:/x/"), ("[fd00::1]", "[fd00::1]:/x/"), ("a", "a:/x/")):
-        SshPlace(JobSpec(command=("t",), on=f"ssh:{host}", copy_to="/x"), mark="").copy([])
+        SshBackend(JobSpec(command=("t",), on=f"ssh:{host}", copy_to="/x"), mark="").copy([])
         assert (tmp_path / "last").read_text().strip() == target
 
 

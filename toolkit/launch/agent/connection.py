@@ -1,4 +1,7 @@
-"""An agent as its supervisor sees it: a program at the other end of a connection, on this machine or another."""
+"""An agent as its supervisor sees it: a program at the other end of a connection, on this machine or another.
+
+Events go over a pair of pipes or a socket, and neither end ever blocks.
+"""
 
 import collections
 import contextlib
@@ -7,18 +10,100 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from toolkit.launch import alone
-from toolkit.launch.agent.channel import Channel
-from toolkit.launch.events import Event, event
+from toolkit.launch.events import Event, Reader, event, line
 
-__all__ = ["ConnectedAgent", "Lateness", "StartedAgent", "started_here"]
+__all__ = ["Channel", "ConnectedAgent", "Lateness", "StartedAgent", "local_agent"]
 
-_OF = 300  # From how many events the usual delay is taken: those of some minutes.
-_MOST = 10.0  # Seconds. A host that was suspended has a clock that stood still.
+_AT_ONCE = 1 << 18  # Bytes read or written in one call.
+_BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
+_DELAYS = 300  # From how many events the usual delay is taken: those of some minutes.
+_MOST_LATE = 10.0  # Seconds. A host that was suspended has a clock that stood still.
+
+
+class Channel:
+    """Two file descriptors, which the caller owns and closes.
+
+    Args:
+        reading: What the other end's events come from.
+        writing: Where events go; perhaps the same.
+
+    Attributes:
+        ended: Whether the other end has closed it, and all that came is read.
+        unsent: What the other end has not accepted yet.
+        strange: The last lines that were no events, such as a shell's greeting.
+    """
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+        for descriptor in {reading, writing}:
+            os.set_blocking(descriptor, False)
+        self._reader = Reader()
+        self.unsent = bytearray()
+        self._heard = time.monotonic()
+        self._lock, self._closed = threading.Lock(), False
+        self.ended = False
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last event."""
+        return time.monotonic() - self._heard
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that the sender should pause."""
+        return len(self.unsent) > _BACKLOG
+
+    @property
+    def strange(self) -> list[str]:
+        """The last lines that weren't events."""
+        return self._reader.strange
+
+    def fileno(self) -> int:
+        """The descriptor from which events are read."""
+        return self._reading
+
+    def send(self, *events: Event) -> None:
+        """Sends as much as the other end accepts and keeps the rest; nothing to a closed connection. Thread-safe."""
+        with self._lock:
+            if self._closed:
+                return
+            for event in events:
+                self.unsent += line(event)
+            try:
+                while self.unsent:
+                    # Deleting from a bytearray's beginning is cheap.
+                    del self.unsent[: os.write(self._writing, self.unsent[:_AT_ONCE])]
+            except BlockingIOError:
+                pass
+            except OSError:  # The reading side notices it.
+                self.unsent.clear()
+
+    def close(self) -> None:
+        """Stops sending: the owner is about to close the descriptors, whose numbers may be used again."""
+        with self._lock:
+            self._closed = True
+
+    def read(self) -> list[Event]:
+        """Returns the events received, and sends more of what is waiting."""
+        self.send()
+        found = []
+        try:
+            while piece := os.read(self._reading, _AT_ONCE):
+                found += self._reader.events(piece)
+            self.ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+        if found:
+            self._heard = time.monotonic()
+        return found
 
 
 class Lateness:
@@ -29,7 +114,7 @@ class Lateness:
     """
 
     def __init__(self) -> None:
-        self._delays: collections.deque[float] = collections.deque(maxlen=_OF)
+        self._delays: collections.deque[float] = collections.deque(maxlen=_DELAYS)
 
     def of(self, sent: float, now: float) -> float:
         """Returns for how many seconds an event was held up.
@@ -39,7 +124,7 @@ class Lateness:
             now: When it arrived, by this process's.
         """
         self._delays.append(now - sent)
-        return min(_MOST, now - sent - min(self._delays))
+        return min(_MOST_LATE, now - sent - min(self._delays))
 
 
 class ConnectedAgent:
@@ -49,15 +134,18 @@ class ConnectedAgent:
         channel: The connection.
 
     Attributes:
-        here: Whether it runs on this machine.
+        local: Whether it runs on this machine.
         scratch: The directory that it has for its tasks, once it is ready.
+        unsent: What still waits to be sent, which `read` does.
+        polled: Whether it is to be read though nothing has come.
     """
 
-    here = False
+    local = polled = False
     scratch = ""
+    unsent: bytes | bytearray = b""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self._channel, self.unsent = channel, channel.unsent
         self._lateness = Lateness()
 
     @property
@@ -150,7 +238,7 @@ class StartedAgent(ConnectedAgent):
         self._errors.close()
 
 
-def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> StartedAgent:
+def local_agent(*, number: int, command: Sequence[str], **prepare: Any) -> StartedAgent:
     """Returns a new agent of this machine.
 
     It never counts its supervisor as gone for its silence: that may be stopped by Ctrl-Z, and its end closes the pipe.
@@ -170,5 +258,5 @@ def started_here(*, number: int, command: Sequence[str], **prepare: Any) -> Star
         silence=math.inf,
         **prepare,
     )
-    made.here = True
+    made.local = True
     return made

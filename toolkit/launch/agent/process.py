@@ -1,20 +1,121 @@
-"""A task's process on this machine, and its process group."""
+"""A task's process on this machine, with its process group and whatever it leaves behind.
+
+What its state is, whether it computes, and which files its threads wait for, is asked of the system.
+"""
 
 import contextlib
 import os
 import pathlib
+import platform
+import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolkit.launch.agent.activity import Activity
+import psutil
+
 from toolkit.launch.agent.tasks import TaskSpec
-from toolkit.support import signals
+from toolkit.support import signals, status
 
-__all__ = ["TaskProcess", "dying"]
+__all__ = ["Activity", "TaskProcess", "dying", "end_descendants", "end_left_by", "files_waited_for"]
 
+# A hung task's other threads (TensorFlow's and gRPC's, which keep connections alive) use 2.5 s of processor time in
+# 1,800 s: far less than this share of a core. What computes uses most of one.
+_COMPUTING = 0.05
+_JUDGED_BY = 1.0  # Seconds of processor time to judge by.
+# Numbers of read and pread64, whose first argument is a descriptor, and of openat, whose second is a path, of Linux's
+# arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+_SYSTEM_CALLS = {"x86_64": ((0, 17), 257), "aarch64": ((63, 67), 56)}
+_LONGEST_PATH = 4096  # The most bytes of a path.
+_NO_FILES = re.compile(r"/(dev|proc|sys)/")
+_ROUNDS = 100  # A process may start another one during the search.
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h, in proc(5)'s "flags".
+
+
+class Activity:
+    """Distinguishes a task that computes from one with idle threads.
+
+    Args:
+        clock: Returns the time, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._used = 0.0
+
+    def computes(self, used: float) -> bool:
+        """Returns whether the task has computed since the last call.
+
+        Args:
+            used: Processor time of the task so far, of all its threads, in seconds.
+        """
+        if used - self._used < _JUDGED_BY:
+            return False
+        now = self._clock()
+        busy = used - self._used > _COMPUTING * (now - self._since)
+        self._since, self._used = now, used
+        return busy
+
+
+def files_waited_for(process: int) -> list[str]:
+    """Returns the paths of files that threads of a process are about to open or to read."""
+    reading, opening = _SYSTEM_CALLS.get(platform.machine(), ((), -1))
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{process}/task/{thread}/syscall", encoding="ascii") as file:
+                    number, *arguments = file.read().split()
+                if number == "running":
+                    continue
+                if int(number) in reading:
+                    found.add(os.readlink(f"/proc/{process}/fd/{int(arguments[0], 16)}"))
+                elif int(number) == opening:
+                    named = _text_at(process, int(arguments[1], 16))
+                    found.add(os.path.join(os.readlink(f"/proc/{process}/cwd"), named))
+    return sorted(path for path in found if path.startswith("/") and not _NO_FILES.match(path))
+
+
+def _text_at(process: int, address: int) -> str:
+    """Returns the text at an address of a process's memory."""
+    with open(f"/proc/{process}/mem", "rb", buffering=0) as file:
+        file.seek(address)
+        return file.read(_LONGEST_PATH).partition(b"\0")[0].decode(errors="replace")
+
+
+def end_left_by(scratch: str) -> None:
+    """Kills what a killed agent left: its tasks' processes, found by their variables, and its directory."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(status.SOCKET, "").partition("@")[2].startswith(scratch):
+                process.kill()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def end_descendants(*, but: set[int]) -> list[str]:
+    """Kills all processes below this one; returns their names.
+
+    Args:
+        but: Process ids of children that somebody else waits for.
+    """
+    names: dict[int, str] = {}
+    for _ in range(_ROUNDS):
+        left = [process for process in psutil.Process().children(recursive=True) if process.pid not in but]
+        if not left:
+            break
+        for process in left:
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    names.setdefault(process.pid, process.name())
+                    process.kill()
+                if process.ppid() == os.getpid():
+                    os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(0.01)
+    return list(names.values())
 
 
 class TaskProcess:
@@ -100,8 +201,6 @@ class TaskProcess:
 
         `computes`: whether it has since the last time; `stopped`: SIGSTOP or a debugger holds it; `dying`: see below.
         """
-        import psutil
-
         try:
             # Created once, because psutil measures CPU since the previous call.
             self._watched = self._watched or psutil.Process(self.main)

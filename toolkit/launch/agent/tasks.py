@@ -53,7 +53,7 @@ class TaskSpec:
 
 def task_specs(
     cluster: Cluster,
-    here: Sequence[Task],
+    local: Sequence[Task],
     *,
     command: Sequence[str],
     prefix: Sequence[str] = (),
@@ -67,7 +67,7 @@ def task_specs(
 
     Args:
         cluster: All tasks.
-        here: The tasks to start on this machine.
+        local: The tasks to start on this machine.
         command: A script or -m MODULE, with its arguments.
         prefix: A command before it.
         environ: The environment that theirs is added to: what the user has set there stays.
@@ -89,16 +89,16 @@ def task_specs(
     # With parameter servers, the chief only schedules steps and needs no GPU.
     served = any(task.job == "ps" for task in cluster.tasks)
     trains = ("worker",) if served else ("chief", "worker")
-    training, every = [task for task in here if task.job in trains], [t for t in cluster.tasks if t.job in trains]
-    threads = str(max(1, inventory.cores // len(here)))
-    gpus, note = _gpus(here, training, environ)
+    training, every = [task for task in local if task.job in trains], [t for t in cluster.tasks if t.job in trains]
+    threads = str(max(1, inventory.cores // len(local)))
+    gpus, note = _gpus(local, training, environ)
     specs = []
-    for task in here:
+    for task in local:
         environment = {
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
             **(_ranks(task, every, training) if task in training else {}),
-            **(_slurm(task, cluster, here) if "SLURM_PROCID" in environ else {}),
+            **(_slurm(task, cluster, local) if "SLURM_PROCID" in environ else {}),
             **{name: value for name, value in status.HASH_SEED.items() if name not in environ},
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
             **gpus.get(task, {}),
@@ -113,17 +113,17 @@ def task_specs(
     return tuple(specs), note
 
 
-def _ranks(task: Task, every: Sequence[Task], here: Sequence[Task]) -> dict[str, str]:
+def _ranks(task: Task, every: Sequence[Task], local: Sequence[Task]) -> dict[str, str]:
     """The variables that torchrun sets and that scripts read: ranks among the tasks that train."""
-    numbers = {"RANK": every.index(task), "LOCAL_RANK": here.index(task)}
+    numbers = {"RANK": every.index(task), "LOCAL_RANK": local.index(task)}
     return {**{name: str(n) for name, n in numbers.items()}, "WORLD_SIZE": str(len(every))}
 
 
-def _slurm(task: Task, cluster: Cluster, here: Sequence[Task]) -> dict[str, str]:
+def _slurm(task: Task, cluster: Cluster, local: Sequence[Task]) -> dict[str, str]:
     """The variables that one srun for all tasks would set. Each agent is its own job step, with rank 0."""
     nodes = list(dict.fromkeys(_cluster.split(cluster.address(each))[0] for each in cluster.tasks))
     total, node = len(cluster.tasks), nodes.index(_cluster.split(cluster.address(task))[0])
-    numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(here).index(task), "NODEID": node}
+    numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(local).index(task), "NODEID": node}
     counts = {"NTASKS": total, "NPROCS": total, "NNODES": len(nodes)}
     return {f"SLURM_{name}": str(number) for name, number in {**numbers, **counts}.items()}
 
@@ -155,7 +155,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def _gpus(
-    here: Sequence[Task], training: Sequence[Task], environ: Mapping[str, str]
+    local: Sequence[Task], training: Sequence[Task], environ: Mapping[str, str]
 ) -> tuple[dict[Task, dict[str, str]], str]:
     """Assigns this machine's visible GPUs to the tasks that train, the same number to each.
 
@@ -168,7 +168,7 @@ def _gpus(
     own = "CUDA_VISIBLE_DEVICES" in environ
     order = {} if own else {"CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
     every = visible_gpus(environ)
-    dealt = {task: {**order, "CUDA_VISIBLE_DEVICES": "-1"} for task in here}
+    dealt = {task: {**order, "CUDA_VISIBLE_DEVICES": "-1"} for task in local}
     if not every or not training:
         return dealt, ""
     if len(every) < len(training):

@@ -18,15 +18,14 @@ from collections.abc import Sequence
 
 from toolkit.cluster.sources.slurm import expand
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.launch import controller
 from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
 from toolkit.launch.backends.slurm import rooms
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import controller
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.attempt import HostLost, Preempted
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Backend
 from toolkit.launch.supervisor.supervise import supervise
+from toolkit.launch.supervisor.task_group import HostLost, Preempted
 from toolkit.support import signals
 
 __all__: list[str] = []
@@ -35,7 +34,7 @@ _TICK = 0.2
 _ANSWER = 20  # Seconds in which a node must start a program.
 
 
-class SlurmPlace(Place):
+class SlurmBackend(Backend):
     """The nodes of this process's allocation.
 
     Args:
@@ -43,7 +42,7 @@ class SlurmPlace(Place):
         notice: Not empty once Slurm has told that the job's time is nearly up.
 
     Attributes:
-        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Backend` has them.
     """
 
     def __init__(self, spec: JobSpec, notice: Sequence[int]) -> None:
@@ -106,7 +105,7 @@ def _main() -> int:
 
         with signals.handle((signal.SIGUSR1,), nearly_up):
             try:
-                why = supervise(spec, lambda: SlurmPlace(spec, notice), received=received, record=record)
+                why = supervise(spec, lambda: SlurmBackend(spec, notice), received=received, record=record)
             except JobStopped as error:
                 controller.cancelled(number)
                 return error.exit_code

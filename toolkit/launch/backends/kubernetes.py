@@ -15,8 +15,8 @@ from typing import Any
 from toolkit.cluster import Cluster, numbered
 from toolkit.cluster.sources.kubernetes import CLUSTER
 from toolkit.errors import LaunchError, RequestError
-from toolkit.launch.job.checks import require
-from toolkit.launch.job.spec import JobSpec
+from toolkit.launch.checks import require
+from toolkit.launch.spec import JobSpec
 from toolkit.support import redaction, status
 
 __all__ = ["GRACE", "manifest", "manifest_text", "notes"]

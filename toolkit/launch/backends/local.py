@@ -8,25 +8,23 @@ from toolkit import cluster as _cluster
 from toolkit.cluster import Cluster, Task
 from toolkit.cluster.addresses import join
 from toolkit.errors import LaunchError
-from toolkit.launch.agent.connection import ConnectedAgent, started_here
+from toolkit.launch.agent.connection import ConnectedAgent, local_agent
 from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.layout import assign
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Backend, assign
 
-__all__ = ["LocalPlace"]
+__all__ = ["LocalBackend"]
 
 
-class LocalPlace(Place):
+class LocalBackend(Backend):
     """This machine, as one host.
 
     Args:
         spec: What was asked.
 
     Attributes:
-        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Backend` has them.
 
     Raises:
         ClusterError: The cluster's file can't be used.
@@ -39,9 +37,9 @@ class LocalPlace(Place):
         self._spec = spec
         self._counts = spec.counts
         self._described: Cluster | None = None
-        self._here: tuple[Task, ...] = ()
+        self._local: tuple[Task, ...] = ()
         if spec.cluster is None:
-            if not _is_here(join(spec.host, 1), own_addresses()):
+            if spec.host != "127.0.0.1" and not _is_local(join(spec.host, 1), own_addresses()):
                 raise LaunchError(
                     asked=f"--host={spec.host} is where this machine's tasks reach one another",
                     found="this machine doesn't have that address",
@@ -51,20 +49,20 @@ class LocalPlace(Place):
             number = sum(count for _, count in self._counts)
         else:
             self._described = _cluster.load(spec.cluster)
-            self._here = _of_this_machine(self._described, spec)
-            number = len(self._here)
+            self._local = _of_this_machine(self._described, spec)
+            number = len(self._local)
         self.hosts: tuple[Host, ...] = (Host("this machine", number),)
         self.addresses = {self.hosts[0]: spec.host}
 
     def call(self, host: Host) -> ConnectedAgent:
         """Returns a new agent."""
-        given = {str(task): _cluster.split(self._described.address(task))[1] for task in self._here if self._described}
-        return started_here(number=host.tasks, command=self._spec.command, given=given)
+        given = {str(task): _cluster.split(self._described.address(task))[1] for task in self._local if self._described}
+        return local_agent(number=host.tasks, command=self._spec.command, given=given)
 
     def cluster(self, ports: Mapping[Host, Sequence[int]]) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster and those of its tasks to start here."""
         if self._described is not None:
-            return self._described, dict.fromkeys(self._here, self.hosts[0])
+            return self._described, dict.fromkeys(self._local, self.hosts[0])
         return assign(self._counts, self.hosts, self.addresses, ports)
 
     def planned(self) -> tuple[Cluster, dict[Task, Host]]:
@@ -79,17 +77,17 @@ def _of_this_machine(found: Cluster, spec: JobSpec) -> tuple[Task, ...]:
     if spec.task:
         return tuple(Task.parse(name) for name in spec.task)
     own = own_addresses()
-    here = tuple(task for task in found.tasks if _is_here(found.address(task), own))
-    if not here:
+    local = tuple(task for task in found.tasks if _is_local(found.address(task), own))
+    if not local:
         raise LaunchError(
             asked=f"launch starts this machine's tasks of {spec.cluster}",
             found="none of the addresses in it is this machine's",
             remedy="Name the task to start here: --task=worker:0",
         )
-    return here
+    return local
 
 
-def _is_here(address: str, own: set[str]) -> bool:
+def _is_local(address: str, own: set[str]) -> bool:
     host = _cluster.split(address)[0]
     try:
         answers = socket.getaddrinfo(host, None)

@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import alone
-from toolkit.launch.display.display import Display
-from toolkit.launch.display.follow import Follower
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import PREFIX, SCRIPT_LOG, Record
-from toolkit.launch.supervisor.layout import spread
+from toolkit.launch import alone, controller, jobs
+from toolkit.launch.display import Display
+from toolkit.launch.follow import Follower
+from toolkit.launch.record import PREFIX, SCRIPT_LOG, Record
+from toolkit.launch.spec import JobSpec
+from toolkit.launch.supervisor.agents import spread
 from toolkit.support import redaction, signals
 from toolkit.support.words import counted
 

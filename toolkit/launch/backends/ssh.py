@@ -11,21 +11,19 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError
+from toolkit.launch import record
 from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import snapshot
-from toolkit.launch.supervisor.agents import Place
-from toolkit.launch.supervisor.layout import check_addresses
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Backend, check_addresses
 
-__all__ = ["SshPlace"]
+__all__ = ["SshBackend"]
 
 _CONNECT = 10  # Seconds in which a connection must be made.
 _TICK = 0.1
 _ALIVE = 5  # Seconds between ssh's own keep-alive messages.
 
 
-class SshPlace(Place):
+class SshBackend(Backend):
     """The hosts of a job by ssh.
 
     Args:
@@ -33,7 +31,7 @@ class SshPlace(Place):
         mark: The job's own; a file of that name in the directory shows which hosts share it.
 
     Attributes:
-        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Place` has them.
+        hosts, addresses, remedy: As `toolkit.launch.supervisor.agents.Backend` has them.
 
     Raises:
         LaunchError: There is no ssh, it can't read its configuration, or the hosts' addresses don't go together.
@@ -115,7 +113,7 @@ class SshPlace(Place):
         # rsync also needs brackets around an IPv6 address.
         name = re.sub(r"^((?:[^@]*@)?)([^@\[]*:[^@]*)$", r"\1[\2]", host.name)
         target = f"{name}:{self.directory.rstrip('/')}/"
-        left_out = [f"--exclude={pattern}" for pattern in snapshot.LEFT_OUT]
+        left_out = [f"--exclude={pattern}" for pattern in record.LEFT_OUT]
         # --protect-args: no remote shell reads the names.
         command = ["rsync", "--archive", "--protect-args", "--mkpath", *left_out, "-e", shlex.join(self.command())]
         done = _finished(

@@ -1,26 +1,76 @@
-"""Connects to the agents that start a job's tasks, again after failures, and lays out their cluster."""
+"""A job's hosts and the agents that start its tasks there: connected, called again, and laid out as a cluster."""
 
+import itertools
+import selectors
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from toolkit import __version__
+from toolkit import __version__, cluster
 from toolkit.cluster import Cluster, Task
+from toolkit.cluster.addresses import is_loopback, join
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
 from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.events import BEAT, Event
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.supervisor.layout import assign
+from toolkit.launch.spec import Host, JobSpec
 
-__all__ = ["Agents", "Place"]
+__all__ = ["Agents", "Backend", "assign", "check_addresses", "spread"]
 
+_TICK = 0.05  # Seconds between two looks at signals, and at agents that have no connection yet.
 _AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
 _PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.
 _CALL = 10.0  # Seconds between two calls to a host that was gone when the job went on.
 
 
-class Place:
+def check_addresses(addresses: Mapping[Host, str], *, open_network: bool) -> None:
+    """Refuses addresses that mean different machines to different hosts, and public addresses unless they are allowed.
+
+    Raises:
+        LaunchError: Some are loopback, others not.
+        ClusterError: One is public.
+    """
+    local = [host for host in addresses if is_loopback(addresses[host])]
+    if local and len(local) < len(addresses):
+        raise LaunchError(
+            asked=f"the tasks on {local[0].name} and on the other hosts are to reach one another",
+            found=f"{addresses[local[0]]} means another machine there",
+            remedy="Name this machine by an address that the others can reach",
+        )
+    if not open_network:
+        named = [join(host, 1 + number) for number, host in enumerate(addresses.values())]
+        cluster.refuse_public(Cluster({"worker": named}))
+
+
+def spread(tasks: int, hosts: int) -> list[int]:
+    """Returns how many tasks run on each host: an equal number, and one more on the first hosts."""
+    return [tasks // hosts + (number < tasks % hosts) for number in range(hosts)]
+
+
+def assign(
+    counts: Sequence[tuple[str, int]],
+    hosts: Sequence[Host],
+    addresses: Mapping[Host, str],
+    ports: Mapping[Host, Sequence[int]] | None = None,
+) -> tuple[Cluster, dict[Task, Host]]:
+    """Returns the cluster of these hosts, and each task's host.
+
+    Args:
+        counts: How many tasks of each job; workers are renumbered where hosts are gone.
+        hosts: All hosts, in their order.
+        addresses: The address of each.
+        ports: The hosts that are there, each with a port for each of its tasks; None for all hosts and any ports.
+    """
+    if ports is None:
+        numbers = itertools.count(1)
+        ports = {host: [next(numbers) for _ in range(host.tasks)] for host in hosts}
+    every = [(host, join(addresses[host], port)) for host in hosts if host in ports for port in ports[host]]
+    jobs = counts if sum(number for _, number in counts) == len(every) else (("worker", len(every)),)
+    names = cluster.numbered(jobs)
+    made = Cluster.at({task: address for task, (_, address) in zip(names, every, strict=True)})
+    return made, {task: host for task, (host, _) in zip(names, every, strict=True)}
+
+
+class Backend:
     """Where a job's tasks run.
 
     Attributes:
@@ -79,16 +129,16 @@ class Agents:
 
     Args:
         spec: What was asked.
-        place: Where it is to run.
+        backend: Where it is to run.
         received: Signals to the launcher are appended to it.
 
     Attributes:
         missing: Hosts that the attempt goes on without.
     """
 
-    def __init__(self, spec: JobSpec, place: Place, received: Sequence[int]) -> None:
+    def __init__(self, spec: JobSpec, backend: Backend, received: Sequence[int]) -> None:
         self._spec = spec
-        self._place = place
+        self._backend = backend
         self._received = received
         self._calls: dict[Host, _Call] = {}
         self._shared = False
@@ -106,7 +156,7 @@ class Agents:
             TaskFailed: After a failure, too few answer.
             JobStopped: A signal has come.
         """
-        hosts = self._place.hosts
+        hosts = self._backend.hosts
         for host, call in list(self._calls.items()):
             if call.agent.gone or call.agent.silence > _PATIENCE:
                 self._calls.pop(host).agent.close()
@@ -123,8 +173,8 @@ class Agents:
 
     def cluster(self) -> tuple[Cluster, dict[Task, Host]]:
         """Returns the cluster of the hosts that answered, and the host of each task to start."""
-        ports = {h: self._calls[h].ready["ports"] for h in self._place.hosts if h in self._calls}  # type: ignore[index]
-        return self._place.cluster(ports)
+        ports = {h: self._calls[h].ready["ports"] for h in self._backend.hosts if h in self._calls}  # type: ignore[index]
+        return self._backend.cluster(ports)
 
     def wait(self, seconds: float) -> None:
         """Waits, and meanwhile sends heartbeats to the agents.
@@ -154,13 +204,13 @@ class Agents:
             self._called = time.monotonic()
             for host in self.missing:
                 if host not in self._calls:
-                    self._calls[host] = _Call(self._place.call(host))
+                    self._calls[host] = _Call(self._backend.call(host))
         return ""
 
     def close(self, ended: ToolkitError | None) -> None:
         """Ends all agents, after the job has ended with this error or without one."""
         self._over.set()
-        self._place.close(ended)
+        self._backend.close(ended)
         for call in list(self._calls.values()):
             call.agent.close()
 
@@ -175,13 +225,14 @@ class Agents:
         """Calls all hosts and returns when all are ready; an error if one can't be reached."""
         for host in hosts:
             if host not in self._calls:
-                self._calls[host] = _Call(self._place.call(host))
+                self._calls[host] = _Call(self._backend.call(host))
+        began = time.monotonic()
         while not all(self._calls[host].ready for host in hosts):
             self._look()
             for host in hosts:
                 if refused := self._calls[host].refused:
                     raise self._refusal(host, refused)
-                if self._calls[host].agent.silence > self._spec.start_timeout:
+                if not self._calls[host].ready and time.monotonic() - began > self._spec.start_timeout:
                     raise LaunchError(
                         asked=f"{host.name} is to run {host.tasks} of the tasks",
                         found=f"it hasn't answered for {self._spec.start_timeout:.0f} s",
@@ -194,12 +245,12 @@ class Agents:
         return LaunchError(
             asked=f"{host.name} is to run {host.tasks} of the tasks",
             found=f"no agent started there ({refused['found'].rstrip('.')})",
-            remedy=self._place.remedy.format(host=host.name),
+            remedy=self._backend.remedy.format(host=host.name),
         )
 
     def _connect_again(self) -> None:
         """Calls all hosts until all answer, or until enough do; the others are left out."""
-        hosts, started = self._place.hosts, time.monotonic()
+        hosts, started = self._backend.hosts, time.monotonic()
         due = dict.fromkeys(hosts, started)
         while True:
             now = time.monotonic()
@@ -208,7 +259,7 @@ class Agents:
                     self._calls.pop(host).agent.close()
                     due[host] = now + _AGAIN
                 if host not in self._calls and due[host] <= now:
-                    self._calls[host] = _Call(self._place.call(host))
+                    self._calls[host] = _Call(self._backend.call(host))
             self._look()
             ready = [host for host in hosts if host in self._calls and self._calls[host].ready]
             waited = now - started
@@ -218,7 +269,7 @@ class Agents:
                 gone = ", ".join(host.name for host in hosts if host not in ready)
                 raise TaskFailed(f"{gone} didn't answer for {waited:.0f} s; the last checkpoint is kept.", code=1)
             if all(call.ready for call in self._calls.values()):  # Otherwise `_look` has waited.
-                time.sleep(0.02)
+                time.sleep(_TICK)
         for host in list(self._calls):
             if host not in ready:
                 self._calls.pop(host).agent.close()
@@ -226,13 +277,19 @@ class Agents:
     def _enough(self, ready: Sequence[Host]) -> bool:
         """Returns whether the job can go on with these hosts. Without the first host, all must see its directory."""
         few = self._spec.min_workers
-        return bool(few) and sum(h.tasks for h in ready) >= few and (self._shared or self._place.hosts[0] in ready)
+        return bool(few) and sum(h.tasks for h in ready) >= few and (self._shared or self._backend.hosts[0] in ready)
 
     def _look(self) -> None:
+        """Takes what agents have answered; waits a moment while one hasn't."""
+        waited_for = [call.agent for call in self._calls.values() if not call.ready]
+        if waited_for:
+            with selectors.DefaultSelector() as selector:
+                for agent in waited_for:
+                    if agent.fileno() >= 0:
+                        selector.register(agent, selectors.EVENT_READ)
+                selector.select(_TICK)
         for call in self._calls.values():
             call.read()
-        if not all(call.ready for call in self._calls.values()):
-            time.sleep(0.02)
         if self._received:
             raise JobStopped(self._received[0])
 

@@ -1,14 +1,19 @@
-"""The state of a job's tasks, computed from their events. Nothing here acts."""
+"""The state of a job's tasks, computed from their events, and the message about the one that failed first.
+
+Nothing here acts.
+"""
 
 import collections
+import math
 import pathlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolkit.cluster import Task
-from toolkit.launch.display.output import Output
+from toolkit.errors import TaskFailed
+from toolkit.launch.display import Chatter, Output
 from toolkit.launch.events import Event
 from toolkit.support import signals
 
@@ -16,9 +21,12 @@ __all__ = [
     "Stall",
     "TaskState",
     "cause",
+    "exit_code",
+    "failed_first",
     "has_servers",
     "is_done",
-    "lingers",
+    "last_lines",
+    "lingering",
     "reached",
     "reached_by",
     "serves",
@@ -35,6 +43,7 @@ _BUSY = 50.0  # Percent of a core. Tracing and compilation use a whole one, and 
 _TIMES = 5  # How many times as long as the longest of its kind a phase may take.
 _UNKNOWN = 1800.0  # Seconds that anything may take of which none has been seen.
 _QUIET = 30.0  # After this many seconds without a step, the table shows it.
+_TAIL = 20  # How many lines of a task's output a message has.
 
 
 class Stall(NamedTuple):
@@ -61,6 +70,7 @@ class TaskState:
 
     Attributes:
         code: Exit code as Popen has it, None while it runs.
+        alive: Whether it still runs, as far as its events say.
         done_at: When its script had come to its end.
         failed_at: When it reported that it fails, or was seen to have.
         said_so: Whether it reported that it fails.
@@ -93,6 +103,7 @@ class TaskState:
         self.started = self.progressed = self.stepped = time.monotonic()
         self.ended: float | None = None
         self.code: int | None = None
+        self.alive = True
         self.done_at: float | None = None
         self.failed_at: float | None = None
         self.script_ended_at: float | None = None
@@ -109,11 +120,6 @@ class TaskState:
         self.output.ended = False
 
     @property
-    def alive(self) -> bool:
-        """Whether it still runs, as far as its events say."""
-        return self.code is None
-
-    @property
     def script_code(self) -> int | None:
         """The exit code that its script has ended with; None if the script runs or hasn't said."""
         return self.facts.get("exit_code")
@@ -123,15 +129,15 @@ class TaskState:
         """The threads that keep its process running though its script has ended; "" if there are none."""
         return ", ".join(self.facts.get("threads", []))
 
-    def take(self, event: Event) -> None:
-        """Takes an event."""
+    def take(self, event: Event) -> list[bytes]:
+        """Takes an event; returns the lines of output that it completes."""
         now = time.monotonic() - event.get("late", 0.0)
         kind = event["event"]
         if kind == "started":
             self.pid = event["pid"]
         elif kind == "output":
-            self.output.ended = not event["text"]
             self.progressed = now
+            return self.output.take(event["text"])
         elif kind == "report":
             self._take_report(event["facts"], now - event["ago"])
         elif kind == "sample":
@@ -139,11 +145,12 @@ class TaskState:
         elif kind == "stacks":
             self.stacks += event["text"]
         elif kind == "ended" and event["pid"] == self.pid:
-            self.code, self.ended = event["code"], now
+            self.code, self.ended, self.alive = event["code"], now, False
             if self.asked_to_end and self.script_code:  # The signal that ended it says nothing of why it failed.
                 self.code, self.ended_late = self.script_code, True
             if self.code:
                 self.failed_at = min(self.failed_at or now, now)
+        return []
 
     def _take_report(self, facts: Mapping[str, Any], at: float) -> None:
         if facts.get("state") == "ending":
@@ -232,9 +239,10 @@ def serves(task: TaskState, tasks: Sequence[TaskState]) -> bool:
     return has_servers(tasks) and task.task.job == "worker" and task.served
 
 
-def stopped_for(task: TaskState, seconds: float) -> bool:
-    """Returns whether it has been suspended for longer than this."""
-    return task.alive and task.stopped_since is not None and time.monotonic() - task.stopped_since > seconds
+def stopped_for(tasks: Sequence[TaskState], seconds: float) -> list[TaskState]:
+    """Returns the tasks that have been suspended for longer than this."""
+    since = time.monotonic() - seconds
+    return [task for task in tasks if task.alive and task.stopped_since is not None and task.stopped_since < since]
 
 
 def reached(tasks: Sequence[TaskState]) -> dict[str, float]:
@@ -289,9 +297,10 @@ def _learnt(tasks: Sequence[TaskState], floor: float) -> Stall | None:
     return Stall(limit, last, why + (f", but at least {floor:g} s" if limit == floor else ""))
 
 
-def lingers(task: TaskState, seconds: float) -> bool:
-    """Returns whether its script ended more than this long ago, and its process still runs."""
-    return task.alive and task.script_ended_at is not None and time.monotonic() - task.script_ended_at > seconds
+def lingering(tasks: Sequence[TaskState], seconds: float) -> list[TaskState]:
+    """Returns the tasks whose script ended more than this long ago, and whose process still runs."""
+    since = time.monotonic() - seconds
+    return [task for task in tasks if task.alive and task.script_ended_at is not None and task.script_ended_at < since]
 
 
 def train_alone(tasks: Sequence[TaskState]) -> bool:
@@ -337,3 +346,64 @@ def _ended_suddenly(task: TaskState) -> bool:
     return (
         not reported and task.code is not None and task.code not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGINT)
     )
+
+
+def failed_first(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
+    """Returns the error that names the task that failed first, the state of the others, and its last lines.
+
+    Args:
+        first: The cause.
+        tasks: All tasks of the job, after their end.
+    """
+    others = [task for task in tasks if task is not first and task.code]
+    # TensorFlow takes a while to shut down. By then the other tasks have noticed, and their calls may crash it.
+    gone = [
+        str(task.task)
+        for task in tasks
+        if (task.done_at or (task.ended if task.code == 0 else None) or math.inf) < (first.failed_at or 0)
+    ]
+    also = f" Before that, {', '.join(gone[:8])} had finished the script." if gone else ""
+    also += f" After that, {', '.join(f'{task.task} {task.words()}' for task in others[:8])}." if others else ""
+    seconds = (first.ended or time.monotonic()) - first.started
+    where = f"On {first.host}: " if first.host else ""
+    return TaskFailed(
+        f"{where}{first.task} failed first: it {first.words()} after {seconds:.0f} s."
+        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}",
+        code=exit_code(first.code),
+        advice=_resume(tasks),
+    )
+
+
+def _resume(tasks: Iterable[TaskState]) -> str:
+    """Returns where the job's newest checkpoint is, and how to continue from it."""
+    newest = max((task.facts for task in tasks), key=lambda facts: facts.get("checkpoint", -1), default={})
+    if "checkpoint" not in newest:
+        return ""
+    by_itself = any(task.facts.get("resumes") for task in tasks)
+    how = "" if by_itself else ' with Run(resume="auto") in the script, or with --resume for a recipe'
+    return (
+        f"\nThe newest checkpoint, of step {newest['checkpoint']:,}, is in {newest['checkpoints']}. To continue "
+        f"from it, start the job again{how}."
+    )
+
+
+def last_lines(task: TaskState) -> list[str]:
+    """Returns a task's last lines without TensorFlow's log lines, or with them if there are no others."""
+    lines = task.output.last_lines()
+    return [line.decode() for line in Chatter().without([line.encode() for line in lines])] or lines
+
+
+def _tail(task: TaskState) -> str:
+    lines = last_lines(task)
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    lines = lines[starts[-1] :] if starts else lines[-_TAIL:]
+    if len(lines) > 2 * _TAIL:  # The user's own frames come first and the exception last.
+        lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
+    return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+
+
+def exit_code(code: int | None) -> int:
+    """Returns the job's exit code for a task's exit code as in Popen."""
+    if code is None:
+        return 1
+    return 128 - code if code < 0 else code

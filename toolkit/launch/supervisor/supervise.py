@@ -7,30 +7,30 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
+from toolkit.cluster import Cluster, Task
 from toolkit.errors import ToolkitError
+from toolkit.launch import checks, jobs
 from toolkit.launch.agent.connection import ConnectedAgent
-from toolkit.launch.display.display import Display
-from toolkit.launch.job import checks
-from toolkit.launch.job.hosts import Host
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import jobs
-from toolkit.launch.records.record import Record
-from toolkit.launch.supervisor.agents import Agents, Place
-from toolkit.launch.supervisor.attempt import Attempt
-from toolkit.launch.supervisor.crew import Crew
+from toolkit.launch.display import Display
+from toolkit.launch.record import Record
+from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.supervisor.agents import Agents, Backend
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide, what_ended
+from toolkit.launch.supervisor.task_group import TaskGroup
 from toolkit.support import goodput, signals
 from toolkit.support.words import counted
 
 __all__ = ["supervise"]
 
 
-def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int], record: Record | None = None) -> str:
+def supervise(
+    spec: JobSpec, backend: Callable[[], Backend], *, received: list[int], record: Record | None = None
+) -> str:
     """Runs a job to its end: starts its tasks, shows their output, and restarts them as `decide` says.
 
     Args:
         spec: What is asked.
-        place: Returns where it runs.
+        backend: Returns where it runs.
         received: The caller appends signals to the launcher to it.
         record: What has been begun of it; None for a new one.
 
@@ -45,7 +45,7 @@ def supervise(spec: JobSpec, place: Callable[[], Place], *, received: list[int],
     # Set from the beginning: Slurm may ask a requeued job for its state while it connects, and the signal would kill
     # it.
     with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
-        return _Job(spec, received, asked_for_stacks, record).run(place)
+        return _Job(spec, received, asked_for_stacks, record).run(backend)
 
 
 class _Job:
@@ -67,12 +67,12 @@ class _Job:
         self.asked_for_stacks = asked_for_stacks
         self.record = record
 
-    def run(self, place: Callable[[], Place]) -> str:
+    def run(self, backend: Callable[[], Backend]) -> str:
         """Runs the job; see `supervise`."""
         ended: ToolkitError | None = None
         with contextlib.ExitStack() as close:
             try:
-                where = place()
+                where = backend()
                 self.agents = Agents(self.spec, where, self.received)
                 close.callback(lambda: self.agents.close(ended))
                 return self._attempts(where, close)
@@ -82,9 +82,8 @@ class _Job:
                     self.record.end(error)
                 raise
 
-    def _begin(self, close: contextlib.ExitStack) -> Record:
+    def _begin(self, tasks: Mapping[Task, Host], close: contextlib.ExitStack) -> Record:
         """Begins, now that its hosts have answered."""
-        _, tasks = self.agents.cluster()
         checks.shown(self.spec.show, [str(task) for task in tasks])
         if self.record is None:
             self.record = Record.begin(self.spec)
@@ -93,7 +92,7 @@ class _Job:
         self.display = close.enter_context(Display(show=self.spec.show, native_logs=self.spec.native_logs))
         return self.record
 
-    def _attempts(self, where: Place, close: contextlib.ExitStack) -> str:
+    def _attempts(self, where: Backend, close: contextlib.ExitStack) -> str:
         began, before = time.monotonic(), self.record.new() if self.record else []
         self.since, self.spent = began, goodput.of_events(before)
         first = 1 + sum(event["event"] == "attempt" for event in before)
@@ -108,8 +107,9 @@ class _Job:
             try:
                 self.agents.wait(pause)
                 connected = self.agents.connect(again=number > first)
-                record = record or self._begin(close)
-                done = self._attempt(record, number, connected, budget, first=number == first)
+                cluster, tasks = self.agents.cluster()
+                record = record or self._begin(tasks, close)
+                done = self._attempt(record, number, connected, cluster, tasks, budget, says=number == first)
             except ToolkitError as found:
                 error = found
                 out = where.out(error)
@@ -151,15 +151,15 @@ class _Job:
         record: Record,
         number: int,
         connected: Mapping[Host, ConnectedAgent],
+        cluster: Cluster,
+        tasks: Mapping[Task, Host],
         budget: Budget,
         *,
-        first: bool,
+        says: bool,
     ) -> bool:
-        cluster, tasks = self.agents.cluster()
         self.display.expect(list(tasks))
-        names = [str(task) for task in tasks]
-        record.add("attempt", number=number, tasks=names)
-        crew = Crew(
+        record.add("attempt", number=number, tasks=[str(task) for task in tasks])
+        group = TaskGroup(
             self.spec,
             connected,
             tasks,
@@ -168,35 +168,29 @@ class _Job:
             record=record,
             display=self.display,
             received=self.received,
-            spent=self.spent,
+            asked_for_stacks=self.asked_for_stacks,
+            budget=budget,
+            since=self.since,
+            before=self.spent,
+            back=self.agents.back if self.agents.missing else None,
         )
         logs = f"logs in {record.directory}"
         if self.spec.place == "local" and not self.spec.rendezvous:
             others = len(cluster.tasks) - len(tasks)
-            elsewhere = f", {others} elsewhere" if others else ""
-            if first:
-                crew.say(f"launch: {counted(len(tasks), 'task')} here{elsewhere}; {logs}")
+            if says:
+                group.say(
+                    f"launch: {counted(len(tasks), 'task')} here{f', {others} elsewhere' if others else ''}; {logs}"
+                )
         else:
             missing = ", ".join(host.name for host in self.agents.missing)
             without = f", without {missing}" if missing else ""
-            crew.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
-        back = self.agents.back if self.agents.missing else lambda: ""
-        attempt = Attempt(
-            self.spec,
-            crew,
-            received=self.received,
-            asked_for_stacks=self.asked_for_stacks,
-            budget=budget,
-            since=self.since,
-            first=number == 1,
-            back=back,
-        )
+            group.say(f"launch: {counted(len(tasks), 'task')} on {counted(len(connected), 'host')}{without}; {logs}")
         done = False
         try:
-            done = attempt.run()
+            done = group.run()
             return done
         finally:
-            spent = attempt.spent(done=done)
+            spent = group.spent(done=done)
             record.add("spent", attempt=number, seconds=spent)
             self.since, self.spent = time.monotonic(), goodput.summed(self.spent, spent)
 

@@ -162,7 +162,7 @@ def _users_own(trace: types.TracebackType | None) -> types.TracebackType | None:
     """Removes the frames of this file and of runpy from a traceback."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name != __file__ and "runpy" not in name and not name.endswith("/toolkit/launch/task/called.py"):
+        if name != __file__ and "runpy" not in name and not name.endswith("/toolkit/launch/functions.py"):
             break
         trace = trace.tb_next
     return trace
@@ -176,13 +176,13 @@ def _patch_when_imported() -> None:
 
 
 def _patch(module: Any) -> None:
-    from toolkit.launch.task import patching, progress  # Imported late, because the script may import neither.
+    from toolkit.launch.task import patches
 
     if module.__name__ == "keras":
-        progress.report_progress(module)
-        patching.guard_fit(module)
+        patches.report_progress(module)
+        patches.guard_fit(module)
     else:
-        patching.patch_strategies(module)
+        patches.patch_strategies(module)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from toolkit.strategies.step.sharded_variable import (
     take_snapshots,
 )
 from toolkit.strategies.variables import variables_of
-from toolkit.support.wrapping import instead, wrap
+from toolkit.support.wrapping import extend, instead, wrap
 
 __all__ = ["FitCallbacks", "adapt_callbacks"]
 
@@ -86,40 +86,26 @@ def adapt_callbacks() -> None:
 
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
-    ours = model is not None and mesh.is_toolkit_strategy(model.distribute_strategy)
-    if isinstance(callbacks, FitCallbacks):  # It has had another model.
-        callbacks.__class__ = callbacks.kind
-    if not ours:
+    if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
+        prepare_unbuilt(model)  # It may have been created and compiled before the strategy.
+        extend(callbacks, FitCallbacks)
+    if not isinstance(callbacks, FitCallbacks):
         original(callbacks, model)
         return
-    prepare_unbuilt(model)  # It may have been created and compiled before the strategy.
-    kind: Any = type(callbacks)
-    callbacks.__class__ = _class_for(kind)  # It adds methods only.
-    callbacks.kind = kind
     callbacks.begin(model)
     with callbacks.quietly():
         original(callbacks, model)
 
 
-@functools.cache
-def _class_for(kind: Any) -> type:
-    return FitCallbacks if kind is keras.callbacks.CallbackList else type(kind.__name__, (FitCallbacks, kind), {})
-
-
 class FitCallbacks(keras.callbacks.CallbackList):
-    """The callbacks of one call of `fit`, `evaluate` or `predict` under a strategy of ours.
-
-    Attributes:
-        kind: The class that the list had.
-    """
-
-    kind: type
+    """The callbacks of one call of `fit`, `evaluate` or `predict` under a strategy of ours."""
 
     def begin(self, model: Any) -> None:
         """Takes a model, after a look at what the callbacks are to save."""
-        strategy = model.distribute_strategy
-        self._shared = processes(strategy) > 1
-        self._replicated = mesh.replica_count(strategy) > 1
+        strategy = model.distribute_strategy if model is not None else None
+        ours = mesh.is_toolkit_strategy(strategy)
+        self._shared = ours and processes(strategy) > 1
+        self._replicated = ours and mesh.replica_count(strategy) > 1
         self._dispatching = strategy if hasattr(strategy, "replace_functions") else None  # It sends steps to workers.
         self._watch: WeightsWatch | None = None
         self._training = self._may_stop = self._compared = False
@@ -129,7 +115,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._dispatching.replace_functions(model)
         if self._shared and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
             _check_frequencies(self.callbacks, "the layers are sharded over processes, and gathered at its end")
-        if options_of(strategy).local is not None:
+        if ours and options_of(strategy).local is not None:
             _check_frequencies(self.callbacks, "replicas train by themselves, and agree at its end")
         if self._shared and not is_chief(strategy):
             self._quiet = [(callback, _without_writing(callback)) for callback in self.callbacks]

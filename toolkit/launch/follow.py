@@ -4,11 +4,9 @@ import pathlib
 from collections.abc import Iterator
 
 from toolkit.cluster import Task
-from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch.display.display import Display
-from toolkit.launch.display.output import visible_lines
-from toolkit.launch.events import Event
-from toolkit.launch.records.record import Record
+from toolkit.launch.display import Display, visible_lines
+from toolkit.launch.events import Event, ending, raise_ending
+from toolkit.launch.record import Record
 
 __all__ = ["Follower"]
 
@@ -73,11 +71,8 @@ class Follower:
             TaskFailed: It has failed.
             JobStopped: It was stopped.
         """
-        end = self.end or {"code": 0, "text": "", "stopped": False}
-        if end["stopped"]:
-            raise JobStopped(end["code"] - 128)
-        if end["code"]:
-            raise TaskFailed(end["text"], code=end["code"])
+        end = self.end or ending(None)
+        raise_ending(end)
         self._display.say(end["text"])
 
     def _expect(self, event: Event) -> None:

@@ -1,4 +1,7 @@
-"""The rules for a JobSpec's values; each raises a LaunchError with its own sentence."""
+"""The rules for the values of a job; each raises a LaunchError with its own sentence.
+
+What sbatch and kubectl check themselves is left to them.
+"""
 
 import os
 import re
@@ -9,25 +12,21 @@ from typing import Any
 from toolkit.cluster import Task, split
 from toolkit.errors import ClusterError, LaunchError
 
-__all__ = [
-    "EVERYBODY",
-    "address",
-    "choice",
-    "command",
-    "counts",
-    "passable",
-    "prefix",
-    "require",
-    "room_here",
-    "script",
-    "shown",
-    "task",
-    "tasks",
-    "variable",
-]
+__all__ = ["SBATCH", "job", "require", "script", "shown", "single_lines", "slurm_time"]
 
+# Options of sbatch that mean the same for `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
+SBATCH = (
+    *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),
+    *("mail-user", "mail-type", "licenses", "dependency", "begin", "comment", "nice", "hint", "wckey", "clusters"),
+)
+# Options of sbatch that the launcher sets itself.
+_SET_BY_LAUNCHER = (
+    *("nodes", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode", "requeue", "no-requeue", "wrap"),
+)
+# As in sbatch --time: minutes, h:m:s, days-hours ...
+_SLURM_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
 _MOST, _MOST_HERE = 100_000, 1000  # The most tasks of a job, and on one machine.
-EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
+_EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
 _OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -38,39 +37,53 @@ def require(holds: bool, asked: str, found: str, remedy: str) -> None:
         raise LaunchError(asked=asked, found=found, remedy=remedy)
 
 
-def command(words: Sequence[str]) -> None:
-    """Checks that a command names a script or a module and can be passed to a program."""
+def job(spec: Any) -> None:
+    """Checks a JobSpec whose values are each of the right type, within bounds, and at a place where they apply."""
     require(
-        bool(words) and tuple(words) != ("-m",),
+        bool(spec.command) and spec.command != ("-m",),
         "launch starts a script or a module",
         "none is named",
         "Name it after launch's own flags: toolkit launch --workers=2 train.py, or -m MODULE",
     )
-    passable(words)
-
-
-def prefix(text: str) -> None:
-    """Checks that a shell can split a command prefix into words."""
-    try:
-        shlex.split(text)
-        found = ""
-    except ValueError as error:
-        found = str(error).lower()
-    require(not found, f"--prefix={text[:60]!r}", f"a shell couldn't read it ({found})", "Close its quotes")
-
-
-def passable(texts: Sequence[str]) -> None:
-    """Checks that these texts can be passed to a program as arguments."""
-    for text in texts:
+    for text in (*spec.command, *spec.texts):
         require(
             "\0" not in text,
             f"the argument {text[:60]!r}",
             "it holds a NUL character, which no program's arguments can hold",
             "Leave the NUL out",
         )
+    _counts(spec.counts)
+    require(
+        spec.workers != 0 or spec.chief,
+        "--workers=0",
+        "there is no chief either, so no task would train",
+        "Leave it out for a worker on each GPU, or add --chief",
+    )
+    if spec.rendezvous is not None:
+        _address("rendezvous", spec.rendezvous)
+    for pair in spec.env:
+        _variable(pair)
+    _prefix(spec.prefix)
+    require(spec.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
+    for name in (*spec.task, *(each for each in spec.show if each not in _EVERYBODY)):
+        try:
+            Task.parse(name)
+        except ClusterError as error:
+            raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
+    require(
+        spec.place != "slurm" or (spec.cpus_per_task or "1").isdecimal(),
+        f"--cpus_per_task={spec.cpus_per_task}",
+        "that isn't a number of cores",
+        "Give a whole number from 1",
+    )
+    single_lines(**{n: getattr(spec, n) for n in ("name", "partition", "account", "time", "cpus_per_task")})
+    _sbatch(spec.sbatch)
+    if spec.time is not None:
+        slurm_time(spec.time, notice=spec.notice)
+    _together(spec)
 
 
-def counts(jobs: Sequence[tuple[str, int]]) -> None:
+def _counts(jobs: Sequence[tuple[str, int]]) -> None:
     """Checks the numbers of tasks: at least one task trains, and parameter servers have a chief.
 
     Args:
@@ -98,17 +111,7 @@ def counts(jobs: Sequence[tuple[str, int]]) -> None:
     )
 
 
-def room_here(number: int) -> None:
-    """Checks that one machine can start this many tasks."""
-    require(
-        number <= _MOST_HERE,
-        f"{number:,} tasks on this machine",
-        f"that is more than {_MOST_HERE:,}, and each is a process with its own TensorFlow",
-        "Start fewer",
-    )
-
-
-def address(name: str, value: str) -> None:
+def _address(name: str, value: str) -> None:
     """Checks that a value is HOST:PORT."""
     try:
         fits = split(value)[1] > 0
@@ -117,13 +120,7 @@ def address(name: str, value: str) -> None:
     require(fits, f"--{name}={value[:60]}", "that isn't an address", "Write HOST:PORT, such as 10.0.0.1:29400")
 
 
-def choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Checks that a value is one of the choices."""
-    listed = ", ".join(filter(None, choices))
-    require(value in choices, f"--{name}={value[:60]}", "there is no such choice", f"Choose {listed}")
-
-
-def variable(pair: str) -> None:
+def _variable(pair: str) -> None:
     """Checks that the NAME of NAME=VALUE can be a variable's name."""
     name, sign, _ = pair.partition("=")
     require(
@@ -141,31 +138,17 @@ def variable(pair: str) -> None:
     require(bool(sign), f"--env={name[:60]}", "it has no value here", "Write --env=NAME=VALUE, or leave it out")
 
 
-def task(name: str) -> None:
-    """Checks that a text is a task's name, such as "worker:0"."""
+def _prefix(text: str) -> None:
+    """Checks that a shell can split a command prefix into words."""
     try:
-        Task.parse(name)
-    except ClusterError as error:
-        raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
+        shlex.split(text)
+        found = ""
+    except ValueError as error:
+        found = str(error).lower()
+    require(not found, f"--prefix={text[:60]!r}", f"a shell couldn't read it ({found})", "Close its quotes")
 
 
-def shown(names: Sequence[str], here: Sequence[str]) -> None:
-    """Checks that the tasks to show are among those that are started.
-
-    Args:
-        names: As they were given.
-        here: The tasks that are started.
-    """
-    for name in names:
-        require(
-            name in (*here, *EVERYBODY),
-            f"--show={name} shows that task's lines",
-            f"the tasks started here are {', '.join(here[:12])}",
-            "Name one of them",
-        )
-
-
-def tasks(spec: Any) -> None:
+def _together(spec: Any) -> None:
     """Checks that the numbers of tasks, hosts and nodes fit together."""
     wanted, room = sum(number for _, number in spec.counts), sum(host.tasks for host in spec.hosts)
     each = spec.tasks_per_node
@@ -233,6 +216,12 @@ def tasks(spec: Any) -> None:
             "Ask for fewer nodes",
         ),
         (
+            spec.place != "local" or spec.nodes > 1 or wanted <= _MOST_HERE,
+            f"{wanted:,} tasks on this machine",
+            f"that is more than {_MOST_HERE:,}, and each is a process with its own TensorFlow",
+            "Start fewer",
+        ),
+        (
             spec.place != "local" or spec.nodes == 1 or spec.rendezvous,
             f"--nodes={spec.nodes}",
             "the hosts need an address at which to meet",
@@ -240,8 +229,83 @@ def tasks(spec: Any) -> None:
         ),
     ):
         require(bool(holds), asked, found, remedy)
-    if spec.place == "local" and spec.nodes == 1:
-        room_here(wanted)
+
+
+def single_lines(**texts: str | None) -> None:
+    """Checks that a directive of a batch script is a single line."""
+    for flag, text in texts.items():
+        require(
+            text is None or text.isprintable(),
+            f"--{flag}={text!r:.60}",
+            "that isn't a single line of a batch script",
+            "Leave line ends and the like out",
+        )
+
+
+def _sbatch(given: Sequence[str]) -> None:
+    """Checks that the options for sbatch aren't among those that the launcher sets."""
+    for text in given:
+        single_lines(sbatch=text)
+        name = text.removeprefix("--").partition("=")[0]
+        require(
+            name != "array",
+            f"--sbatch={text[:60]}",
+            "each element of an array would be this job once more, in the same directory",
+            "Launch once for each element",
+        )
+        require(
+            name not in _SET_BY_LAUNCHER,
+            f"--sbatch={text[:60]}",
+            "the launcher sets that one itself",
+            "Use the flag of `toolkit launch --help=slurm` for it",
+        )
+
+
+def slurm_time(text: str, *, notice: int) -> None:
+    """Checks that a time limit is one of sbatch's, and longer than the notice before it."""
+    if text.upper() in {"UNLIMITED", "INFINITE"}:
+        return
+    require(
+        bool(_SLURM_TIME.fullmatch(text)),
+        f"--time={text}",
+        "sbatch takes no such time",
+        "Give minutes, such as 480, or hours:minutes:seconds, such as 8:00:00, or days-hours, such as 1-12",
+    )
+    require(
+        notice < _slurm_seconds(text),
+        f"--time={text} with {notice} s of notice",
+        "tasks would get the notice to end as soon as they begin",
+        "Give more time or less notice",
+    )
+
+
+def _slurm_seconds(time: str) -> int:
+    """Returns the seconds of a time in Slurm's format: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def shown(names: Sequence[str], started: Sequence[str]) -> None:
+    """Checks that the tasks to show are among those that are started.
+
+    Args:
+        names: As they were given.
+        started: The tasks that are.
+    """
+    for name in names:
+        require(
+            name in (*started, *_EVERYBODY),
+            f"--show={name} shows that task's lines",
+            f"the tasks started here are {', '.join(started[:12])}",
+            "Name one of them",
+        )
 
 
 def script(words: Sequence[str], *, where: str = "") -> None:

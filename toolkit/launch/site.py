@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.errors import LaunchError
-from toolkit.launch.job.options import PLACES, Option
-from toolkit.launch.job.site_checks import SBATCH
+from toolkit.launch.checks import SBATCH
+from toolkit.launch.spec import PLACES, Option
 from toolkit.support.words import did_you_mean, nearest
 
 if sys.version_info >= (3, 11):

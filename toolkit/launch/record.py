@@ -1,4 +1,4 @@
-"""A job's record: its logs, its options, an event for each start and end, and the first failure."""
+"""A job's record: its logs, its options, an event for each start and end, the first failure, a copy of the script."""
 
 import contextlib
 import dataclasses
@@ -13,21 +13,66 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.errors import JobStopped, LaunchError, RequestError, ToolkitError
+from toolkit.errors import LaunchError, RequestError, ToolkitError
 from toolkit.launch import events
 from toolkit.launch.events import Event
-from toolkit.launch.job.spec import JobSpec
-from toolkit.launch.records import snapshot
-from toolkit.support import files, umask
+from toolkit.launch.spec import JobSpec
+from toolkit.support import files
 
-__all__ = ["LAUNCHER_LOG", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
+__all__ = ["LAUNCHER_LOG", "LEFT_OUT", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
 
+LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")  # Excluded from a copy, as patterns of rsync.
+_MOST_COPIED = 256 << 20  # The most bytes of a copy.
 PREFIX = "launch-"  # The beginning of the directory's name, before the id.
 SNAPSHOT = "snapshot"  # The folder of the copied script, in the job's directory.
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
 # Output of Slurm's batch script, or of a detached supervisor.
 SCRIPT_LOG, LAUNCHER_LOG = "job.log", "launcher.log"
+
+
+def _take_snapshot(command: tuple[str, ...], target: pathlib.Path) -> tuple[str, ...]:
+    """Copies the folder from which a command imports modules, and returns the command that runs the copy.
+
+    The working directory stays: what a script reads and writes is where it was.
+
+    Args:
+        command: A script, or -m MODULE, with its arguments.
+        target: The copy; it isn't there yet.
+
+    Raises:
+        LaunchError: There is too much of it, or it can't be copied.
+    """
+    module = command[0] == "-m"
+    source = pathlib.Path.cwd() if module else pathlib.Path(command[0]).resolve().parent
+    left_out = [name.strip("/") for name in LEFT_OUT]
+    try:
+        found = _too_much(source, left_out)
+        if not found:
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    except (OSError, shutil.Error) as error:
+        found = f"it can't be copied ({error})"
+    if found:
+        raise LaunchError(
+            asked=f"--snapshot copies {source}", found=found, remedy="Keep data and results out of the script's folder"
+        )
+    return command if module else (str((target / pathlib.Path(command[0]).name).absolute()), *command[1:])
+
+
+def _too_much(source: pathlib.Path, left_out: list[str]) -> str:
+    """Returns why a folder is too large to be copied; "" if it isn't."""
+    size = 0
+    for folder, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name not in left_out]
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+        if size > _MOST_COPIED:
+            return f"that holds more than {_MOST_COPIED >> 20} MiB"
+    return ""
+
+
+def _not_for_everybody(path: str, flags: int) -> int:
+    """Opens a file that, if it is made now, not everybody may write, whatever the umask."""
+    return os.open(path, flags, 0o664)
 
 
 def _unwritable(where: object, error: Exception) -> LaunchError:
@@ -81,7 +126,7 @@ class Record:
         self._read = 0
 
     @classmethod
-    @umask.guarded()
+    @files.guarded()
     def begin(cls, spec: JobSpec, *, function: str = "") -> "Record":
         """Gives a job an id and its directory, and writes job.json; returns its record.
 
@@ -104,7 +149,7 @@ class Record:
         record.spec = spec
         again = shlex.join(["toolkit", *spec.arguments])
         if spec.snapshot:
-            command = snapshot.take(spec.command, record.directory / SNAPSHOT)
+            command = _take_snapshot(spec.command, record.directory / SNAPSHOT)
             record.spec = dataclasses.replace(spec, command=command)
         found = {
             "id": record.id,
@@ -124,7 +169,6 @@ class Record:
         again = f".attempt-{attempt}" if attempt > 1 else ""
         return self.directory / f"{str(task).replace(':', '-')}{again}.log"
 
-    @umask.guarded()
     def add(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl, with `at`: seconds since 1970.
 
@@ -135,7 +179,7 @@ class Record:
         if "task" in facts:
             facts["task"] = str(facts["task"])
         found = {"at": round(time.time(), 3), **events.event(kind, **facts)}
-        with contextlib.suppress(OSError), (self.directory / _EVENTS).open("ab") as file:
+        with contextlib.suppress(OSError), open(self.directory / _EVENTS, "ab", opener=_not_for_everybody) as file:
             file.write(events.line(found))
 
     def end(self, error: ToolkitError | None, text: str = "") -> None:
@@ -146,13 +190,7 @@ class Record:
             text: The last message about the job.
         """
         words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()
-        self.add(
-            "end",
-            code=0 if error is None else error.exit_code,
-            text=text if error is None else str(error),
-            stopped=isinstance(error, JobStopped),
-            **{name: getattr(error, name) for name in words},
-        )
+        self.add("end", **events.ending(error, text), **{name: getattr(error, name) for name in words})
 
     def written(self, task: str, attempt: int) -> Iterator[bytes]:
         """Yields a task's output in an attempt, some lines at a time.

@@ -1,19 +1,171 @@
-"""A job: what runs, how often, where and how. All checks of values are here or in `checks`, for every place."""
+"""A job, described once: what runs, how often, on which machines and how.
+
+Each attribute of a JobSpec is a flag of `toolkit launch`, too: an Option. The rules for values are here or in `checks`.
+"""
 
 import dataclasses
 import functools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from toolkit.launch.job import checks, site_checks
-from toolkit.launch.job.checks import require
-from toolkit.launch.job.hosts import Host, parse_hosts, read_hosts
-from toolkit.launch.job.options import PLACES, SUPERVISED, Option, option
+from toolkit.errors import LaunchError
+from toolkit.launch import checks
+from toolkit.launch.checks import require
 from toolkit.support import status
 
-__all__ = ["JobSpec", "options"]
+__all__ = ["PLACES", "SUPERVISED", "Host", "JobSpec", "Option", "option", "options", "parse_hosts", "read_hosts"]
+
+PLACES = ("local", "ssh", "slurm", "kubernetes")
+SUPERVISED = ("local", "ssh", "slurm")  # The places where the toolkit's own launcher watches the tasks.
+_HOST = re.compile(
+    r"(?:[\w.+-]+@)?(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(?::(?P<tasks>\d{1,4}))?", re.ASCII
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """An attribute of a JobSpec that is also a flag of `toolkit launch`.
+
+    Attributes:
+        name: Of both.
+        default: What it is unless it is given.
+        kind: "switch", "several" (a flag that may be repeated), or the type of its value.
+        text: What it means, in a line.
+        group: Under which heading it is listed.
+        places: Where it means something.
+        metavar: What stands for its value in a list of flags.
+        least: The smallest number that it may be; None for any.
+        most: The largest.
+    """
+
+    name: str
+    default: Any
+    kind: Any
+    text: str
+    group: str
+    places: tuple[str, ...] = PLACES
+    metavar: str | None
+    least: float | None = None
+    most: float | None = None
+
+    def typed(self, value: Any) -> Any:
+        """Converts a value given in Python to the attribute's type: a path to a text, a list or dict to a tuple.
+
+        Raises:
+            LaunchError: It is of a type that means nothing here.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.kind == "several":
+            if isinstance(value, Mapping):
+                value = [f"{name}={each}" for name, each in value.items()]
+            if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+                return tuple(os.fspath(each) if isinstance(each, os.PathLike) else str(each) for each in value)
+            raise self._wrong(value, "a list of texts" + ", or a dict" * (self.name == "env"))
+        if self.kind == "switch":
+            wanted: type | tuple[type, ...] = bool
+        else:
+            wanted = (int, float) if self.kind is float else self.kind
+        if self.kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and self.kind != "switch"):
+            words = {"switch": "True or False", int: "a whole number", float: "a number", str: "a text"}
+            raise self._wrong(value, words[self.kind])
+        return value
+
+    def check(self, value: Any, place: str) -> None:
+        """Checks that a value applies at a place, and that a number is within its bounds.
+
+        Raises:
+            LaunchError: It doesn't apply there, is too small, too large, or no number.
+        """
+        if place not in self.places:
+            where = f"it applies only with --on={' or '.join(self.places)}"
+            raise LaunchError(asked=f"--{self.name}", found=where, remedy="Leave it out")
+        most = math.inf if self.most is None else self.most
+        if self.least is not None and value is not None and not self.least <= value <= most:
+            unit = " seconds" if self.metavar == "S" else ""
+            bounds = f"{self.least:g}{unit} or more" if self.most is None else f"{self.least:g} to {self.most:g}{unit}"
+            raise LaunchError(asked=f"--{self.name}={value}", found=f"it must be {bounds}", remedy=f"Give {bounds}")
+
+    def _wrong(self, value: Any, wanted: str) -> LaunchError:
+        return LaunchError(
+            asked=f"{self.name}={value!r:.80}", found=f"that is a {type(value).__name__}", remedy=f"Give {wanted}"
+        )
+
+
+def option(default: Any, text: str, metavar: str | None = None, *, kind: Any = "", **facts: Any) -> Any:
+    """Returns a dataclass's field that holds an Option; `kind` follows from the default unless given."""
+    kind = kind or {bool: "switch", tuple: "several"}.get(type(default), str if default is None else type(default))
+    metadata = {"text": text, "metavar": metavar, "kind": kind, **facts}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine on which a job's tasks run.
+
+    Attributes:
+        name: What ssh takes: a name, an alias of the user's configuration, user@name; or a node of Slurm's.
+        tasks: How many tasks run there.
+    """
+
+    name: str
+    tasks: int = 1
+
+
+def read_hosts(path: str) -> list[str]:
+    """Reads a file with one host on each line, in Open MPI's format "b slots=2", or as "b:2", for two tasks on b.
+
+    Raises:
+        LaunchError: It can't be read, or names none.
+    """
+    asked = f"--on=ssh:@{path[:200]}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+    except (OSError, ValueError) as error:
+        found = f"that file can't be read ({getattr(error, 'strerror', None) or error})"
+        raise LaunchError(asked=asked, found=found, remedy="Check its path") from None
+    names = []
+    for name, *more in filter(None, lines):
+        slots = [word.partition("=")[2] for word in more if word.startswith("slots=")]
+        names.append(f"{name}:{slots[0]}" if slots else name)
+    require(bool(names), asked, "that file names no host", "Write one on each line")
+    return names
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Reads "a,b:2,me@c": one task on a, two on b, one on c.
+
+    Raises:
+        LaunchError: A name is none, or is listed twice.
+    """
+    asked = f"--on=ssh:{text[:200]}"
+    hosts: list[Host] = []
+    for entry in text.split(","):
+        found = _HOST.fullmatch(entry)
+        if found is None:
+            raise LaunchError(
+                asked=asked,
+                found=f"{entry[:60]!r} is no host" if entry else "a name in it is empty",
+                remedy="Write names as ssh takes them, and after a colon how many tasks: --on=ssh:a,b:2",
+            )
+        name = entry[: found.start("tasks") - 1] if found["tasks"] else entry
+        require(not found["tasks"] or int(found["tasks"]) > 0, asked, f"{name} gets no task", "Leave it out")
+        name = name.replace("[", "").replace("]", "")
+        require(name not in {h.name for h in hosts}, asked, f"{name} is listed twice", f"Write {name}:2 for two tasks")
+        hosts.append(Host(name, int(found["tasks"] or 1)))
+    return tuple(hosts)
+
+
 _tasks = functools.partial(option, group="how many tasks")
 _where, _anywhere = functools.partial(option, group="where"), functools.partial(option, group="more")
 _shown = functools.partial(option, group="what is shown", places=SUPERVISED)
-_more, _here = functools.partial(_anywhere, places=SUPERVISED), functools.partial(_anywhere, places=("local",))
+_more, _local = functools.partial(_anywhere, places=SUPERVISED), functools.partial(_anywhere, places=("local",))
 _cluster = functools.partial(option, group="slurm", places=("slurm", "kubernetes"))
 _ssh, _slurm, _kubernetes = (
     functools.partial(option, group=place, places=(place,)) for place in ("ssh", "slurm", "kubernetes")
@@ -93,8 +245,8 @@ class JobSpec:
         group="more",
         places=("local", "ssh"),
     )
-    cluster: str | None = _here(None, "start this machine's tasks of a tf_configs/ file", "FILE")
-    task: tuple[str, ...] = _here((), "with --cluster: start just this one, such as worker:0; may be repeated", "TASK")
+    cluster: str | None = _local(None, "start this machine's tasks of a tf_configs/ file", "FILE")
+    task: tuple[str, ...] = _local((), "with --cluster: start just this one, such as worker:0; may be repeated", "TASK")
     nodes: int = option(
         1,
         "number of hosts (--rendezvous) or of Slurm nodes [1]",
@@ -106,7 +258,7 @@ class JobSpec:
     rendezvous: str | None = option(
         None, "where hosts meet; run the same command on each", "HOST:PORT", group="where", places=("local",)
     )
-    host: str = _here("127.0.0.1", "address at which tasks here reach one another [127.0.0.1]", "ADDRESS")
+    host: str = _local("127.0.0.1", "address at which tasks here reach one another [127.0.0.1]", "ADDRESS")
     directory: str | None = _ssh(None, "where tasks run on each host [this directory's path]", "DIR")
     copy_to: str | None = _ssh(None, "copy this directory there by rsync first, and run in the copy", "DIR")
     python: str | None = option(
@@ -154,40 +306,9 @@ class JobSpec:
             not colon or self.place == "ssh", f"--on={self.on[:80]}", "only ssh takes hosts", f"Write --on={self.place}"
         )
         for each in options():
-            value = getattr(self, each.name)
-            where = f"it applies only with --on={' or '.join(each.places)}"
-            require(value == each.default or self.place in each.places, f"--{each.name}", where, "Leave it out")
-            each.check_bounds(value)
-        checks.command(self.command)
-        checks.counts(self.counts)
-        require(
-            self.workers != 0 or self.chief,
-            "--workers=0",
-            "there is no chief either, so no task would train",
-            "Leave it out for a worker on each GPU, or add --chief",
-        )
-        if self.rendezvous is not None:
-            checks.address("rendezvous", self.rendezvous)
-        for pair in self.env:
-            checks.variable(pair)
-        checks.prefix(self.prefix)
-        require(self.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
-        for name in (*self.task, *(each for each in self.show if each not in checks.EVERYBODY)):
-            checks.task(name)
-        values = [getattr(self, each.name) for each in options()]
-        checks.passable([t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)])
-        require(
-            self.place != "slurm" or (self.cpus_per_task or "1").isdecimal(),
-            f"--cpus_per_task={self.cpus_per_task}",
-            "that isn't a number of cores",
-            "Give a whole number from 1",
-        )
-        for name in ("name", "partition", "account", "time", "cpus_per_task"):
-            site_checks.lines(**{name: getattr(self, name)})
-        site_checks.sbatch(self.sbatch)
-        if self.time is not None:
-            site_checks.slurm_time(self.time, notice=self.notice)
-        checks.tasks(self)
+            if (value := getattr(self, each.name)) != each.default:
+                each.check(value, self.place)
+        checks.job(self)
 
     @property
     def place(self) -> str:
@@ -208,6 +329,12 @@ class JobSpec:
         """The numbers of tasks of each kind that were asked for, without zeros; () if none were given."""
         every = (("chief", int(self.chief)), ("worker", self.workers or 0), ("ps", self.ps))
         return tuple((job, n) for job, n in (*every, ("evaluator", int(self.evaluator))) if n)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts among its values, those in lists included."""
+        values = [getattr(self, each.name) for each in options()]
+        return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
 
     @property
     def silence(self) -> float:
@@ -234,6 +361,7 @@ class JobSpec:
         return ["launch", *given, *(() if self.command[0] == "-m" else ("--",)), *self.command]
 
 
+@functools.cache
 def options() -> tuple[Option, ...]:
     """Returns the attributes of a JobSpec that are flags."""
     fields = [field for field in dataclasses.fields(JobSpec) if field.metadata]

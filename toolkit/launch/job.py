@@ -10,13 +10,12 @@ from typing import Any
 
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch import controller, jobs
 from toolkit.launch.backends import slurm
-from toolkit.launch.display.display import Display
-from toolkit.launch.display.follow import Follower
-from toolkit.launch.display.output import visible_lines
-from toolkit.launch.events import Event
-from toolkit.launch.records import controller, jobs
-from toolkit.launch.records.record import Failure
+from toolkit.launch.display import Display, visible_lines
+from toolkit.launch.events import Event, raise_ending
+from toolkit.launch.follow import Follower
+from toolkit.launch.record import Failure
 from toolkit.support import signals
 
 __all__ = ["Job"]
@@ -117,10 +116,10 @@ class Job:
             last_lines = record.beginnings().splitlines()[-1:]
             words = "; its launcher wrote: " + last_lines[0] if last_lines else ""
             raise TaskFailed(f"Job {self.id} is {self.state}; its logs are in {record.directory}{words}", code=1)
-        if end["stopped"]:
-            raise JobStopped(end["code"] - 128)
-        if end["code"]:
-            raise TaskFailed(end["text"], code=end["code"]) from functions.cause(record)
+        try:
+            raise_ending(end)
+        except TaskFailed as error:
+            raise error from functions.cause(record)
         return functions.results(record)
 
     def attempts(self) -> dict[int, list[str]]:

@@ -18,15 +18,15 @@ from typing import Any
 import psutil
 
 from toolkit.errors import LaunchError
-from toolkit.launch.records import controller
-from toolkit.launch.records.record import PREFIX, Record
+from toolkit.launch import controller
+from toolkit.launch.record import PREFIX, Record
 from toolkit.support import files
 
 __all__ = ["Entry", "add", "command", "every", "find"]
 
 _BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
 _LOG = logging.getLogger(__name__)
-_KEPT = 50  # How many jobs that are over stay in the list.
+_KEPT = 50  # How many jobs before the newest stay in the list though they are over.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,14 +88,14 @@ class Entry:
         return found
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
         """Whether it was started on this machine."""
         return self.host == socket.gethostname() and self.machine in ("", _read(_MACHINE))
 
     @property
     def runs(self) -> bool:
         """Whether its supervisor runs on this machine."""
-        if not self.here or self.boot != _read(_BOOT) or not self.pid:
+        if not self.local or self.boot != _read(_BOOT) or not self.pid:
             return False
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -112,14 +112,14 @@ class Entry:
     @property
     def elsewhere(self) -> bool:
         """Whether only another machine knows its state."""
-        return not controller.reachable() if self.slurm else not self.here
+        return not controller.reachable() if self.slurm else not self.local
 
     @property
     def over(self) -> bool:
         """Whether it has certainly ended: its record says so, or its supervisor no longer runs on this machine."""
         if any(event["event"] == "end" for event in self.record.new()):
             return True
-        return not self.slurm and self.here and not self.runs
+        return not self.slurm and self.local and not self.runs
 
     @property
     def alive(self) -> bool:
@@ -140,7 +140,7 @@ class Entry:
 
 
 def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
-    """Adds a job that is being started, and removes all but the newest 50 that are over; returns its entry.
+    """Adds a job that is being started, and removes those that are over before the last 50; returns its entry.
 
     Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
@@ -166,7 +166,7 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
     try:
         files.make_directory(_directory())
         files.write_json(_directory() / f"{record.id}.json", dataclasses.asdict(made))
-        for job in [job for job in every() if job.id != record.id and job.over][:-_KEPT]:
+        for job in [job for job in every()[: -_KEPT - 1] if job.over]:
             (_directory() / f"{job.id}.json").unlink(missing_ok=True)
     except OSError as error:
         _LOG.warning(
