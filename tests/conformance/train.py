@@ -19,7 +19,7 @@ import numpy as np
 import toolkit
 from toolkit.data import shapes
 from toolkit.strategies.variables.sharded_variable import ReplicaShardedVariable
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 BATCH = 132  # Shared equally by 1, 2, 3 and 4.
 OPTIMIZERS = {

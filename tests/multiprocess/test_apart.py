@@ -14,7 +14,7 @@ import toolkit
 from toolkit.cli.ending import exit_code
 from toolkit.errors import CheckpointError, Diverged
 from toolkit.training import CheckpointStore, Run
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 toolkit.cli.log.show()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")

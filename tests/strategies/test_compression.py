@@ -13,7 +13,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import GradientExchange
 from toolkit.strategies.exchange.powersgd import _orthonormal, matrix_shape, shrinks
 from toolkit.strategies.step.compression import per_replica_state
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "powersgd.json"
 RANK_2 = GradientExchange(compression="powersgd", rank=2)

@@ -12,7 +12,7 @@ from toolkit.cli.log import say
 from toolkit.cli.plan_table import Comparison, show_comparisons
 from toolkit.data import Batches
 from toolkit.strategies.exchange import mesh
-from toolkit.training import Meter, Run
+from toolkit.training import Run, StepTimer
 
 __all__ = ["train_ways"]
 
@@ -74,7 +74,7 @@ def train_ways(
 def _trained(
     run: Run, model: Any, batches: Batches, plan: parallel.Plan, conv: str, fc: str, *, stays: bool
 ) -> Comparison:
-    meter = Meter(run.membership)
+    meter = StepTimer(run.membership)
     epochs = flags.FLAGS.epochs
     history: Any
     if stays:

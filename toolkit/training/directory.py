@@ -1,7 +1,7 @@
 """The run directory: whose run it holds, and which process uses it.
 
 RUN_DIR/run.json        recipe and configuration, written when the run begins
-        checkpoints/    see `toolkit.training.checkpoints.store`
+        checkpoints/    see `toolkit.training.checkpoints`
         history.csv     one row per epoch
         summary.json    written when the run ends
         tensorboard/    for `tensorboard --logdir`
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
-from toolkit.training.checkpoints.store import REPLACED
+from toolkit.training.checkpoints import REPLACED
 from toolkit.training.summary import write_model
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from toolkit.errors import ToolkitError
 from toolkit.support import files, goodput, redaction, status
 from toolkit.support.versions import versions
 from toolkit.support.words import counted
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 if TYPE_CHECKING:
     import keras
@@ -65,24 +65,25 @@ class Summary:
         if self.summary:
             self._write({**self.summary, **facts})
 
-    def write(self, outcome: str, monitor: Any, *, steps: int | None = None) -> None:
+    def write(self, outcome: str, model: Any, progress: Any, *, steps: int | None = None) -> None:
         """Writes summary.json.
 
         Args:
             outcome: Its "status".
-            monitor: What has watched the training: a `Monitor`.
+            model: What was trained.
+            progress: The `Progress` of its training.
             steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
 
         Raises:
             OSError: It can't be written.
         """
         facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
-        found = _summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps)
+        found = _summary(facts, model, progress, seconds=time.monotonic() - self._start, steps=steps)
         if found["step"] is None and self.resumed_step is not None:  # Too few steps were left to profile some.
             found["step"] = _read(self._directory).get("step")
         self._write(found)
 
-    def finish(self, model: "keras.Model", monitor: Any) -> None:
+    def finish(self, model: "keras.Model", progress: Any) -> None:
         """Writes the model and the summary. A run that was already complete keeps its figures.
 
         Raises:
@@ -94,9 +95,9 @@ class Summary:
             self.summary = earlier
             return
         try:
-            with monitor.account.during("saving"):
+            with progress.account.during("saving"):
                 self._directory.write_model(model)
-            self.write("completed", monitor)
+            self.write("completed", model, progress)
         except OSError as error:
             raise ToolkitError(
                 f"Training is done, but its results can't be written to {self._directory.path} "
@@ -165,34 +166,37 @@ def _memory() -> int:
     return psutil.virtual_memory().total
 
 
-def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
+def _summary(
+    facts: Mapping[str, Any], model: Any, progress: Any, *, seconds: float, steps: int | None
+) -> dict[str, Any]:
     """Returns the content of summary.json: each metric of the last epoch by Keras's name, and the facts of all runs.
 
     Args:
         facts: What is known beside the figures.
-        monitor: What has watched the training: a `Monitor`.
+        model: What was trained.
+        progress: The `Progress` of its training.
         seconds: Of the whole run.
         steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
     """
-    last = monitor.rows[-1] if monitor.rows else {}
+    last = progress.rows[-1] if progress.rows else {}
     # A resumed run may have had too few steps left to measure; then its last whole epoch counts.
-    rates = [row["examples_per_second"] for row in monitor.rows if row.get("examples_per_second")]
-    rate = monitor.examples_per_second or (rates or [None])[-1]
+    rates = [row["examples_per_second"] for row in progress.rows if row.get("examples_per_second")]
+    rate = progress.examples_per_second or (rates or [None])[-1]
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
-        "global_batch_size": facts.get("global_batch_size") or monitor.global_batch_size,
-        "epochs": len(monitor.rows),
+        "global_batch_size": facts.get("global_batch_size") or progress.global_batch_size,
+        "epochs": len(progress.rows),
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
         **_provenance(),
-        **_size(monitor.model),
+        **_size(model),
         "hardware": _hardware(),
-        "step": monitor.breakdown,
-        "goodput": goodput.summary(monitor.account.whole),
+        "step": progress.breakdown and progress.breakdown.as_dict(),
+        "goodput": goodput.summary(progress.account.whole),
     }
-    if report := strategies.report(monitor.model):
+    if report := strategies.report(model):
         found["parameter_servers"] = report
     return found
 

@@ -143,7 +143,7 @@ def report_progress(keras: Any) -> None:
             progress.batch_size = iterator.data_adapter.batch_size
 
     def watch(original: Callable, callbacks: Any, model: Any) -> None:
-        if not any(type(each).__module__ == "toolkit.training.callbacks.recorder" for each in callbacks.callbacks):
+        if not any(type(each).__module__ == "toolkit.training.progress" for each in callbacks.callbacks):
             progress.look_at()
             attach(callbacks, "on_epoch_begin", after(lambda epoch, *_: progress.begin(epoch)))
             attach(callbacks, "on_train_batch_end", after(lambda batch, *_: progress.train(batch)))
