@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from toolkit.support import umask
+from toolkit.support import files
 from toolkit.training import Checkpoint, CheckpointStore, Run, follow
 from toolkit.training.directory import RunDirectory
 
@@ -78,7 +78,7 @@ def test_the_launchers_logs_but_not_the_users_own_files(tmp_path, flags):
 
 
 def test_the_umask_is_put_back_after_an_error():
-    with masked(0o001), contextlib.suppress(ValueError), umask.guarded():
+    with masked(0o001), contextlib.suppress(ValueError), files.guarded():
         assert os.umask(0o003) == 0o003
         raise ValueError
 
@@ -89,14 +89,14 @@ def test_threads_that_overlap_leave_the_umask_as_it_was():
         first_in, second_out = threading.Event(), threading.Event()
 
         def outer():
-            with umask.guarded():
+            with files.guarded():
                 first_in.set()
                 second_out.wait(10)
 
         thread = threading.Thread(target=outer)
         thread.start()
         first_in.wait(10)
-        with umask.guarded():
+        with files.guarded():
             second_out.set()
             thread.join()
         assert os.umask(0o022) == 0o022

@@ -1,4 +1,4 @@
-"""Writes files atomically: into a temporary file that is synced and renamed."""
+"""Writes files atomically: into a temporary file that is synced and renamed, and that not everybody may write."""
 
 import contextlib
 import csv
@@ -10,13 +10,13 @@ import math
 import os
 import pathlib
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from toolkit.support import umask
-
 __all__ = [
     "check_file",
+    "guarded",
     "make_directory",
     "plain",
     "read_text",
@@ -28,6 +28,31 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+_EVERYBODY = 0o002  # Write permission for others than the owner and the group.
+_lock = threading.Lock()
+_entered: list[int] = []  # For each block that a thread is in, the umask from before the first block.
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Keeps what the process creates in the block from being writable for everybody. Never loosens the umask.
+
+    A process has one umask: it holds for files that libraries make, and for all threads. The last thread that leaves
+    such a block puts back what the first has found.
+    """
+    with _lock:
+        # The umask can't be read without being set; it is strict meanwhile.
+        before = _entered[0] if _entered else os.umask(0o077)
+        _entered.append(before)
+        os.umask(before | _EVERYBODY)
+    try:
+        yield
+    finally:
+        with _lock:
+            _entered.pop()
+            if not _entered:
+                os.umask(before)
 
 
 def state_directory() -> pathlib.Path:
@@ -88,7 +113,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     Raises:
         OSError: It can't be written; the old file is untouched.
     """
-    with umask.guarded(), replacing(path) as aside:
+    with guarded(), replacing(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="")
         sync(aside)
     sync(path.parent)
@@ -133,7 +158,7 @@ def make_directory(path: pathlib.Path) -> None:
         OSError: It can't be made, or something else is there.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
-    with umask.guarded():
+    with guarded():
         path.mkdir(parents=True, exist_ok=True)
     for each in missing:
         sync(each.parent)

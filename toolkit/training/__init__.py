@@ -5,8 +5,8 @@ A user needs one name, `Run`, and its `fit`.
 checkpoints    a directory of checkpoints: arrays and a manifest with their SHA-256; writing one while training goes on
 state          what a checkpoint holds of a model, its callbacks and random generators, and how it is set again
 loop           a model that stands for the user's own training loop
-summary        what a run leaves when it ends: summary.json, its last line, the model's file
-directory      the run directory: whose it is (run.json), who is in it
+directory      the run directory: whose it is (run.json), who is in it; the model's file
+summary        summary.json, and the last line of a run
 data_position  bringing a user's data to where training stands
 restore        bringing a model to where its run was stopped, in all processes
 progress       steps, speed, time spent; what an epoch came to: history.csv, the screen, TensorBoard, the launcher

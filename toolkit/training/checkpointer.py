@@ -15,7 +15,7 @@ import tensorflow as tf
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.exchange.local_steps import agrees
 from toolkit.strategies.variables.model_optimizers import optimizers_of
-from toolkit.support import files, phases, status
+from toolkit.support import files, status
 from toolkit.support.signals import StopSignals
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position, Writing
@@ -222,7 +222,7 @@ class Checkpointer(keras.callbacks.Callback):
         return received or None
 
     def _save(self, position: Position, metrics: dict) -> None:
-        with phases.in_phase("saving"), self.progress.account.during("saving"):
+        with status.in_phase("saving"), self.progress.account.during("saving"):
             self._start_writing(position, metrics)
 
     def _start_writing(self, position: Position, metrics: dict) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import CheckpointError
-from toolkit.support import files, umask
+from toolkit.support import files
 from toolkit.support.files import sha256
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class CheckpointStore:
         aside = self.directory / f"{_WRITING}{path.name}"
         replaced = self.directory / f"{REPLACED}{path.name}"
         try:
-            with umask.guarded():
+            with files.guarded():
                 files.make_directory(self.directory)
                 self._tidy()
                 aside.mkdir()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, RequestError, StoppedBySignal
-from toolkit.support import status, umask
+from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.support.signals import StopSignals
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
@@ -105,7 +105,7 @@ class Run:
         self._summary = Summary(self._directory, self._config, described=self.described)
 
     def __enter__(self) -> "Run":
-        self._entered.enter_context(umask.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
+        self._entered.enter_context(files.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
         self._entered.callback(self._directory.close)
         self._entered.enter_context(self._signals)
         return self

@@ -1,4 +1,4 @@
-"""What a run writes when it ends: its summary, with the origin of its figures, and its model as a file."""
+"""The summary that a run writes when it ends, with the origin of its figures."""
 
 import collections
 import json
@@ -22,7 +22,7 @@ from toolkit.training import state
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Summary", "write_model"]
+__all__ = ["Summary"]
 
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
@@ -228,40 +228,3 @@ def _last_line(summary: Mapping[str, Any], directory: object) -> str:
         parts.append(f"{summary['examples_per_second']:,.0f} examples/s")
     parts.append(f"weights {summary['weights_sha256'][:16]}")
     return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"
-
-
-def write_model(model: "keras.Model", path: pathlib.Path) -> None:
-    """Writes a model atomically; of a `Loop` each of its models, by its name.
-
-    Of a model that Keras can't save, such as one with the user's own layer without `get_config`, it writes the
-    weights instead, beside `path` as model.weights.h5.
-
-    Args:
-        model: Trained.
-        path: A file that ends in .keras.
-
-    Raises:
-        OSError: It can't be written. An earlier file is untouched.
-    """
-    from toolkit.training.loop import Loop
-
-    if isinstance(model, Loop):
-        for name, part in model.models.items():
-            write_model(part, path.with_name(f"{name}.keras"))
-        return
-    try:
-        with files.replacing(path, name=".writing.keras") as aside:  # Keras takes the format from the end of the name.
-            model.save(aside)
-            files.sync(aside)
-    except OSError:
-        raise
-    except Exception as error:  # The user's own classes may raise anything.
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        _LOG.warning(
-            "%s can't be written (%s); model.weights.h5 has the weights, for load_weights", path.name, lines[0]
-        )
-        with files.replacing(path.with_name("model.weights.h5"), name=".writing.weights.h5") as aside:
-            model.built = True  # It has trained. To Keras, a model that can't be called isn't built.
-            model.save_weights(aside)
-            files.sync(aside)
-    files.sync(path.parent)

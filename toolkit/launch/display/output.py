@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from toolkit.support import umask
+from toolkit.support import files
 
 __all__ = ["Output", "say", "visible_lines"]
 
@@ -33,7 +33,7 @@ class Output:
         self.log = pathlib.Path(log)
         self.ended = False
         self._last: collections.deque[bytes] = collections.deque(maxlen=_KEPT)
-        with umask.guarded():
+        with files.guarded():
             # The user may have deleted the log between two attempts.
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - closed in close().

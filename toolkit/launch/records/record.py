@@ -18,7 +18,7 @@ from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.job.spec import JobSpec
 from toolkit.launch.records import snapshot
-from toolkit.support import files, umask
+from toolkit.support import files
 
 __all__ = ["LAUNCHER_LOG", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
 
@@ -81,7 +81,7 @@ class Record:
         self._read = 0
 
     @classmethod
-    @umask.guarded()
+    @files.guarded()
     def begin(cls, spec: JobSpec, *, function: str = "") -> "Record":
         """Gives a job an id and its directory, and writes job.json; returns its record.
 
@@ -124,7 +124,7 @@ class Record:
         again = f".attempt-{attempt}" if attempt > 1 else ""
         return self.directory / f"{str(task).replace(':', '-')}{again}.log"
 
-    @umask.guarded()
+    @files.guarded()
     def add(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl, with `at`: seconds since 1970.
 

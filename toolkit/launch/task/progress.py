@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError
-from toolkit.support import phases, status
+from toolkit.support import status
 from toolkit.support.goodput import Account
 from toolkit.support.wrapping import attach, wrap
 
@@ -92,7 +92,7 @@ def _mark_phases(callbacks: Any) -> None:
     first: set[str] = set()
 
     def forget(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
-        phases.forget()
+        status.forget_phases()
         original(self, *args, **kwargs)
 
     def begin(kind: str) -> Callable:
@@ -105,7 +105,7 @@ def _mark_phases(callbacks: Any) -> None:
     def enter(kind: str, name: str) -> Callable:
         def entered(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            phases.enter(f"first step of {name}" if kind in first else kind)
+            status.enter_phase(f"first step of {name}" if kind in first else kind)
             first.discard(kind)
 
         return entered
@@ -113,7 +113,7 @@ def _mark_phases(callbacks: Any) -> None:
     def leave(original: Callable, self: Any, batch: int, logs: Any = None) -> None:
         if not (getattr(self, "_async_train", True) or getattr(self, "_async_test", True)):
             _wait_for(logs)
-        phases.enter("")
+        status.enter_phase("")
         original(self, batch, logs)
 
     attach(callbacks, "on_train_begin", forget)
