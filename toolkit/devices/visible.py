@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from toolkit.cluster.sources import open_mpi, slurm
+from toolkit.cluster.discovery import place_on_host
 from toolkit.devices.inventory import Inventory, look, take
 from toolkit.errors import DeviceError
 from toolkit.support import status
@@ -221,7 +221,7 @@ def own_gpus(environ: Mapping[str, str], count: int) -> range:
     every = range(count)
     if status.SOCKET in environ:  # `toolkit launch` has already assigned GPUs to this task.
         return every
-    place = open_mpi.place_on_host(environ) or slurm.place_on_node(environ)
+    place = place_on_host(environ)
     if place is None or count < 2:
         return every
     local, tasks = place
