@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from toolkit import models, strategies
-from toolkit.data import Batches, shapes
+from toolkit.data import Batches
+from toolkit.data.data_sets import load_shapes
 from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
 from toolkit.training import Run, state
 from toolkit.training.directory import RunDirectory
 
 EPOCHS, STEPS = 3, 5
-EXAMPLES = shapes.load(train=320, test=45)
+EXAMPLES = load_shapes(train=320, test=45)
 
 
 class StopAt(keras.callbacks.Callback):

@@ -3,13 +3,12 @@
 inventory   what is there, as data: GPUs through NVML, who uses them, and how much; cores
 visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free; a
             task's part of a node's
-request     what may be asked, checked; how much of a GPU: growth, a fraction, a limit, or all
-setup       one call that configures TensorFlow and says what it did
+setup       one call that checks what is asked, configures TensorFlow and says what it did; how much of a GPU: growth,
+            a fraction, a limit, or all
 """
 
 from toolkit.devices.inventory import Gpu, Inventory, cores, take
-from toolkit.devices.request import DeviceRequest, Memory
-from toolkit.devices.setup import Setup, configure, emulated
+from toolkit.devices.setup import DeviceRequest, Memory, Setup, configure, emulated
 from toolkit.devices.visible import environment, resolve, restart
 
 __all__ = [

@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from toolkit.data import cifar10
+from toolkit.data.data_sets import cifar10_directory, cifar10_is_prepared
 from toolkit.observe.doctor.situation import Finding, Situation, ok, warning
 
 __all__ = ["look"]
@@ -18,8 +18,8 @@ def look(situation: Situation) -> Iterator[Finding]:
             "data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p {shlex.quote(named)}"
         )
         return
-    directory = cifar10.default_directory()
-    if cifar10.is_prepared(directory):
+    directory = cifar10_directory()
+    if cifar10_is_prepared(directory):
         yield ok("data", f"CIFAR-10 is prepared in {directory}")
     else:
         yield ok("data", f"no CIFAR-10 in {directory}: --data=auto takes the embedded data set")
