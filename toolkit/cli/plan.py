@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.cli.parser import check_least
 from toolkit.errors import RequestError
-from toolkit.models.networks import NAMES
+from toolkit.models import NAMES
 from toolkit.parallel.plan.machine import DEVICES
 from toolkit.strategies.options import DTYPES
 

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from toolkit.devices import inventory as _inventory
-from toolkit.devices.inventory import Gpu, Inventory
-from toolkit.devices.visible import own_gpus, resolve, shown
+from toolkit.devices.inventory import Gpu, Inventory, own_gpus, resolve, shown
 from toolkit.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, goodput, redaction, status
-from toolkit.support.versions import versions
 from toolkit.support.words import counted
+from toolkit.support.wrapping import versions
 from toolkit.training import state
 
 if TYPE_CHECKING:

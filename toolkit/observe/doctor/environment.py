@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from toolkit.cluster import check, discover
-from toolkit.devices.visible import resolve
+from toolkit.devices.inventory import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from toolkit.devices.visible import shown
+from toolkit.devices.inventory import shown
 from toolkit.errors import DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 

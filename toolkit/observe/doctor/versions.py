@@ -6,7 +6,7 @@ from importlib import metadata
 
 from toolkit import __version__
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok
-from toolkit.support.versions import versions
+from toolkit.support.wrapping import versions
 
 __all__ = ["look"]
 
