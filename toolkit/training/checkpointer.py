@@ -231,8 +231,8 @@ class Checkpointer(keras.callbacks.Callback):
         good = self.saved_step or self.progress.resumed.step or None
         check_finite(self.model, arrays, self.processes, step=position.step, good=good, directory=self.store.directory)
         callbacks, callback_arrays = self.callbacks.capture()
-        data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
         now = state.random_state()
+        data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
         checkpoint = Checkpoint(
             step=position.step,
             arrays={**arrays, **metrics, **callback_arrays, **data_arrays},

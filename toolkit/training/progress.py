@@ -144,9 +144,10 @@ class Progress(keras.callbacks.Callback):
         if self.passing_over:
             self.account.mark("starting")
             return
+        kind = "progress" if self._seen else "first_step"
         self._advance(batch + 1)
-        self.account.mark("progress" if self._seen else "first_step", steps=self.made)
         self._measure()
+        self.account.mark(kind, steps=self.made)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._advance()
@@ -295,7 +296,8 @@ class EpochLog(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()
-        self._report(state="trained", step=self._progress.position.step, **self._spent())
+        if self._listened:
+            self._report(state="trained", step=self._progress.position.step, **self._spent())
 
     def close(self) -> None:
         """Removes the bar; called if `fit` ended in an exception."""

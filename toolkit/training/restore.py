@@ -243,26 +243,20 @@ def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
     return any(isinstance(each, keras.callbacks.EarlyStopping) for each in keras.tree.flatten(callbacks or []))
 
 
-def in_words(
-    checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool, directory: object = None
-) -> str:
-    """Returns the message about a resumed run; "" for a new run.
+def in_words(resumed: Position, *, epochs: int, ended: bool, directory: object = None) -> str:
+    """Returns the message about a resumed run.
 
     Args:
-        checkpoint: What it goes on from.
         resumed: Where it goes on.
         epochs: The epochs of the whole training.
         ended: Whether a callback has ended the training for good.
         directory: Where the run is, as far as this process knows.
     """
-    if checkpoint is None:
-        return ""
-    how = f" To train again, remove {directory} or name another directory." if directory else ""
-    every = counted(epochs, "epoch")
-    if ended:
-        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {every}.{how}"
-    if resumed.epoch >= epochs:
-        return f"Already complete: {min(resumed.epoch, epochs)} of {every}.{how}"
+    if ended or resumed.epoch >= epochs:
+        by = "EarlyStopping ended the training after " if ended else ""
+        how = f" To train again, remove {directory} or name another directory." if directory else ""
+        done = resumed.epoch if ended else epochs
+        return f"Already complete: {by}{done} of {counted(epochs, 'epoch')}.{how}"
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"

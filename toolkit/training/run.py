@@ -96,8 +96,8 @@ class Run:
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
-            path, self._resume = choose(directory, recipe=recipe, resume=resume)
             status.report(resumes=resume == "auto")
+            path, self._resume = choose(directory, recipe=recipe, resume=resume)
             self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
             self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
             if directory is None and self._resume:
@@ -224,7 +224,10 @@ class Run:
         from toolkit.training.progress import Progress
 
         self._begin_part()
+        parameters = sum(math.prod(variable.shape) for variable in model.variables)  # Without those of layers unbuilt.
         batch_size = batch_size_of(x, options.get("batch_size"))
+        if not shuffled_by_keras(x):
+            options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.
         of_steps = isinstance(x, Batches)
         if of_steps:  # A function of the step.
             steps_per_epoch = steps_per_epoch or x.steps_per_epoch
@@ -232,12 +235,11 @@ class Run:
                 self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
         processes, described = RunProcesses(strategy), strategies.describe(strategy)
-        self.add_facts(**described, emulated=devices.emulated(), global_batch_size=batch_size)
-        parameters = sum(math.prod(variable.shape) for variable in model.variables)  # Without those of layers unbuilt.
+        self._summary.add({**described, "emulated": devices.emulated(), "global_batch_size": batch_size})
         processes.check_same(
             {**self._config, "epochs": epochs, "steps_per_epoch": steps_per_epoch, "parameters": parameters}
         )
-        self.record_config()  # A run without a configuration has its name recorded; otherwise it couldn't be resumed.
+        self._directory.record_config({})  # A run's name at least is recorded; otherwise it couldn't be resumed.
         checkpoint, resumed = restore(
             model,
             x if y is None else (x, y),
@@ -275,13 +277,13 @@ class Run:
             account=self._account,
         )
         ordered = self._callbacks(strategy, processes, progress, callbacks, data, checkpoint, shows=not verbose)
-        if not shuffled_by_keras(x):
-            options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         options["initial_epoch"] = epochs if ended else resumed.epoch
-        if line := in_words(checkpoint, resumed, epochs=epochs, ended=ended, directory=self.path):
-            self._log.say(line)
+        if checkpoint is not None:
+            place = self._directory.path if self._chief else None
+            self._log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
         history = model.fit(x, y, callbacks=ordered, **options)
+        self._opened = []  # They have closed themselves as training ended.
         complete_history(history, progress.rows[len(self._rows) :])
         self._summary.finish(model, progress)
         return history

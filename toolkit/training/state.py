@@ -70,10 +70,11 @@ def restore(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
-    from toolkit.strategies.exchange import local_steps
-
     _assign(model, *_checked(model, arrays))
-    local_steps.resume(model)
+    if _may_differ(model):
+        from toolkit.strategies.exchange import local_steps
+
+        local_steps.resume(model)
 
 
 def _checked(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> tuple[dict, dict[str, np.ndarray]]:
@@ -178,21 +179,20 @@ def _match_exchange(variables: dict, saved: dict) -> None:
 def _variables(model: "keras.Model", optimizers: list) -> dict:
     import tensorflow as tf
 
-    from toolkit.strategies.step import accumulation, compression, local_state
-    from toolkit.strategies.variables.model_optimizers import is_built
-
     # By number, in the order of construction. Paths contain counters such as the 3 of "conv2d_3" or "sgd_3", which
     # depend on what else the process has built; so does "variable_3", the name of a weight without a given name.
-    if len(optimizers) == 1 and not optimizers[0].built and is_built(model):
-        with model.distribute_strategy.scope():
-            optimizers[0].build(model.trainable_variables)
     found = {_uncounted(f"{_MODEL}{number:04d}/{v.name}"): v for number, v in enumerate(model.variables)}
     for which, optimizer in enumerate(optimizers):
         own = f"{which}/" if which else ""
         found.update({f"{_OPTIMIZER}{own}{number:04d}": v for number, v in enumerate(optimizer.variables)})
-        kept = [*compression.per_replica_state(optimizer), *accumulation.per_replica_state(optimizer)]
-        found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
-    found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(local_state.per_replica_state(model))})
+    if _may_differ(model):
+        from toolkit.strategies.step import accumulation, compression, local_state
+
+        for which, optimizer in enumerate(optimizers):
+            kept = [*compression.per_replica_state(optimizer), *accumulation.per_replica_state(optimizer)]
+            found.update({f"{_EXCHANGE}{which}/{number:04d}": v for number, v in enumerate(kept)})
+        kept = local_state.per_replica_state(model)
+        found.update({f"{_EXCHANGE}local/{number:04d}": v for number, v in enumerate(kept)})
     tracked = (each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable))
     found.update({f"{_OTHERS}{number:04d}": variable for number, variable in enumerate(tracked)})
     return found
@@ -209,10 +209,19 @@ def _owner(name: str) -> int:
 
 
 def _optimizers(model: "keras.Model") -> list:
-    """Returns a model's optimizers; [] for a loop of the user's that updates weights itself."""
-    from toolkit.strategies.variables.model_optimizers import optimizers_of
+    """Returns a model's optimizers, the only one built; [] for a loop of the user's that updates weights itself."""
+    from toolkit.strategies.variables.model_optimizers import is_built, optimizers_of
 
-    return optimizers_of(model)
+    optimizers = optimizers_of(model)
+    if len(optimizers) == 1 and not optimizers[0].built and is_built(model):
+        with model.distribute_strategy.scope():
+            optimizers[0].build(model.trainable_variables)
+    return optimizers
+
+
+def _may_differ(model: "keras.Model") -> bool:
+    """Whether replicas may keep variables that differ: for compression, gradient accumulation and local steps."""
+    return model.distribute_strategy.num_replicas_in_sync > 1
 
 
 def _trained(model: "keras.Model", optimizers: list) -> dict[str, np.ndarray]:

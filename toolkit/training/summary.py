@@ -113,6 +113,7 @@ class Summary:
 
 def _provenance() -> dict[str, Any]:
     """Returns what the figures depend on: versions, command line and variables without secrets, the launcher's logs."""
+    logs = status.logs()
     return {
         "versions": {
             "toolkit": __version__,
@@ -123,9 +124,9 @@ def _provenance() -> dict[str, Any]:
         "environment": {
             name: redaction.masked(os.environ[name], os.environ)
             for name in sorted(os.environ)
-            if name.startswith(_SETTINGS) and (status.logs() is None or not name.startswith(_LAUNCHERS_OWN))
+            if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
         },
-        "launch_logs": status.logs(),
+        "launch_logs": logs,
     }
 
 
