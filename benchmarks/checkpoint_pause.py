@@ -28,10 +28,10 @@ def main() -> None:
     import keras
     import numpy as np
 
-    from toolkit.training.callbacks.checkpointer import check_finite
-    from toolkit.training.checkpoints import state
-    from toolkit.training.checkpoints.background import Writing
-    from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore
+    from toolkit.training import state
+    from toolkit.training.checkpointer import check_finite
+    from toolkit.training.checkpoints import Checkpoint, CheckpointStore, Writing
+    from toolkit.training.restore import RunProcesses
 
     width = int((_WEIGHTS.value / _LAYERS) ** 0.5)
     model = keras.Sequential([keras.Input((width,)), *(keras.layers.Dense(width) for _ in range(_LAYERS))])
@@ -44,6 +44,7 @@ def main() -> None:
         return time.perf_counter() - began
 
     step(), step()
+    processes = RunProcesses(model.distribute_strategy)
     steps = 0
     with tempfile.TemporaryDirectory(dir=_DIRECTORY.value) as folder:
         store = CheckpointStore(pathlib.Path(folder), keep=2)
@@ -54,7 +55,7 @@ def main() -> None:
             steps += 1
             began = time.perf_counter()
             arrays = state.capture(model)
-            check_finite(model, arrays, step=steps, good=None, directory=folder)
+            check_finite(model, arrays, processes, step=steps, good=None, directory=folder)
             writing = Writing(store, Checkpoint(step=steps, arrays=arrays, metadata={}), end_of_epoch=False)
             if waits:
                 writing.finish()

@@ -108,7 +108,7 @@ def _predict(name: str, what: str) -> None:
             machine = parallel.measure(
                 plain, strategy, global_batch=batch * _REPLICAS.value, optimizer=keras.optimizers.Adam(), slots=2
             )
-            meter = toolkit.training.Meter(warm_up=2)
+            meter = toolkit.training.StepTimer(warm_up=2)
             model.fit(data, epochs=2, verbose=0, callbacks=[meter])
             predicted = planned(machine).step.seconds
             ratios.append(predicted / (meter.seconds or 1))

@@ -9,7 +9,7 @@ Wings, in the order in which a run meets them; each imports only those above it:
     strategies  how variables and gradients are shared
     parallel    which layers are replicated and which are sharded
     data        CIFAR-10, a generated stand-in, and global-batch pipelines
-    models      CIFAR-10 models: a conv trunk joined to an FC head
+    models      CIFAR-10 models, a conv trunk joined to an FC head; a user's model from its file
     training    around `fit`: run directory, exact resume, summary
     launch      starting and watching tasks, on this machine or others
     observe     seeing the machine and the run: doctor, placement, report, scaling

@@ -1,6 +1,6 @@
 import pytest
 
-from toolkit.cluster.sources.slurm import expand, expand_counts
+from toolkit.cluster.discovery import expand, expand_counts
 from toolkit.errors import ClusterError
 
 

@@ -30,7 +30,7 @@ def main():
         mesh = {"shards": int(shards)} if shards else {}
         devices = toolkit.devices.configure(gpus=int(replicas), emulate="always")
         strategy = toolkit.strategies.create("auto", devices=devices.logical_devices, membership=member, **mesh)
-        examples = toolkit.data.shapes.load(train=600, test=203)
+        examples = toolkit.data.data_sets.load_shapes(train=600, test=203)
         batches = toolkit.data.Batches(
             examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2, steps_per_epoch=STEPS
         )

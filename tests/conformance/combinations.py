@@ -25,7 +25,7 @@ def main():
     name, replicas, out, *ways = sys.argv[1:]
     devices = toolkit.devices.configure(gpus=1 if name == "multi_worker" else int(replicas), emulate="always")
     strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
-    examples = toolkit.data.shapes.load(train=600, test=203)
+    examples = toolkit.data.data_sets.load_shapes(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
     setting = Setting(replicas=strategy.num_replicas_in_sync, global_batch=32 * strategy.num_replicas_in_sync)
     seen = {}

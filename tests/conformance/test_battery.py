@@ -18,7 +18,7 @@ import pytest
 import train
 
 from toolkit import models, strategies
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 STRATEGIES = {
     "mirrored on 1": ("mirrored", 1),

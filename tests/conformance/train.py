@@ -17,9 +17,9 @@ import keras
 import numpy as np
 
 import toolkit
-from toolkit.data import shapes
+from toolkit.data.data_sets import load_shapes
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 BATCH = 132  # Shared equally by 1, 2, 3 and 4.
 OPTIMIZERS = {
@@ -145,7 +145,7 @@ def main():
         devices = toolkit.devices.configure(gpus=here, emulate="always")
         more = {"shards": int(shards) if shards else None, "optimizer_state": slots or "replicated"}
         strategy = toolkit.strategies.create(name, devices=devices.logical_devices, **more)
-    examples = shapes.load(train=600, test=203)
+    examples = load_shapes(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)
     model = compiled(strategy, model, optimizer)
     losses = StepLosses()

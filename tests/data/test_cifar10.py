@@ -9,7 +9,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from toolkit.data import cifar10, load
+from toolkit.data import data_sets as cifar10
+from toolkit.data import load
 from toolkit.errors import DataError
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared/data/prepare_cifar10.py"

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from toolkit import strategies
-from toolkit.data import Batches, shapes
-from toolkit.data.examples import Examples
-from toolkit.data.pipeline import evaluation_batch_size
+from toolkit.data import Batches
+from toolkit.data.data_sets import load_shapes
+from toolkit.data.pipeline import Examples, evaluation_batch_size
 from toolkit.errors import DataError
 
 
@@ -86,7 +86,7 @@ def test_augmentation_depends_on_seed_and_step_alone(batches, replicas):
 
 
 def test_augmentation_crops_and_mirrors(four_devices):
-    examples = shapes.load(train=64, test=10)
+    examples = load_shapes(train=64, test=10)
     strategy = strategies.create("mirrored", devices=four_devices[:1])
 
     def pictures(augment):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from toolkit.data import shapes
+from toolkit.data import data_sets as shapes
 
 
 def test_pictures_are_a_function_of_the_seed():
@@ -25,7 +25,7 @@ def test_any_size_with_all_classes_equally_often(count):
 
 
 def test_training_and_test_pictures_differ():
-    examples = shapes.load(train=500, test=500)
+    examples = shapes.load_shapes(train=500, test=500)
     train = {image.tobytes() for image in examples.train_images}
     assert not train & {image.tobytes() for image in examples.test_images}
     assert len(train) == 500
@@ -36,7 +36,7 @@ def test_training_and_test_pictures_differ():
 @pytest.mark.slow
 def test_a_linear_classifier_stays_below_60_percent():
     """Ridge regression onto one-hot labels, on all pixels and a constant: the best of several penalties."""
-    examples = shapes.load(train=6000, test=2000)
+    examples = shapes.load_shapes(train=6000, test=2000)
 
     def features(images):
         flat = images.reshape(len(images), -1).astype(np.float32) / 255

@@ -7,7 +7,7 @@ import types
 import processes
 import pytest
 
-from toolkit.devices import Gpu, Inventory, setup, visible
+from toolkit.devices import Gpu, Inventory, inventory, setup
 from toolkit.errors import DeviceError
 
 CARDS = Inventory(gpus=tuple(Gpu(index=i, name="A100", uuid=f"GPU-{i}", memory_mib=40960) for i in range(4)), cores=8)
@@ -117,11 +117,11 @@ def test_a_strategy_without_configure_takes_its_part_too(machine, monkeypatch):
     fake.config.get_visible_devices = lambda kind: list(fake.physical[kind])
     for name, value in RANK.items():
         monkeypatch.setenv(name, value)
-    visible.take_own_gpus()
+    inventory.take_own_gpus()
     assert fake.did("visible") == [([fake.physical["GPU"][1]], "GPU")]
     fake.started = True
     with pytest.raises(DeviceError, match="TensorFlow has started"):
-        visible.take_own_gpus()
+        inventory.take_own_gpus()
 
 
 @pytest.mark.parametrize(("memory", "limit"), [(0.4, 16384), (4096, 4096), ("0.5", 20480)])

@@ -11,8 +11,7 @@ import recorded
 import rich
 
 from toolkit.cli.main import main
-from toolkit.devices.inventory import host, look
-from toolkit.devices.visible import tensorflow_names
+from toolkit.devices.inventory import host, look, tensorflow_names
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import sys
 import pytest
 import recorded
 
-from toolkit.devices import Gpu, Inventory, environment, inventory, resolve, visible
+from toolkit.devices import Gpu, Inventory, environment, inventory, resolve, take
 from toolkit.errors import DeviceError
 
 CARDS = Inventory(
@@ -68,24 +68,24 @@ def test_a_child_is_started_with_nvidia_smis_order():
 
 
 def test_numbers_are_unknown_where_cuda_orders_by_speed():
-    assert visible.shown({}, CARDS) is None
-    assert visible.shown({"CUDA_VISIBLE_DEVICES": "1"}, CARDS) is None
-    assert visible.shown({"CUDA_VISIBLE_DEVICES": "GPU-bbbb2222"}, CARDS) == ("3",)
-    assert visible.shown({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, CARDS) == ("0", "1", "2", "3")
-    assert visible.shown({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}, CARDS) == ("2", "0")
+    assert inventory.shown({}, CARDS) is None
+    assert inventory.shown({"CUDA_VISIBLE_DEVICES": "1"}, CARDS) is None
+    assert inventory.shown({"CUDA_VISIBLE_DEVICES": "GPU-bbbb2222"}, CARDS) == ("3",)
+    assert inventory.shown({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, CARDS) == ("0", "1", "2", "3")
+    assert inventory.shown({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}, CARDS) == ("2", "0")
 
 
 @pytest.fixture
 def started(monkeypatch):
     calls = []
     monkeypatch.setattr(os, "execve", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr("toolkit.devices.visible.take", lambda: CARDS)
+    monkeypatch.setattr("toolkit.devices.inventory.take", lambda: CARDS)
     return calls
 
 
 def test_restart_hands_the_variables_to_the_same_command(started, capsys):
     before = dict(os.environ)
-    visible.restart("2,3")
+    inventory.restart("2,3")
     (program, command, env) = started[0]
     assert program == sys.executable
     assert command == [sys.executable, *sys.orig_argv[1:]]
@@ -98,15 +98,15 @@ def test_restart_hands_the_variables_to_the_same_command(started, capsys):
 def test_restart_happens_once(started, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    visible.restart("2,3")
-    visible.restart()
+    inventory.restart("2,3")
+    inventory.restart()
     assert not started
 
 
 def test_restart_leaves_a_machine_without_gpus_alone(started, monkeypatch):
-    monkeypatch.setattr("toolkit.devices.visible.take", lambda: BARE)
-    visible.restart()
-    visible.restart("-1")
+    monkeypatch.setattr("toolkit.devices.inventory.take", lambda: BARE)
+    inventory.restart()
+    inventory.restart("-1")
     assert not started
 
 
@@ -119,43 +119,43 @@ DESKTOP = {**recorded.FREE, "memory": (40960 << 20, 6000 << 20), "graphics": [(2
 def machine(monkeypatch):
     def has(*cards):
         monkeypatch.setitem(sys.modules, "pynvml", recorded.nvml(*cards))
-        return inventory.take()
+        return take()
 
     return has
 
 
 def test_free_cards_are_those_that_nobody_computes_on(machine):
     cards = machine(USED, recorded.FREE, UNSEEN, DESKTOP)
-    assert visible.unused({}, cards) == ("1", "3")
+    assert inventory.unused({}, cards) == ("1", "3")
     assert environment("free", cards)["CUDA_VISIBLE_DEVICES"] == "1,3"
 
 
 def test_free_cards_are_taken_from_those_that_are_visible(machine):
     cards = machine(recorded.FREE, recorded.FREE, USED)
-    assert visible.unused({"CUDA_VISIBLE_DEVICES": "2,1"}, cards) == ("1",)
+    assert inventory.unused({"CUDA_VISIBLE_DEVICES": "2,1"}, cards) == ("1",)
 
 
 def test_where_none_is_free_the_users_are_named(machine):
     cards = machine(USED, UNSEEN)
     with pytest.raises(DeviceError) as refused:
-        visible.unused({}, cards)
+        inventory.unused({}, cards)
     assert f"GPU 0 by process {2**22 + 7}; GPU 1 by processes that aren't visible here (31,000 MiB)" in str(
         refused.value
     )
 
 
 def test_free_is_nothing_on_a_machine_without_gpus(machine):
-    assert visible.unused({}, machine()) == ()
+    assert inventory.unused({}, machine()) == ()
 
 
 def test_restart_takes_the_free_cards_once(started, machine, monkeypatch):
     cards = machine(USED, recorded.FREE, recorded.FREE)
-    monkeypatch.setattr("toolkit.devices.visible.take", lambda: cards)
-    visible.restart("free")
+    monkeypatch.setattr("toolkit.devices.inventory.take", lambda: cards)
+    inventory.restart("free")
     ((_, _, handed),) = started
     assert (handed["CUDA_DEVICE_ORDER"], handed["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "1,2")
     started.clear()
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    visible.restart("free")
+    inventory.restart("free")
     assert started == []

@@ -12,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolkit.cluster import Cluster, check, discover, load
-from toolkit.cluster.discovery import read_file
-from toolkit.cluster.rules import JOBS
-from toolkit.cluster.sources.slurm import expand, expand_counts
+from toolkit.cluster.discovery import expand, expand_counts, read_file
+from toolkit.cluster.tf_config import JOBS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import toolkit
 from toolkit.cli import main, program
-from toolkit.devices.request import DeviceRequest
+from toolkit.devices.setup import DeviceRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # Hypothesis's, of 100 kB of text.
 

@@ -12,11 +12,11 @@ from toolkit.launch.supervisor import state
 # What the launcher looks for in stacks is the place of Keras's `fit`.
 TRAINER = """
 import time
-from toolkit.support import phases
+from toolkit.support import status
 def step(kind, seconds):
-    phases.enter(kind)
+    status.enter_phase(kind)
     time.sleep(seconds)
-    phases.enter("")
+    status.enter_phase("")
 def fit(*steps):
     for kind, seconds in steps:
         step(kind, seconds)
@@ -75,7 +75,7 @@ def test_a_machine_that_was_suspended_is_no_hang(launcher, trained):
         'trainer.fit(("", 7), ("step", 0.2))',
         'trainer.fit(("first step of an epoch", 7))',
         'if me: trainer.fit(("saving", 7))\ntrainer.fit(("step", 7 - 6.8 * me))',
-        'trainer.phases.enter("step")\ntime.sleep(7)',
+        'trainer.status.enter_phase("step")\ntime.sleep(7)',
     ],
     ids=["a first validation", "callbacks", "a first step", "the others wait for one that saves", "after an exception"],
 )

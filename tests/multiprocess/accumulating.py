@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.step import collectives
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 STEPS = 3
 OPTIMIZERS = {

@@ -14,7 +14,8 @@ import toolkit
 from toolkit.cli.program import exit_code
 from toolkit.errors import CheckpointError, Diverged
 from toolkit.training import CheckpointStore, Run
-from toolkit.training.checkpoints import state
+from toolkit.training import state
+
 toolkit.cli.console.show_messages()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")

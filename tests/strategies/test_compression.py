@@ -12,7 +12,7 @@ from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies import GradientExchange
 from toolkit.strategies.step.powersgd import Compressed, _orthonormal, matrix_shape, shrinks
-from toolkit.training.checkpoints import state
+from toolkit.training import state
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "powersgd.json"
 RANK_2 = GradientExchange(compression="powersgd", rank=2)

@@ -12,8 +12,7 @@ from toolkit import parallel, strategies
 from toolkit.errors import StoppedBySignal, StrategyError
 from toolkit.strategies import LocalSteps
 from toolkit.strategies.options import options_of
-from toolkit.training import Run
-from toolkit.training.checkpoints import state
+from toolkit.training import Run, state
 
 RATE, MOMENTUM = 0.05, 0.5
 random = np.random.default_rng(4)

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from toolkit import strategies
 from toolkit.errors import CheckpointsFailing
-from toolkit.training import CheckpointStore, Run
-from toolkit.training.checkpoints import state
-from toolkit.training.checkpoints.store import _read
+from toolkit.training import CheckpointStore, Run, state
+from toolkit.training.checkpoints import _read
 
 pytestmark = pytest.mark.slow
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")

@@ -10,17 +10,16 @@ import rich.console
 import tensorflow as tf
 
 from toolkit.errors import RequestError, StoppedBySignal
+from toolkit.support import signals as stop_signals
 from toolkit.training import Run, learning_rate
-from toolkit.training.callbacks import stop_signals
-from toolkit.training.callbacks.recorder import Recorder
-from toolkit.training.callbacks.tracker import Tracker
-from toolkit.training.checkpoints.position import Position
+from toolkit.training.checkpoints import Position
+from toolkit.training.progress import EpochLog, Progress
 
 
 def test_throughput_leaves_out_the_warm_up_and_steps_passed_over(monkeypatch):
     clock = iter(np.arange(0.0, 1000.0, 0.5))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    measured = tracker = Tracker(epochs=2, resumed=Position(step=4, epoch=0, batch=4), global_batch_size=100)
+    measured = tracker = Progress(epochs=2, resumed=Position(step=4, epoch=0, batch=4), global_batch_size=100)
 
     def step(first, last=None):
         tracker.on_train_batch_begin(first)
@@ -48,12 +47,12 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     file = io.StringIO()
     console = rich.console.Console(file=file, force_terminal=terminal, width=width)
     monkeypatch.setattr(rich, "get_console", lambda: console)
-    monkeypatch.setattr("toolkit.training.callbacks.recorder._BAR_SECONDS", 0)
-    monkeypatch.setattr("toolkit.training.callbacks.recorder._LINE_SECONDS", 0)
-    tracker = Tracker(epochs=2, resumed=Position(), global_batch_size=8)
+    monkeypatch.setattr("toolkit.training.progress._BAR_SECONDS", 0)
+    monkeypatch.setattr("toolkit.training.progress._LINE_SECONDS", 0)
+    tracker = Progress(epochs=2, resumed=Position(), global_batch_size=8)
     tracker.set_params({"steps": 3})
     tracker.on_train_begin()
-    display = Recorder(None, [], earlier=[], tracker=tracker, shows=True, bar=True)
+    display = EpochLog(None, tracker, earlier=[], shows=True, bar=True)
     display.set_model(keras.Sequential())
     display.on_epoch_begin(0)
     tracker.on_train_batch_end(0)

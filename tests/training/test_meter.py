@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from toolkit.cluster import Cluster, Membership, Task
-from toolkit.training import Meter
-from toolkit.training.callbacks.meter import interface
+from toolkit.training import StepTimer
+from toolkit.training.step_time import interface
 
 
 def member(addresses):
@@ -23,7 +23,7 @@ def steps(meter, count):
 
 
 def test_steps_after_the_warm_up_are_timed_within_epochs():
-    meter = Meter(warm_up=2)
+    meter = StepTimer(warm_up=2)
     assert meter.seconds is None
     steps(meter, 3)
     assert meter.seconds is None, "one end is no interval"
@@ -34,7 +34,7 @@ def test_steps_after_the_warm_up_are_timed_within_epochs():
 
 
 def test_tasks_on_loopback_share_its_bytes(monkeypatch):
-    meter = Meter(member(["127.0.0.1:1001", "127.0.0.1:1002"]), warm_up=1)
+    meter = StepTimer(member(["127.0.0.1:1001", "127.0.0.1:1002"]), warm_up=1)
     counted = itertools.count(1000, 600)
     name = interface("127.0.0.1:1001")
     fake = psutil.net_io_counters()

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit import strategies
-from toolkit.training.callbacks import profiler as breakdown
-from toolkit.training.callbacks.profiler import Profiler
-from toolkit.training.callbacks.tracker import Tracker
-from toolkit.training.checkpoints.position import Position
+from toolkit.training import step_time as breakdown
+from toolkit.training.checkpoints import Position
+from toolkit.training.progress import Progress
+from toolkit.training.step_time import Profiler
 
 MS = 10**9  # Picoseconds.
 
@@ -93,11 +93,11 @@ def trained(tmp_path, devices, *, steps=0, keep=False, batches=20):
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    tracker = Tracker(epochs=1, resumed=Position())
-    profiling = Profiler(steps=steps, keep=tmp_path if keep else None, tracker=tracker)
+    tracker = Progress(epochs=1, resumed=Position())
+    profiling = Profiler(steps=steps, keep=tmp_path if keep else None, progress=tracker)
     data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1)))).repeat()
     model.fit(data, steps_per_epoch=batches, epochs=1, callbacks=[tracker, profiling], verbose=0, shuffle=False)
-    return profiling.breakdown
+    return tracker.breakdown
 
 
 @pytest.mark.slow

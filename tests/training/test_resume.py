@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from toolkit import models, strategies
-from toolkit.data import Batches, shapes
+from toolkit.data import Batches
+from toolkit.data.data_sets import load_shapes
 from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
-from toolkit.training import Run
-from toolkit.training.checkpoints import state
+from toolkit.training import Run, state
 from toolkit.training.directory import RunDirectory
 
 EPOCHS, STEPS = 3, 5
-EXAMPLES = shapes.load(train=320, test=45)
+EXAMPLES = load_shapes(train=320, test=45)
 
 
 class StopAt(keras.callbacks.Callback):
@@ -198,7 +198,7 @@ def test_checkpoints_that_can_not_be_written_cost_the_checkpoint_then_the_run(
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("toolkit.training.checkpoints.store.CheckpointStore.save", full)
+    monkeypatch.setattr("toolkit.training.checkpoints.CheckpointStore.save", full)
     with pytest.raises(CheckpointsFailing, match="3 checkpoints in a row") as failing:
         train(tmp_path / "run", four_devices)
     assert failing.value.exit_code == 1
@@ -295,7 +295,7 @@ def test_without_a_global_generator_there_is_none_to_keep(monkeypatch):
     """Under enable_op_determinism TensorFlow makes none by itself."""
     import tensorflow as tf
 
-    from toolkit.training.checkpoints.host_state import random_state, restore_random
+    from toolkit.training.state import random_state, restore_random
 
     def refuse():
         raise RuntimeError('"get_global_generator" cannot be called if determinism is enabled')

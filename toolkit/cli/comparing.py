@@ -15,7 +15,7 @@ from toolkit.cli.console import say
 from toolkit.cli.from_flags import load_batches
 from toolkit.data import Batches
 from toolkit.strategies import mesh
-from toolkit.training import Meter, Run
+from toolkit.training import Run, StepTimer
 
 __all__ = ["train_ways"]
 
@@ -79,7 +79,7 @@ def _trained(
 
     Where replicas share a process there are no measured bytes, and after too few steps no measured seconds: None.
     """
-    meter = Meter(run.membership)
+    meter = StepTimer(run.membership)
     epochs = flags.FLAGS.epochs
     history: Any
     if stays:

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cli.console import table
-from toolkit.devices.inventory import Host, Usage, host, look
-from toolkit.devices.visible import tensorflow_names
+from toolkit.devices.inventory import Host, Usage, host, look, tensorflow_names
 from toolkit.errors import DeviceError, RequestError
 
 if TYPE_CHECKING:

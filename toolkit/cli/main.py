@@ -16,7 +16,6 @@ from toolkit import __version__
 from toolkit.cli.parser import Parser, unknown
 from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
-from toolkit.support.versions import versions
 
 __all__ = ["main"]
 
@@ -61,6 +60,8 @@ def _run(arguments: list[str]) -> object:
         print(_help())
         return 0
     if name == "--version":
+        from toolkit.support.wrapping import versions
+
         installed = ", ".join(f"{name} {version}" for name, version in versions(("keras", "tensorflow")).items())
         print(f"toolkit {__version__}, Python {platform.python_version()}, {installed}")
         return 0

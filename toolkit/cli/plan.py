@@ -27,7 +27,7 @@ from toolkit.cli.plan_scaling import Point, powers, scaling, verdict
 from toolkit.cli.program import quieten
 from toolkit.devices.inventory import take
 from toolkit.errors import RequestError
-from toolkit.models.networks import NAMES
+from toolkit.models import NAMES
 from toolkit.parallel import Link, Machine, Plan, Setting, choose_within, costs, slots_of
 from toolkit.parallel.plan.choose import milliseconds, size_in_words
 from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of

@@ -3,14 +3,11 @@
 The forms are gRPC's: a name or an IPv4 address as it is, an IPv6 address in brackets.
 """
 
+import ipaddress
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from toolkit.errors import ClusterError
-
-if TYPE_CHECKING:
-    import ipaddress
 
 __all__ = ["canonical", "faults", "is_loopback", "join", "split"]
 
@@ -127,9 +124,7 @@ def _port_faults(colon: str, port: str, host: str) -> Iterator[tuple[str, str]]:
         yield f"there is no port {port[:60]}", f"Write a number from 1 to 65535, such as {example}"
 
 
-def _ipv6(host: str) -> "ipaddress.IPv6Address | None":
-    import ipaddress  # Imported late: it takes as long as the rest of this package, and few clusters need it.
-
+def _ipv6(host: str) -> ipaddress.IPv6Address | None:
     try:
         return ipaddress.IPv6Address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Global batches as tf.data: shuffled, augmented, and a pure function of seed and step.
+"""Pictures with their labels, and global batches of them: shuffled, augmented, a pure function of seed and step.
 
 Step n of training always sees the same pictures, cut and turned the same way, whatever ran before
 it: the shuffle is a keyed permutation of the epoch (`tf.random.experimental.index_shuffle`), the
@@ -8,16 +8,47 @@ state to save and nothing to skip through.
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from toolkit.data.examples import Examples
 from toolkit.errors import DataError
 
 if TYPE_CHECKING:
+    import numpy as np
     import tensorflow as tf
 
-__all__ = ["Batches", "evaluation_batch_size"]
+__all__ = ["Batches", "Examples", "evaluation_batch_size"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """A data set held in memory.
+
+    Attributes:
+        name: The data set's name.
+        origin: Where it came from, in words.
+        classes: Names of the classes; a label is an index into them.
+        train_images: uint8 [N, 32, 32, 3].
+        train_labels: int32 [N].
+        test_images: uint8 [M, 32, 32, 3].
+        test_labels: int32 [M].
+    """
+
+    name: str
+    origin: str
+    classes: tuple[str, ...]
+    train_images: "np.ndarray"
+    train_labels: "np.ndarray"
+    test_images: "np.ndarray"
+    test_labels: "np.ndarray"
+
+    def fingerprint(self) -> str:
+        """Returns 16 hex digits that differ if the training examples or their order differ."""
+        digest = hashlib.sha256(self.train_labels.tobytes())
+        digest.update(self.train_images[:: max(1, len(self.train_images) // 256)].tobytes())
+        return digest.hexdigest()[:16]
+
 
 _PAD = 2  # Pixels of black border on each side, into which a crop may reach.
 _AHEAD = 4  # How many batches are prepared ahead.

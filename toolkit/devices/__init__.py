@@ -1,16 +1,14 @@
 """Sets up this process's devices: GPUs, memory, logical devices and threads, before TensorFlow starts.
 
-inventory   what is there, as data: GPUs through NVML, who uses them, and how much; cores
-visible     which GPUs: what CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free; a
-            task's part of a node's
-request     what may be asked, checked; how much of a GPU: growth, a fraction, a limit, or all
-setup       one call that configures TensorFlow and says what it did
+inventory   what is there, as data: GPUs through NVML, who uses them, and how much; cores. Which GPUs: what
+            CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free; a task's part of a
+            node's
+setup       one call that checks what is asked, configures TensorFlow and says what it did; how much of a GPU: growth,
+            a fraction, a limit, or all
 """
 
-from toolkit.devices.inventory import Gpu, Inventory, cores, take
-from toolkit.devices.request import DeviceRequest, Memory
-from toolkit.devices.setup import Setup, configure, emulated
-from toolkit.devices.visible import environment, resolve, restart
+from toolkit.devices.inventory import Gpu, Inventory, cores, environment, resolve, restart, take
+from toolkit.devices.setup import DeviceRequest, Memory, Setup, configure, emulated
 
 __all__ = [
     "DeviceRequest",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.cluster import Membership, discover
-from toolkit.devices.visible import take_own_gpus
+from toolkit.devices.inventory import take_own_gpus
 from toolkit.errors import StrategyError
 from toolkit.strategies.options import (
     GradientExchange,

@@ -86,7 +86,8 @@ class Account:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it, for `resume`."""
-        return {"job": status.job_id(), "earlier": self._earlier, "job_so_far": summed(self._attempts, self.own)}
+        so_far = summed(self._attempts, self.own)
+        return {"job": status.job_id(), "earlier": self._earlier, "job_so_far": so_far}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Adds what was before the checkpoint that this process goes on from.

@@ -4,6 +4,7 @@ Every handler in the house is set by `handle`, so that all are right about nohup
 """
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -11,10 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 
-from toolkit.errors import JobStopped
+from toolkit.errors import JobStopped, StoppedBySignal
 
 __all__ = [
     "SIGNALS",
+    "StopSignals",
     "adopt_orphans",
     "end_with_parent",
     "exiting",
@@ -28,6 +30,8 @@ __all__ = [
 
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOG = logging.getLogger(__name__)
+_SAME = 5.0  # Two SIGTERMs within so many seconds count as one.
 
 
 @contextlib.contextmanager
@@ -58,6 +62,44 @@ def recorded(numbers: Collection[int] = SIGNALS) -> Iterator[list[int]]:
     received: list[int] = []
     with handle(numbers, lambda number, _: received.append(number)):
         yield received
+
+
+class StopSignals:
+    """While entered, a signal ends the program with `StoppedBySignal`; while `held`, it is only recorded.
+
+    A second signal ends the program at once even then; but a second SIGTERM of the same seconds is the first one, told
+    twice: by a cluster's scheduler to all processes, and by the launcher, which it has told, too.
+
+    Attributes:
+        held: Set it while a training loop looks at `received` after every step.
+        received: The number of the signal that came, None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.held = False
+        self.received: int | None = None
+        self._at = 0.0
+        self._handlers = contextlib.ExitStack()
+
+    def __enter__(self) -> "StopSignals":
+        self._handlers.enter_context(handle(SIGNALS, self._handle))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+        self.held = False
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        told_twice = number == self.received == signal.SIGTERM and time.monotonic() - self._at < _SAME
+        if told_twice:
+            return
+        if not self.held or self.received is not None:
+            raise StoppedBySignal(number, step=None)
+        self.received, self._at = number, time.monotonic()
+        _LOG.warning(
+            "%s received: the run stops after this step, with a checkpoint. A second signal stops it at once",
+            signal.Signals(number).name,
+        )
 
 
 @contextlib.contextmanager

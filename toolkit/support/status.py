@@ -1,15 +1,22 @@
-"""What tasks report to their launcher, and the variables that launchers set for their tasks.
+"""What tasks tell their launcher, and the variables that launchers set for their tasks.
 
 A report is a JSON message on a connection to a Unix socket; datagrams were lost where a launcher has sixty tasks. Where
 no launcher listens, nothing is sent, and a report costs a dictionary look-up.
+
+The phase that a task is in its agent can read at any moment, also while the task can't answer: from a small file in
+memory. A report would come too late, or not at all: steps are reported once in a while, and a task that hangs in native
+code may hold Python's interpreter lock. To enter a phase costs some microseconds.
 """
 
 import contextlib
 import json
+import mmap
 import os
 import select
 import socket
+import struct
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +28,7 @@ __all__ = [
     "JOB_ID",
     "LOGS",
     "PARTIAL",
+    "PHASES",
     "RESUME",
     "SECONDS_OF_SILENCE",
     "SOCKET",
@@ -28,13 +36,18 @@ __all__ = [
     "START_TIMEOUT",
     "attempt",
     "attempt_id",
+    "enter_phase",
     "failed",
+    "forget_phases",
     "heartbeat_timeout",
     "importing",
     "imports",
+    "in_phase",
     "job_id",
     "listened",
     "logs",
+    "phase_file",
+    "read_phase",
     "report",
     "restarted",
     "start_timeout",
@@ -191,3 +204,92 @@ def _close() -> None:
     if _channel is not None:
         _channel[1].close()
     _channel = None
+
+
+# What ends by itself, so that the next of its kind can be expected to. "" is everything else, such as callbacks.
+PHASES = ("", "first step of an epoch", "step", "first step of a validation", "validation step", "saving")
+# The process, the phase, since when, and the longest of each kind so far.
+_LAYOUT = struct.Struct(f"<IBd{len(PHASES)}d")
+
+
+class _PhaseWriter:
+    """The file of this task. A process that isn't the first to open it writes nothing."""
+
+    def __init__(self, file: str) -> None:
+        self._process = os.getpid()
+        self._kind, self._since = 0, time.monotonic()
+        self._longest = [0.0] * len(PHASES)
+        with open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as made:
+            made.truncate(_LAYOUT.size)
+            self._memory = mmap.mmap(made.fileno(), _LAYOUT.size)
+
+    def enter(self, kind: str) -> None:
+        if os.getpid() != self._process:  # A fork.
+            return
+        now = time.monotonic()
+        self._longest[self._kind] = max(self._longest[self._kind], now - self._since)
+        self._kind, self._since = PHASES.index(kind), now
+        _LAYOUT.pack_into(self._memory, 0, self._process, self._kind, self._since, *self._longest)
+
+    def forget(self) -> None:
+        self._kind, self._longest = 0, [0.0] * len(PHASES)
+        self.enter("")
+
+
+_phases: _PhaseWriter | None = None
+_phases_tried = False
+
+
+def _own_phases() -> _PhaseWriter | None:
+    global _phases, _phases_tried
+    if not _phases_tried:
+        _phases_tried = True
+        task, _, path = os.environ.get(SOCKET, "").partition("@")
+        with contextlib.suppress(OSError):  # No launcher listens, or another process of this task was first.
+            _phases = _PhaseWriter(phase_file(path, task)) if path else None
+    return _phases
+
+
+def phase_file(path: str, task: str) -> str:
+    """Returns the path of a task's file, beside the socket that tasks report to."""
+    return f"{path}.{task}.phase"
+
+
+def enter_phase(kind: str) -> None:
+    """Notes that this process is in a phase from now on: one of `PHASES`."""
+    if (writer := _own_phases()) is not None:
+        writer.enter(kind)
+
+
+def forget_phases() -> None:
+    """Forgets how long phases took: another training begins, whose steps may take longer."""
+    if (writer := _own_phases()) is not None:
+        writer.forget()
+
+
+@contextlib.contextmanager
+def in_phase(kind: str) -> Iterator[None]:
+    """Marks a block as a phase."""
+    enter_phase(kind)
+    try:
+        yield
+    finally:
+        enter_phase("")
+
+
+def read_phase(file: str) -> dict[str, Any] | None:
+    """Returns what a task has written: its process, its phase, for how many seconds, and the longest of each kind.
+
+    Args:
+        file: Its path.
+
+    Returns:
+        None if the task has no phases.
+    """
+    try:
+        with open(file, "rb") as found:
+            process, kind, since, *longest = _LAYOUT.unpack(found.read(_LAYOUT.size))
+    except (OSError, struct.error):
+        return None
+    known = {name: seconds for name, seconds in zip(PHASES, longest, strict=True) if name and seconds}
+    return {"pid": process, "kind": PHASES[kind], "seconds": max(0.0, time.monotonic() - since), "longest": known}

@@ -4,12 +4,23 @@ import contextlib
 import functools
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = ["TRIED", "add", "attach", "attached_here", "extend", "installed", "instead", "wrap", "wrapped_here"]
+__all__ = [
+    "TRIED",
+    "add",
+    "attach",
+    "attached_here",
+    "extend",
+    "installed",
+    "instead",
+    "versions",
+    "wrap",
+    "wrapped_here",
+]
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
@@ -26,6 +37,15 @@ def installed(module: str) -> str:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
         return package
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those packages that are installed here, by their names."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def wrap(owner: Any, name: str, around: Callable) -> None:

@@ -1,7 +1,7 @@
 """The run directory: whose run it holds, and which process uses it.
 
 RUN_DIR/run.json        recipe and configuration, written when the run begins
-        checkpoints/    see `toolkit.training.checkpoints.store`
+        checkpoints/    see `toolkit.training.checkpoints`
         history.csv     one row per epoch
         summary.json    written when the run ends
         tensorboard/    for `tensorboard --logdir`
@@ -15,6 +15,7 @@ import datetime
 import errno
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import re
@@ -23,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
-from toolkit.training.checkpoints.store import REPLACED
-from toolkit.training.summary import write_model
+from toolkit.training.checkpoints import REPLACED
 
 if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded"]
+__all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded", "write_model"]
 
+_LOG = logging.getLogger(__name__)
 _ASKED = "{} is where this run writes"
 
 
@@ -288,6 +289,43 @@ class NullRunDirectory:
 
     def close(self) -> None:
         """Does nothing: no directory is locked."""
+
+
+def write_model(model: "keras.Model", path: pathlib.Path) -> None:
+    """Writes a model atomically; of a `Loop` each of its models, by its name.
+
+    Of a model that Keras can't save, such as one with the user's own layer without `get_config`, it writes the
+    weights instead, beside `path` as model.weights.h5.
+
+    Args:
+        model: Trained.
+        path: A file that ends in .keras.
+
+    Raises:
+        OSError: It can't be written. An earlier file is untouched.
+    """
+    from toolkit.training.loop import Loop
+
+    if isinstance(model, Loop):
+        for name, part in model.models.items():
+            write_model(part, path.with_name(f"{name}.keras"))
+        return
+    try:
+        with files.replacing(path, name=".writing.keras") as aside:  # Keras takes the format from the end of the name.
+            model.save(aside)
+            files.sync(aside)
+    except OSError:
+        raise
+    except Exception as error:  # The user's own classes may raise anything.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        _LOG.warning(
+            "%s can't be written (%s); model.weights.h5 has the weights, for load_weights", path.name, lines[0]
+        )
+        with files.replacing(path.with_name("model.weights.h5"), name=".writing.weights.h5") as aside:
+            model.built = True  # It has trained. To Keras, a model that can't be called isn't built.
+            model.save_weights(aside)
+            files.sync(aside)
+    files.sync(path.parent)
 
 
 def _read_identity(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RunDirectoryError
 from toolkit.support import files, status
-from toolkit.training.checkpoints import state
-from toolkit.training.checkpoints.store import CheckpointStore
+from toolkit.training import state
+from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import choose
-from toolkit.training.logs import in_words, scalars
 
 if TYPE_CHECKING:
     import keras
@@ -40,6 +39,8 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
         RunDirectoryError: Nothing says which directory it is.
         CheckpointError: The checkpoints are another model's.
     """
+    from toolkit.training.progress import in_words, scalars
+
     if directory is None and status.job_id() is None:
         raise RunDirectoryError(
             asked="an evaluator evaluates the checkpoints of a run",

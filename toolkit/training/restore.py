@@ -1,37 +1,179 @@
-"""Brings a model to the position at which its run was stopped."""
+"""Brings a model to the position at which its run was stopped, in all processes of the run.
+
+Their hosts need not see one another's disks: only what the chief has on its disk counts.
+"""
 
 import dataclasses
+import json
 import logging
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolkit.errors import RequestError
+import numpy as np
+
+from toolkit.errors import CheckpointError, StrategyError, ToolkitError
 from toolkit.support.words import counted
-from toolkit.training.checkpoints import state
-from toolkit.training.checkpoints.broadcast import broadcast_checkpoint, broadcast_number, check_restored, run_together
-from toolkit.training.checkpoints.position import Position
-from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.training import state
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position
 from toolkit.training.directory import NullRunDirectory, RunDirectory
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
-__all__ = ["check_length", "complete_history", "ended_for_good", "in_words", "parameters", "restore"]
+__all__ = ["RunProcesses", "complete_history", "ended_for_good", "in_words", "restore"]
 
 _LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_CHUNK = 64 << 20  # Bytes sent at once.
+_NAMED = 3  # The most differences that a message names.
+_STEP = "the step"
 _NO_LOGS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns that Keras doesn't log.
 
 
-def parameters(model: "keras.Model") -> int:
-    """Returns the number of elements of the model's variables, without those that aren't built yet."""
-    return sum(math.prod(variable.shape) for variable in model.variables)
+class RunProcesses:
+    """The processes that train a run together, and what they tell one another beside training.
+
+    Every method is a collective, which all processes have to call in the same order.
+
+    Args:
+        strategy: Whose processes they are.
+
+    Attributes:
+        alone: Whether this process is the only one; then nothing is sent.
+    """
+
+    def __init__(self, strategy: "tf.distribute.Strategy") -> None:
+        from toolkit.strategies.processes import agreement
+
+        self._strategy, self._agreement = strategy, agreement
+        self.alone = agreement.processes(strategy) == 1
+
+    def chiefs(self, value: int) -> int:
+        """Returns the chief's number on every process. Only the chief knows what is on its disk."""
+        return value if self.alone else int(self._broadcast(np.array([value], np.int64))[0])
+
+    def largest(self, *values: int) -> list[int]:
+        """Returns the largest of all processes' values, for each of some."""
+        if self.alone:
+            return list(values)
+        return [int(each) for each in self._agreement.extremes(self._strategy, np.array(values, np.int64))[1]]
+
+    def all_do(self, action: Callable[[], _Result]) -> _Result:
+        """Calls a function that may fail on one process, such as reading the chief's disk; then all processes fail.
+
+        Args:
+            action: What each of them does; it may do nothing on some.
+
+        Raises:
+            ToolkitError: The action raised it in this process.
+            CheckpointError: The action failed on another process, which this one would wait for.
+        """
+        if self.alone:
+            return action()
+        try:
+            result, error = action(), None
+        except ToolkitError as own:
+            error = own
+        failures = self._agreement.gather(self._strategy, str(error or "").encode()[:4000])
+        for name, text in zip(self._agreement.process_names(self._strategy), failures, strict=True):
+            if text and error is None:
+                raise CheckpointError(
+                    asked="all tasks train together",
+                    found=f"{name} can't begin: {text.decode(errors='replace').rstrip('.')}",
+                    remedy="Correct that, and start all tasks again",
+                )
+        if error is not None:
+            raise error
+        return result
+
+    def chiefs_checkpoint(self, checkpoint: Checkpoint | None) -> Checkpoint:
+        """Returns the chief's checkpoint on every process.
+
+        Args:
+            checkpoint: The chief's own; None in the other processes.
+        """
+        if checkpoint is not None and self.alone:
+            return checkpoint
+        from safetensors import numpy as safetensors
+
+        contents = [b"", b""]
+        if checkpoint is not None:
+            facts = {"step": checkpoint.step, "metadata": checkpoint.metadata}
+            arrays = safetensors.save({name: array.copy() for name, array in checkpoint.arrays.items()})
+            contents = [json.dumps(facts).encode(), arrays]
+        sizes = self._broadcast(np.array([len(content) for content in contents], np.int64))
+        facts_sent, arrays_sent = (
+            self._broadcast_bytes(content, int(size)) for content, size in zip(contents, sizes, strict=True)
+        )
+        return checkpoint or Checkpoint(**json.loads(facts_sent), arrays=safetensors.load(arrays_sent))
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Checks that all processes are about to train the same: one with another seed would go unnoticed.
+
+        Args:
+            facts: Values that JSON can hold.
+
+        Raises:
+            StrategyError: On every process, where any two differ.
+        """
+        found = None if self.alone else self._agreement.difference(self._strategy, facts)
+        if found is not None:
+            theirs, chiefs = (_words(each, found.keys) for each in (found.theirs, found.chiefs))
+            raise StrategyError(
+                asked="all tasks must train with the same settings",
+                found=f"{found.process} has {theirs}, and {found.chief} has {chiefs}",
+                remedy="Start every task with the same flags and data",
+            )
+
+    def check_restored(self, model: "keras.Model", *, step: int) -> None:
+        """Checks that all processes continue with the same weights and optimizers, bit for bit.
+
+        Args:
+            model: The model as it has been restored.
+            step: The step of the checkpoint.
+
+        Raises:
+            CheckpointError: On every process, where any two differ.
+        """
+        if self.alone:
+            return
+        from toolkit.strategies.fit.equality import checksum
+
+        sums = {name: checksum(array) for name, array in state.common(model).items()}
+        found = self._agreement.difference(self._strategy, {**sums, _STEP: step})
+        if found is not None:
+            differ = [key for key in found.keys if key != _STEP]
+            more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
+            raise CheckpointError(
+                asked=f"all tasks continue after step {found.chiefs[_STEP]} with what {found.chief} has restored",
+                found=f"{found.process} holds another {', '.join(differ[:_NAMED]) or 'step'}{more}",
+                remedy="Resume once more; if that ends the same, look at that host's memory, drivers and versions",
+            )
+
+    def _broadcast(self, value: np.ndarray) -> np.ndarray:
+        return self._agreement.broadcast(self._strategy, value)
+
+    def _broadcast_bytes(self, content: bytes, size: int) -> bytes:
+        received = []
+        for start in range(0, size, _CHUNK):
+            chunk = np.zeros(min(_CHUNK, size - start), np.uint8)
+            if content:
+                chunk[:] = np.frombuffer(content, np.uint8, count=len(chunk), offset=start)
+            received.append(self._broadcast(chunk).tobytes())
+        return b"".join(received)
+
+
+def _words(facts: Mapping[str, Any], keys: list[str]) -> str:
+    named = ", ".join(f"{key}={facts.get(key, 'none')}" for key in keys[:_NAMED])
+    return named if len(keys) <= _NAMED else f"{named} and {len(keys) - _NAMED} more"
 
 
 def restore(
     model: "keras.Model",
     data: Any,
     *,
+    processes: RunProcesses,
     directory: RunDirectory | NullRunDirectory,
     store: CheckpointStore | NullCheckpointStore,
     wanted: bool,
@@ -42,6 +184,7 @@ def restore(
     Args:
         model: Compiled.
         data: What is given to `fit` as `x`, by whose shapes the model is built where it isn't yet.
+        processes: Those that train together.
         directory: The run directory, on whose disk there must be room.
         store: Where the chief reads the checkpoint, which it broadcasts to the others.
         wanted: Whether to resume. What the chief says counts: it alone sees what is on its disk.
@@ -57,26 +200,23 @@ def restore(
     """
     from toolkit.strategies.variables import is_built
 
-    strategy = model.distribute_strategy
-    resumes = bool(broadcast_number(strategy, wanted))
+    resumes = bool(processes.chiefs(wanted))
     if resumes and not is_built(model):
-        from toolkit.training.checkpoints.data_position import build
+        from toolkit.training.data_position import build
 
         build(model, data)
 
     def prepare() -> Checkpoint | None:
         directory.check_space(state.size_in_bytes(model))
-        if not resumes or not isinstance(store, CheckpointStore):
-            return None
-        return store.load()
+        return store.load() if resumes else None
 
-    found = run_together(strategy, prepare)
+    found = processes.all_do(prepare)
     if not resumes:
         return None, Position()
-    checkpoint = broadcast_checkpoint(strategy, found)
+    checkpoint = processes.chiefs_checkpoint(found)
     # Each process finds by itself whether it fits, but building variables needs all processes.
     state.restore(model, checkpoint.arrays)
-    check_restored(model, step=checkpoint.step)
+    processes.check_restored(model, step=checkpoint.step)
     # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers.
     checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
     before = checkpoint.metadata["epochs"]
@@ -86,8 +226,7 @@ def restore(
             before,
             epochs,
         )
-    position = Position(**{**checkpoint.metadata["position"], "step": checkpoint.step})
-    return checkpoint, position
+    return checkpoint, Position(**{**checkpoint.metadata["position"], "step": checkpoint.step})
 
 
 def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
@@ -104,26 +243,20 @@ def ended_for_good(checkpoint: Checkpoint | None, callbacks: Any) -> bool:
     return any(isinstance(each, keras.callbacks.EarlyStopping) for each in keras.tree.flatten(callbacks or []))
 
 
-def in_words(
-    checkpoint: Checkpoint | None, resumed: Position, *, epochs: int, ended: bool, directory: object = None
-) -> str:
-    """Returns the message about a resumed run; "" for a new run.
+def in_words(resumed: Position, *, epochs: int, ended: bool, directory: object = None) -> str:
+    """Returns the message about a resumed run.
 
     Args:
-        checkpoint: What it goes on from.
         resumed: Where it goes on.
         epochs: The epochs of the whole training.
         ended: Whether a callback has ended the training for good.
         directory: Where the run is, as far as this process knows.
     """
-    if checkpoint is None:
-        return ""
-    how = f" To train again, remove {directory} or name another directory." if directory else ""
-    every = counted(epochs, "epoch")
-    if ended:
-        return f"Already complete: EarlyStopping ended the training after {resumed.epoch} of {every}.{how}"
-    if resumed.epoch >= epochs:
-        return f"Already complete: {min(resumed.epoch, epochs)} of {every}.{how}"
+    if ended or resumed.epoch >= epochs:
+        by = "EarlyStopping ended the training after " if ended else ""
+        how = f" To train again, remove {directory} or name another directory." if directory else ""
+        done = resumed.epoch if ended else epochs
+        return f"Already complete: {by}{done} of {counted(epochs, 'epoch')}.{how}"
     epoch = f"epoch {resumed.epoch + 1} of {epochs}"
     steps = f"{resumed.batch:,} step{'s' if resumed.batch > 1 else ''}"
     where = f"{steps} into {epoch}" if resumed.batch else f"{epoch} begins"
@@ -143,17 +276,3 @@ def complete_history(history: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for name in names:
         values = [row.get(name, [v for key, v in row.items() if key.startswith(f"{name}_")]) for row in earlier]
         history.history[name] = [*values, *history.history.get(name, ())]
-
-
-def check_length(epochs: int, options: Mapping[str, Any]) -> None:
-    """Checks that a run is given something to train.
-
-    Raises:
-        RequestError: It has no epoch, or says where to begin.
-    """
-    if epochs < 1 or "initial_epoch" in options:
-        raise RequestError(
-            asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
-            found="a run has at least one epoch and continues at its checkpoint",
-            remedy="Give epochs=1 or more, and leave initial_epoch out",
-        )

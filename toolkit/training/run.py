@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -9,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
-from toolkit.errors import Diverged, StoppedBySignal
+from toolkit.errors import Diverged, RequestError, StoppedBySignal
 from toolkit.support import files, status
 from toolkit.support.goodput import Account
-from toolkit.training import restore
-from toolkit.training.callbacks.stop_signals import StopSignals
-from toolkit.training.checkpoints.broadcast import broadcast_number, check_same
-from toolkit.training.checkpoints.store import CheckpointStore, NullCheckpointStore
+from toolkit.support.signals import StopSignals
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
+from toolkit.training.restore import RunProcesses, complete_history, ended_for_good, in_words, restore
 from toolkit.training.summary import Summary
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from toolkit.cluster import Membership
-    from toolkit.training.callbacks.monitor import Monitor
+    from toolkit.training.data_position import DataPosition
+    from toolkit.training.progress import Progress
 
 __all__ = ["Run"]
 
@@ -81,19 +82,22 @@ class Run:
         if chief is None:
             membership = membership or cluster.discover(os.environ)
             chief = membership is None or membership.task == membership.cluster.chief
-        self.membership = membership
+        self.membership, self._chief = membership, chief
         self._asked, self._resume, self._parts = directory, resume is True, 0
         self._checkpoint_steps, self._keep, self._best, self._profile = checkpoint_steps, keep, best, profile
         self._config: dict[str, Any] = {"recipe": recipe}
         self._signals, self._entered = StopSignals(), contextlib.ExitStack()
-        self._monitor: Monitor | None = None
         self._account = Account()
+        self._model: Any = None
+        self._progress: Progress | None = None
+        self._log: Any = None
+        self._opened: list[Any] = []  # The callbacks that an exception may have left open.
         self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
         if chief:
-            path, self._resume = choose(directory, recipe=recipe, resume=resume)
             status.report(resumes=resume == "auto")
+            path, self._resume = choose(directory, recipe=recipe, resume=resume)
             self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
             self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
             if directory is None and self._resume:
@@ -107,12 +111,11 @@ class Run:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
-        if isinstance(error, (StoppedBySignal, Diverged)) and self._monitor is not None:
+        self._close_callbacks()
+        if isinstance(error, (StoppedBySignal, Diverged)) and self._progress is not None:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
-                self._summary.write(outcome, self._monitor, steps=getattr(error, "step", None))
+                self._summary.write(outcome, self._model, self._progress, steps=getattr(error, "step", None))
             except OSError as full:  # The program ends on this error, and the directory must be unlocked.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._entered.close()
@@ -161,7 +164,7 @@ class Run:
         Raises:
             StrategyError: On every process, where any two differ.
         """
-        check_same(strategy, {**self._config, **facts})
+        RunProcesses(strategy).check_same({**self._config, **facts})
 
     def fit(
         self,
@@ -205,77 +208,143 @@ class Run:
             Diverged: A weight is NaN or infinite.
             ToolkitError: Checkpoints or results can't be written.
         """
-        restore.check_length(epochs, options)
+        if epochs < 1 or "initial_epoch" in options:
+            raise RequestError(
+                asked=f"epochs={epochs} and initial_epoch={options.get('initial_epoch', 'none')} say how long to train",
+                found="a run has at least one epoch and continues at its checkpoint",
+                remedy="Give epochs=1 or more, and leave initial_epoch out",
+            )
         if self.membership is not None and self.membership.task.job == "evaluator":
             from toolkit.training.evaluator import follow
 
             follow(self._asked, model, validation_data, recipe=self._config["recipe"])
             return None
         from toolkit.data import Batches
-        from toolkit.training.callbacks.monitor import Monitor
-        from toolkit.training.checkpoints.data_position import batch_size_of, place_in, shuffled_by_keras
+        from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
+        from toolkit.training.progress import Progress
 
         self._begin_part()
+        parameters = sum(math.prod(variable.shape) for variable in model.variables)  # Without those of layers unbuilt.
         batch_size = batch_size_of(x, options.get("batch_size"))
+        if not shuffled_by_keras(x):
+            options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.
         of_steps = isinstance(x, Batches)
         if of_steps:  # A function of the step.
             steps_per_epoch = steps_per_epoch or x.steps_per_epoch
             if self._parts == 1:
                 self.record_config(**x.config(), steps_per_epoch=steps_per_epoch)
         strategy = model.distribute_strategy
-        self.add_facts(**strategies.describe(strategy), emulated=devices.emulated(), global_batch_size=batch_size)
-        self.check_same(strategy, epochs=epochs, steps_per_epoch=steps_per_epoch, parameters=restore.parameters(model))
-        self.record_config()  # A run without a configuration has its name recorded; otherwise it couldn't be resumed.
-        checkpoint, resumed = restore.restore(
+        processes, described = RunProcesses(strategy), strategies.describe(strategy)
+        self._summary.add({**described, "emulated": devices.emulated(), "global_batch_size": batch_size})
+        processes.check_same(
+            {**self._config, "epochs": epochs, "steps_per_epoch": steps_per_epoch, "parameters": parameters}
+        )
+        self._directory.record_config({})  # A run's name at least is recorded; otherwise it couldn't be resumed.
+        checkpoint, resumed = restore(
             model,
             x if y is None else (x, y),
+            processes=processes,
             directory=self._directory,
             store=self._store,
             wanted=self._resume,
             epochs=epochs,
         )
-        self._summary.resumed_step = None if checkpoint is None else checkpoint.step
         self._account.resume({} if checkpoint is None else checkpoint.metadata.get("spent", {}))
-        ended = restore.ended_for_good(checkpoint, callbacks)
-        complete = self._summary.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
+        ended = ended_for_good(checkpoint, callbacks)
+        complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
+        self._summary.complete = complete
+        self._summary.resumed_step = None if checkpoint is None else checkpoint.step
         data = None
         if of_steps:
             x = x.train(start_step=resumed.step)
         else:
-            as_it_is = options.get("class_weight") is None
             # Keras makes whole calls of `steps_per_execution` steps, as long as there is data.
             at_once = model.steps_per_execution
-            read = steps_per_epoch and -(-steps_per_epoch // at_once) * at_once
-            data = place_in(x, strategy, steps_per_epoch=read, as_it_is=as_it_is)
+            data = DataPosition(
+                x,
+                strategy=None if described["strategy"] == "one_device" else strategy,
+                steps_per_epoch=steps_per_epoch and -(-steps_per_epoch // at_once) * at_once,
+                as_it_is=options.get("class_weight") is None,
+            )
             if checkpoint is not None and not complete:
                 data.prepare(resumed, checkpoint.metadata.get("data", {}), checkpoint.arrays)
-        self._monitor = Monitor(
-            directory=self._directory,
-            store=self._store,
-            signals=self._signals,
-            model=model,
+        self._model = model
+        self._progress = progress = Progress(
             epochs=epochs,
-            global_batch_size=batch_size,
-            data=data,
-            callbacks=callbacks,
-            checkpoint_steps=broadcast_number(strategy, self._checkpoint_steps),
-            best=self._best if self._monitor is None else self._monitor.best,  # It knows the best value so far.
-            checkpoint=checkpoint,
             resumed=resumed,
-            profile=self._profile,
-            rows=self._rows,
-            progress=not verbose,
+            rows=self._rows if checkpoint is None else checkpoint.metadata["history"],
+            global_batch_size=batch_size,
             account=self._account,
         )
-        if not shuffled_by_keras(x):
-            options.setdefault("shuffle", False)  # Keras warns if it can't do that itself.
+        ordered = self._callbacks(strategy, processes, progress, callbacks, data, checkpoint, shows=not verbose)
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         options["initial_epoch"] = epochs if ended else resumed.epoch
-        self._monitor.say(restore.in_words(checkpoint, resumed, epochs=epochs, ended=ended, directory=self.path))
-        history = model.fit(x, y, callbacks=self._monitor.callbacks, **options)
-        restore.complete_history(history, self._monitor.rows[len(self._rows) :])
-        self._summary.finish(model, self._monitor)
+        if checkpoint is not None:
+            place = self._directory.path if self._chief else None
+            self._log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
+        history = model.fit(x, y, callbacks=ordered, **options)
+        self._opened = []  # They have closed themselves as training ended.
+        complete_history(history, progress.rows[len(self._rows) :])
+        self._summary.finish(model, progress)
         return history
+
+    def _callbacks(
+        self,
+        strategy: "tf.distribute.Strategy",
+        processes: RunProcesses,
+        progress: "Progress",
+        callbacks: Any,
+        data: "DataPosition | None",
+        checkpoint: Checkpoint | None,
+        *,
+        shows: bool,
+    ) -> "list[keras.callbacks.Callback]":
+        """Returns the callbacks of one `fit`, in their order.
+
+        Args:
+            strategy: Of the model.
+            processes: Those that train together.
+            progress: The first of them.
+            callbacks: The user's own: one, several, or None.
+            data: The user's data; None where it begins at the right step by itself.
+            checkpoint: What this process goes on from; None for a new run.
+            shows: Whether to show the run's own progress.
+        """
+        import keras
+
+        from toolkit.training.checkpointer import Best, Checkpointer
+        from toolkit.training.progress import EpochLog, RunTensorBoard
+        from toolkit.training.state import CallbackState
+        from toolkit.training.step_time import Profiler
+
+        own = keras.tree.flatten(callbacks or [])
+        if isinstance(self._best, str):  # Later parts of the run go on with this one: it knows the best value so far.
+            self._best = Best(self._directory.best, self._best)
+        if self._best is not None:
+            own.append(self._best)
+        steps = 0 if self._profile is True else self._profile
+        profiler = Profiler(steps=steps, keep=self._directory.tensorboard, progress=progress)
+        self._log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=shows, bar=self._chief)
+        checkpointer = Checkpointer(
+            store=self._store,
+            signals=self._signals,
+            processes=processes,
+            progress=progress,
+            callbacks=CallbackState(own),
+            data=data,
+            every_steps=processes.chiefs(self._checkpoint_steps),
+            resumed=checkpoint,
+        )
+        self._opened = [self._log, profiler, checkpointer]
+        others = any(
+            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in own
+        )
+        # Only one callback at a time can profile.
+        profiles = self._chief and self._profile and not others and strategies.computes_here(strategy)
+        board = [RunTensorBoard(str(self._directory.tensorboard), write_graph=False)] if self._chief else []
+        # The profile must end before speed is measured; the epoch's row must exist when its checkpoint is written;
+        # the user's callbacks must have counted before they are saved.
+        return [progress, *([profiler] if profiles else []), *own, *board, self._log, checkpointer]
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
         """Calls your own step for each batch: a custom training loop with everything that `fit` does around it.
@@ -298,11 +367,16 @@ class Run:
 
     def _begin_part(self) -> None:
         """Gives each call of `fit` its own checkpoints; an earlier call is complete by now."""
-        if self._monitor is not None:
-            self._monitor.close()
-            self._rows = self._monitor.rows
+        self._close_callbacks()
+        if self._progress is not None:
+            self._rows = self._progress.rows
         self._parts += 1
         if self._parts > 1 and isinstance(self._directory, RunDirectory):
             again = self._directory.checkpoints.with_name(f"checkpoints-{self._parts}")
             self._store = CheckpointStore(again, keep=self._keep)
             self._resume = self._resume and bool(self._store.names())
+
+    def _close_callbacks(self) -> None:
+        """Ends what an exception may have left open: the progress bar, a profile, the model's step."""
+        for each in self._opened:
+            each.close()

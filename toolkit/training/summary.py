@@ -1,4 +1,4 @@
-"""What a run writes when it ends: its summary, with the origin of its figures, and its model as a file."""
+"""The summary that a run writes when it ends, with the origin of its figures."""
 
 import collections
 import json
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
 from toolkit.support import files, goodput, redaction, status
-from toolkit.support.versions import versions
 from toolkit.support.words import counted
-from toolkit.training.checkpoints import state
+from toolkit.support.wrapping import versions
+from toolkit.training import state
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Summary", "write_model"]
+__all__ = ["Summary"]
 
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
@@ -65,24 +65,25 @@ class Summary:
         if self.summary:
             self._write({**self.summary, **facts})
 
-    def write(self, outcome: str, monitor: Any, *, steps: int | None = None) -> None:
+    def write(self, outcome: str, model: Any, progress: Any, *, steps: int | None = None) -> None:
         """Writes summary.json.
 
         Args:
             outcome: Its "status".
-            monitor: What has watched the training: a `Monitor`.
+            model: What was trained.
+            progress: The `Progress` of its training.
             steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
 
         Raises:
             OSError: It can't be written.
         """
         facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
-        found = _summary(facts, monitor, seconds=time.monotonic() - self._start, steps=steps)
+        found = _summary(facts, model, progress, seconds=time.monotonic() - self._start, steps=steps)
         if found["step"] is None and self.resumed_step is not None:  # Too few steps were left to profile some.
             found["step"] = _read(self._directory).get("step")
         self._write(found)
 
-    def finish(self, model: "keras.Model", monitor: Any) -> None:
+    def finish(self, model: "keras.Model", progress: Any) -> None:
         """Writes the model and the summary. A run that was already complete keeps its figures.
 
         Raises:
@@ -94,9 +95,9 @@ class Summary:
             self.summary = earlier
             return
         try:
-            with monitor.account.during("saving"):
+            with progress.account.during("saving"):
                 self._directory.write_model(model)
-            self.write("completed", monitor)
+            self.write("completed", model, progress)
         except OSError as error:
             raise ToolkitError(
                 f"Training is done, but its results can't be written to {self._directory.path} "
@@ -112,6 +113,7 @@ class Summary:
 
 def _provenance() -> dict[str, Any]:
     """Returns what the figures depend on: versions, command line and variables without secrets, the launcher's logs."""
+    logs = status.logs()
     return {
         "versions": {
             "toolkit": __version__,
@@ -122,9 +124,9 @@ def _provenance() -> dict[str, Any]:
         "environment": {
             name: redaction.masked(os.environ[name], os.environ)
             for name in sorted(os.environ)
-            if name.startswith(_SETTINGS) and (status.logs() is None or not name.startswith(_LAUNCHERS_OWN))
+            if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
         },
-        "launch_logs": status.logs(),
+        "launch_logs": logs,
     }
 
 
@@ -165,34 +167,37 @@ def _memory() -> int:
     return psutil.virtual_memory().total
 
 
-def _summary(facts: Mapping[str, Any], monitor: Any, *, seconds: float, steps: int | None) -> dict[str, Any]:
+def _summary(
+    facts: Mapping[str, Any], model: Any, progress: Any, *, seconds: float, steps: int | None
+) -> dict[str, Any]:
     """Returns the content of summary.json: each metric of the last epoch by Keras's name, and the facts of all runs.
 
     Args:
         facts: What is known beside the figures.
-        monitor: What has watched the training: a `Monitor`.
+        model: What was trained.
+        progress: The `Progress` of its training.
         seconds: Of the whole run.
         steps: Steps up to the checkpoint of an interrupted run; None where the last epoch's row has them.
     """
-    last = monitor.rows[-1] if monitor.rows else {}
+    last = progress.rows[-1] if progress.rows else {}
     # A resumed run may have had too few steps left to measure; then its last whole epoch counts.
-    rates = [row["examples_per_second"] for row in monitor.rows if row.get("examples_per_second")]
-    rate = monitor.examples_per_second or (rates or [None])[-1]
+    rates = [row["examples_per_second"] for row in progress.rows if row.get("examples_per_second")]
+    rate = progress.examples_per_second or (rates or [None])[-1]
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
-        "global_batch_size": facts.get("global_batch_size") or monitor.global_batch_size,
-        "epochs": len(monitor.rows),
+        "global_batch_size": facts.get("global_batch_size") or progress.global_batch_size,
+        "epochs": len(progress.rows),
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
         **_provenance(),
-        **_size(monitor.model),
+        **_size(model),
         "hardware": _hardware(),
-        "step": monitor.breakdown,
-        "goodput": goodput.summary(monitor.account.whole),
+        "step": progress.breakdown and progress.breakdown.as_dict(),
+        "goodput": goodput.summary(progress.account.whole),
     }
-    if report := strategies.report(monitor.model):
+    if report := strategies.report(model):
         found["parameter_servers"] = report
     return found
 
@@ -224,40 +229,3 @@ def _last_line(summary: Mapping[str, Any], directory: object) -> str:
         parts.append(f"{summary['examples_per_second']:,.0f} examples/s")
     parts.append(f"weights {summary['weights_sha256'][:16]}")
     return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"
-
-
-def write_model(model: "keras.Model", path: pathlib.Path) -> None:
-    """Writes a model atomically; of a `Loop` each of its models, by its name.
-
-    Of a model that Keras can't save, such as one with the user's own layer without `get_config`, it writes the
-    weights instead, beside `path` as model.weights.h5.
-
-    Args:
-        model: Trained.
-        path: A file that ends in .keras.
-
-    Raises:
-        OSError: It can't be written. An earlier file is untouched.
-    """
-    from toolkit.training.loop import Loop
-
-    if isinstance(model, Loop):
-        for name, part in model.models.items():
-            write_model(part, path.with_name(f"{name}.keras"))
-        return
-    try:
-        with files.replacing(path, name=".writing.keras") as aside:  # Keras takes the format from the end of the name.
-            model.save(aside)
-            files.sync(aside)
-    except OSError:
-        raise
-    except Exception as error:  # The user's own classes may raise anything.
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        _LOG.warning(
-            "%s can't be written (%s); model.weights.h5 has the weights, for load_weights", path.name, lines[0]
-        )
-        with files.replacing(path.with_name("model.weights.h5"), name=".writing.weights.h5") as aside:
-            model.built = True  # It has trained. To Keras, a model that can't be called isn't built.
-            model.save_weights(aside)
-            files.sync(aside)
-    files.sync(path.parent)

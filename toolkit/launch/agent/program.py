@@ -34,7 +34,7 @@ from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess, end_descendants, files_waited_for
 from toolkit.launch.agent.tasks import TaskSpec, task_specs
 from toolkit.launch.events import Event, event
-from toolkit.support import phases, signals, status
+from toolkit.support import signals, status
 
 __all__ = ["Agent", "Preemption", "Reports", "serve"]
 
@@ -363,7 +363,7 @@ class Agent:
         if task in self._processes:
             self._replaced.append(self._processes.pop(task))
         stacks = pathlib.Path(self._reports.scratch, f"{spec.file_name}.stacks")
-        pathlib.Path(phases.path(self._reports.path, task)).unlink(missing_ok=True)  # Of the process before.
+        pathlib.Path(status.phase_file(self._reports.path, task)).unlink(missing_ok=True)  # Of the process before.
         process = TaskProcess(spec, environ=self._environment, stacks=stacks)
         self._processes[task] = process
         self._states.pop(task, None)
@@ -401,7 +401,7 @@ class Agent:
             self._tell("looked", number=number)
 
     def _phase(self, name: str) -> dict[str, Any] | None:
-        found = phases.read(phases.path(self._reports.path, name))
+        found = status.read_phase(status.phase_file(self._reports.path, name))
         return found if found and self._processes[name].is_main(found["pid"]) else None
 
     def _finish(self, **_: Any) -> None:

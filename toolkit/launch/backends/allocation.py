@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from toolkit.cluster.sources.slurm import expand
+from toolkit.cluster.discovery import expand
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
 from toolkit.launch import controller
 from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from toolkit.cluster import Cluster, numbered
-from toolkit.cluster.sources.kubernetes import CLUSTER
+from toolkit.cluster.discovery import CLUSTER
 from toolkit.errors import LaunchError, RequestError
 from toolkit.launch.checks import require
 from toolkit.launch.spec import JobSpec

@@ -85,7 +85,7 @@ class TaskState:
         found_stopped: Whether the job has failed because something has stopped it.
         stopped_since: Since when something has held it, None while nothing does.
         dying: Whether the system is ending it.
-        phase: What it is doing, as `toolkit.support.phases.read` has it; {} if that isn't known.
+        phase: What it is doing, as `toolkit.support.status.read_phase` has it; {} if that isn't known.
         phase_since: Since when.
         busy_at: When it last used more than half of a core.
         stacks: What it wrote of its Python stacks when it was last asked.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError
-from toolkit.support import phases, status
+from toolkit.support import status
 from toolkit.support.goodput import Account
 from toolkit.support.wrapping import extend, wrap
 
@@ -187,7 +187,7 @@ class _Observed:
     _progress: "_Progress | None" = None  # None if the run reports by itself.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        phases.forget()
+        status.forget_phases()
         super().on_train_begin(logs)  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -202,12 +202,12 @@ class _Observed:
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
-        phases.enter(f"first step of {self._first_of}" if self._first_of else "step")
+        status.enter_phase(f"first step of {self._first_of}" if self._first_of else "step")
         self._first_of = ""
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_test_batch_begin(batch, logs)  # type: ignore[misc]
-        phases.enter(f"first step of {self._first_of_test}" if self._first_of_test else "validation step")
+        status.enter_phase(f"first step of {self._first_of_test}" if self._first_of_test else "validation step")
         self._first_of_test = ""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -230,7 +230,7 @@ class _Observed:
     def _leave(self, logs: Any) -> None:
         if not (getattr(self, "_async_train", True) or getattr(self, "_async_test", True)):
             _wait_for(logs)
-        phases.enter("")
+        status.enter_phase("")
 
     _first_of = _first_of_test = ""
 

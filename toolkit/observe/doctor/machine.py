@@ -21,7 +21,7 @@ from typing import Any
 
 import toolkit
 from toolkit.cluster import check, split
-from toolkit.devices.visible import shown
+from toolkit.devices.inventory import shown
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses

@@ -13,11 +13,11 @@ from importlib import metadata
 
 from toolkit import __version__
 from toolkit.cluster import check, discover
-from toolkit.data import cifar10
-from toolkit.devices.visible import resolve
+from toolkit.data.data_sets import cifar10_directory, cifar10_is_prepared
+from toolkit.devices.inventory import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
-from toolkit.support.versions import versions
+from toolkit.support.wrapping import versions
 
 __all__ = ["look_at_data", "look_at_environment", "look_at_versions"]
 
@@ -228,8 +228,8 @@ def look_at_data(situation: Situation) -> Iterator[Finding]:
             "data", f"TFDS_DATA_DIR={named}, and there is no such directory", f"mkdir -p {shlex.quote(named)}"
         )
         return
-    directory = cifar10.default_directory()
-    if cifar10.is_prepared(directory):
+    directory = cifar10_directory()
+    if cifar10_is_prepared(directory):
         yield ok("data", f"CIFAR-10 is prepared in {directory}")
     else:
         yield ok("data", f"no CIFAR-10 in {directory}: --data=auto takes the embedded data set")

@@ -1,9 +1,10 @@
-"""The callback that writes checkpoints and makes `fit` continue in the middle of an epoch."""
+"""The callback that writes checkpoints, makes `fit` continue in the middle of an epoch, and stops it on a signal."""
 
 import contextlib
 import dataclasses
 import logging
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,24 +13,22 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
-from toolkit.strategies.processes import agreement
 from toolkit.strategies.step.local_steps import agrees
 from toolkit.strategies.variables import optimizers_of
-from toolkit.support import files, phases, status
-from toolkit.training.callbacks.recorder import Recorder
-from toolkit.training.callbacks.stop_signals import StopAgreement
-from toolkit.training.callbacks.tracker import Tracker
-from toolkit.training.checkpoints import state
-from toolkit.training.checkpoints.background import Writing
-from toolkit.training.checkpoints.data_position import DataPosition, build
-from toolkit.training.checkpoints.host_state import CallbackState, random_state, restore_random
-from toolkit.training.checkpoints.position import Position
-from toolkit.training.checkpoints.store import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.support import files, status
+from toolkit.support.signals import StopSignals
+from toolkit.training import state
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position, Writing
+from toolkit.training.data_position import DataPosition, build
+from toolkit.training.progress import Progress
+from toolkit.training.restore import RunProcesses
 
 __all__ = ["Best", "Checkpointer", "check_finite"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
+_SECONDS = 0.5  # How often processes ask one another for signals; one exchange takes 1 to 2 ms on one machine.
+_MOST_STEPS = 1000
 
 
 class Checkpointer(keras.callbacks.Callback):
@@ -45,9 +44,9 @@ class Checkpointer(keras.callbacks.Callback):
 
     Args:
         store: Where checkpoints go.
-        stopping: Asked after every step.
-        recorder: Its rows are part of a checkpoint.
-        tracker: Where training stands.
+        signals: What this process has received.
+        processes: Those that stop together.
+        progress: Where training stands; its rows are part of a checkpoint.
         callbacks: The user's, whose counters are part of a checkpoint.
         data: The user's data; None where it begins at the right step by itself.
         every_steps: 0 for checkpoints after epochs only. Processes ask one another at a checkpoint, so the number must
@@ -64,20 +63,19 @@ class Checkpointer(keras.callbacks.Callback):
         self,
         *,
         store: CheckpointStore | NullCheckpointStore,
-        stopping: StopAgreement,
-        recorder: Recorder,
-        tracker: Tracker,
-        callbacks: CallbackState,
+        signals: StopSignals,
+        processes: RunProcesses,
+        progress: Progress,
+        callbacks: state.CallbackState,
         data: DataPosition | None = None,
         every_steps: int = 0,
         resumed: Checkpoint | None = None,
     ) -> None:
         super().__init__()
         self.store = store
-        self.stopping = stopping
-        self.signals = stopping.signals
-        self.recorder = recorder
-        self.tracker = tracker
+        self.signals = signals
+        self.processes = processes
+        self.progress = progress
         self.callbacks = callbacks
         self.data = data
         self.every_steps = every_steps
@@ -92,13 +90,15 @@ class Checkpointer(keras.callbacks.Callback):
         self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
         self._due = False
         self._scalars: list[tuple[Any, np.ndarray]] = []
+        self._next_question = 0  # The step after which processes ask one another again.
+        self._asked: tuple[int, float] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.signals.held = True
         self.callbacks.begin()
-        if self.resumed is not None and not self.tracker.resumed.batch:
+        if self.resumed is not None and not self.progress.resumed.batch:
             self._restore_host(self.resumed)
-        if self.data is not None or self.tracker.resumed.batch:
+        if self.data is not None or self.progress.resumed.batch:
             # `fit` can't begin an epoch in its middle: `initial_epoch` counts whole epochs.
             # `Model.train_function` is the only attribute that `fit` calls for a step (or for `steps_per_execution` of
             # them), and Keras documents that `make_train_function` keeps one that is already set.
@@ -110,14 +110,14 @@ class Checkpointer(keras.callbacks.Callback):
             build(self.model, iterator)  # The metrics of one device are built by the first computed step.
             state.restore_metrics(self.model, self._unbuilt_metrics)
         self._unbuilt_metrics = {}
-        if self.data is not None:
+        if self.data is not None and iterator is not self.data.iterator:
             self.data.use(iterator)
-        return self.model.get_metrics_result() if self.tracker.passing_over else self._train(iterator)
+        return self.model.get_metrics_result() if self.progress.passing_over else self._train(iterator)
 
     def set_model(self, model: keras.Model) -> None:
         """Records the optimizers' rates and counters as they were restored."""
         super().set_model(model)
-        if self.tracker.resumed.batch:
+        if self.progress.resumed.batch:
             scalars = (v for each in optimizers_of(model) for v in each.variables if len(v.shape) == 0)
             self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
 
@@ -131,30 +131,32 @@ class Checkpointer(keras.callbacks.Callback):
         """Sets callbacks' counters, and the random state unless the data restores it."""
         self.callbacks.restore(resumed.metadata.get("callbacks", []), resumed.arrays)
         if "random" in resumed.metadata and (self.data is None or self.data.random_state == "restored"):
-            restore_random(resumed.metadata["random"]["now"])
+            state.restore_random(resumed.metadata["random"]["now"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.resumed is not None and epoch == self.tracker.resumed.epoch:
-            if self.tracker.resumed.batch:
+        if self.resumed is not None and epoch == self.progress.resumed.epoch:
+            if self.progress.resumed.batch:
                 self._metrics = self._unbuilt_metrics = state.metrics_in(self.resumed.arrays)
                 state.restore_metrics(self.model, self._metrics)
             if self.data is not None and self.data.random_state == "restored at the epoch's begin":
-                restore_random(self.resumed.metadata["random"]["at_epoch"])
-        self._random_at_epoch = random_state()
+                state.restore_random(self.resumed.metadata["random"]["at_epoch"])
+        self._random_at_epoch = state.random_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._writing is not None and self._writing.ended:
             self._finish()
-        position = self.tracker.position
-        if self.tracker.passing_over:
-            if batch + 1 >= self.tracker.resumed.batch and self.resumed is not None:
+        position = self.progress.position
+        if self.progress.passing_over:
+            if batch + 1 >= self.progress.resumed.batch and self.resumed is not None:
                 self._restore_host(self.resumed)  # The callbacks have now seen all skipped steps.
                 self._restore_scalars()
             return
         # This call's steps include a multiple of every_steps (with steps_per_execution there are several).
-        before = position.step - self.tracker.made
+        before = position.step - self.progress.made
         due = self._due or (bool(self.every_steps) and before // self.every_steps < position.step // self.every_steps)
-        received = self.stopping.after(position.step) or self._received
+        received = self._signal(position.step) or self._received
+        if not (received or due):
+            return
         if not agrees(self.model):  # Replicas that train locally will average in some steps.
             self._received, self._due = received, due
             return
@@ -170,13 +172,13 @@ class Checkpointer(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         # Several processes agree at the end of the epoch.
-        received = self.signals.received if self.stopping.alone and self.signals.held else None
+        received = self.signals.received if self.processes.alone and self.signals.held else None
         if received is not None:
-            self._stop(received, self.tracker.position, self._metrics)
+            self._stop(received, self.progress.position, self._metrics)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        position = self.tracker.position
-        received = self.stopping.now(position.step)
+        position = self.progress.position
+        received = self._signal(position.step, ask=True)
         if received is not None:
             self._stop(received, position, {})
         else:
@@ -195,30 +197,53 @@ class Checkpointer(keras.callbacks.Callback):
         with contextlib.suppress(CheckpointsFailing):  # It is in the log, and another exception is the cause.
             self._finish()
 
-    @phases.in_phase("saving")
+    def _signal(self, step: int, *, ask: bool = False) -> int | None:
+        """Returns the number of the signal on which all processes stop after this step; None for none.
+
+        A process that stopped by itself would leave the others waiting in the next step's all-reduce.
+
+        Args:
+            step: Steps done in all; every process asks after the same ones.
+            ask: Ask the other processes even if they were asked a moment ago.
+        """
+        if self.processes.alone:
+            return self.signals.received
+        if not ask and step < self._next_question:
+            return None
+        interval = 1
+        now = time.monotonic()
+        if self._asked is not None and step > self._asked[0]:
+            seconds = (now - self._asked[1]) / (step - self._asked[0])
+            interval = max(1, min(_MOST_STEPS, int(_SECONDS / seconds)))
+        # The smallest interval that any process proposes, computed as a maximum of negative numbers.
+        received, negative = self.processes.largest(self.signals.received or 0, -interval)
+        self._next_question = step - negative
+        self._asked = (step, time.monotonic())
+        return received or None
+
     def _save(self, position: Position, metrics: dict) -> None:
-        with self.tracker.account.during("saving"):
+        with status.in_phase("saving"), self.progress.account.during("saving"):
             self._start_writing(position, metrics)
 
     def _start_writing(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
         self._finish()  # Not before: other processes that read variables together wait two minutes only for the chief.
-        good = self.saved_step or self.tracker.resumed.step or None
-        check_finite(self.model, arrays, step=position.step, good=good, directory=self.store.directory)
+        good = self.saved_step or self.progress.resumed.step or None
+        check_finite(self.model, arrays, self.processes, step=position.step, good=good, directory=self.store.directory)
         callbacks, callback_arrays = self.callbacks.capture()
+        now = state.random_state()
         data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
-        now = random_state()
         checkpoint = Checkpoint(
             step=position.step,
             arrays={**arrays, **metrics, **callback_arrays, **data_arrays},
             metadata={
                 "position": dataclasses.asdict(position),
-                "epochs": self.tracker.epochs,
-                "history": list(self.recorder.rows),
+                "epochs": self.progress.epochs,
+                "history": list(self.progress.rows),
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
-                "spent": self.tracker.account.state,
+                "spent": self.progress.account.state,
                 "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,
             },
         )
@@ -231,7 +256,7 @@ class Checkpointer(keras.callbacks.Callback):
             return
         step = writing.checkpoint.step
         try:
-            with self.tracker.account.during("saving"):
+            with self.progress.account.during("saving"):
                 writing.finish()
         except OSError as error:
             self._failures += 1
@@ -280,6 +305,7 @@ class Best(keras.callbacks.ModelCheckpoint):
 def check_finite(
     model: keras.Model,
     arrays: Mapping[str, np.ndarray],
+    processes: RunProcesses,
     *,
     step: int,
     good: int | None,
@@ -291,8 +317,9 @@ def check_finite(
     BatchNormalization's statistics, isn't: so they agree.
 
     Args:
-        model: Whose strategy's processes take part.
+        model: The model.
         arrays: What `state.capture` returned for it.
+        processes: Those that train it.
         step: Where training stands.
         good: The step of the last checkpoint that was written; None if there is none.
         directory: Where checkpoints are.
@@ -302,7 +329,7 @@ def check_finite(
     """
     weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
     bad = [name for name, array in weights.items() if not _finite(array)]
-    most = int(agreement.extremes(model.distribute_strategy, np.array([len(bad)], np.int64))[1][0])
+    (most,) = processes.largest(len(bad))
     if not most:
         return
     first = f" (the first is {model.variables[int(bad[0].split('/')[1])].path})" if bad else ""

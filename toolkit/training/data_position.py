@@ -23,14 +23,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit import strategies
 from toolkit.errors import DataError, ModelError
 from toolkit.strategies.fit import building
 from toolkit.strategies.mesh import is_toolkit_strategy
 from toolkit.strategies.pipelines import draws_of, in_the_order_of_threads
-from toolkit.training.checkpoints.position import Position
+from toolkit.training.checkpoints import Position
 
-__all__ = ["DataPosition", "batch_size_of", "build", "place_in", "shuffled_by_keras"]
+__all__ = ["DataPosition", "batch_size_of", "build", "shuffled_by_keras"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20  # The key of an iterator in a checkpoint.
@@ -46,15 +45,14 @@ class DataPosition:
         data: What is given to `fit` as `x`.
         steps_per_epoch: The batches that `fit` reads in an epoch, where it is given their number. Where that is None,
             Keras reads the data from its beginning in each epoch; otherwise it reads on where the last has stopped.
-        one_device: Whether `fit` reads it on one device without a strategy. Otherwise its iterators can't be saved.
-        looked_at: Whether Keras makes one more iterator before the first epoch, to build the model with: under a
-            strategy that isn't one of ours.
+        strategy: Under which `fit` reads it; None on one device without a strategy, where its iterators can be saved.
         as_it_is: False where Keras makes another dataset of this one, as for class weights.
 
     Attributes:
         random_state: What becomes of Python's and NumPy's random state on resume. "restored" as it was at the
             checkpoint; "restored at the epoch's begin" where reading an epoch draws from it; "replayed" where all
             batches are drawn again from the script's own seed.
+        iterator: Keras's, which reads the data now.
     """
 
     def __init__(
@@ -62,18 +60,17 @@ class DataPosition:
         data: Any,
         *,
         steps_per_epoch: int | None,
-        one_device: bool = True,
-        looked_at: bool = False,
+        strategy: "tf.distribute.Strategy | None" = None,
         as_it_is: bool = True,
     ) -> None:
         self._data = data
         self._steps_per_epoch = steps_per_epoch
-        draws = draws_of(data)
+        self._draws = draws_of(data) if isinstance(data, tf.data.Dataset) else []
         # An iterator's state lacks the random state of its functions, so such data is read again from the beginning.
-        self._can_be_saved = one_device and as_it_is and isinstance(data, tf.data.Dataset) and not draws
-        self._draws = draws
-        self._made_to_build = int(looked_at)
-        self._iterator: Any = None
+        self._can_be_saved = strategy is None and as_it_is and isinstance(data, tf.data.Dataset) and not self._draws
+        # To build the model, Keras makes one more iterator before the first epoch, unless our strategies do it.
+        self._made_to_build = int(strategy is not None and not is_toolkit_strategy(strategy))
+        self.iterator: Any = None
         self._saved: dict[str, np.ndarray] = {}
         self._generators: int | None = None  # Of shuffles, in the state of an iterator that has read nothing yet.
         self._to_pass = 0
@@ -131,13 +128,13 @@ class DataPosition:
             self._warn(facts.get("seed"))
 
     def use(self, iterator: Any) -> None:
-        """Notes Keras's iterator before each step, and brings it to this position before the first step.
+        """Notes an iterator of Keras's before its first step, and brings the first one to this position.
 
         Raises:
             DataError: The data has come to its end before that place.
         """
-        self._iterator, draws, self._draws = iterator, self._draws, []
-        if words := in_the_order_of_threads(draws):  # Logged before the first step.
+        self.iterator, draws, self._draws = iterator, self._draws, []
+        if draws and (words := in_the_order_of_threads(draws)):  # Logged before the first step.
             _LOG.warning("%s", words)
         if self._can_be_saved and self._generators is None:
             self._generators = _generators_in(self._iterator_state())
@@ -187,11 +184,11 @@ class DataPosition:
         return length if length >= 0 else None
 
     def _iterator_state(self) -> "dict[str, np.ndarray]":
-        if not self._can_be_saved or not isinstance(self._iterator, tf.data.Iterator):
+        if not self._can_be_saved or not isinstance(self.iterator, tf.data.Iterator):
             return {}
         with tempfile.TemporaryDirectory(prefix="toolkit-iterator-") as folder:
             try:
-                tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/state")
+                tf.train.Checkpoint(iterator=self.iterator).write(f"{folder}/state")
             # Python generators, for example, have no state that can be saved.
             except (tf.errors.OpError, NotImplementedError) as error:
                 _LOG.debug("The iterator can't be saved, and will be read again on resume (%s)", error)
@@ -234,15 +231,6 @@ class DataPosition:
 def _generators_in(arrays: "Mapping[str, np.ndarray]") -> int:
     """Returns how many shuffles' generators an iterator's state holds, by tf.data's names."""
     return sum(array.tobytes().count(_GENERATOR) for array in arrays.values())
-
-
-def place_in(
-    data: Any, strategy: tf.distribute.Strategy, *, steps_per_epoch: int | None, as_it_is: bool
-) -> DataPosition:
-    """Returns the position in a user's data, as Keras reads that data under a strategy."""
-    one = strategies.describe(strategy)["strategy"] == "one_device"
-    looked_at = not one and not is_toolkit_strategy(strategy)
-    return DataPosition(data, steps_per_epoch=steps_per_epoch, one_device=one, looked_at=looked_at, as_it_is=as_it_is)
 
 
 def _global_seed() -> int | None:

@@ -8,8 +8,8 @@ import keras
 
 from toolkit.errors import RequestError
 from toolkit.strategies.multi_worker import MultiWorkerStrategy
-from toolkit.training.logs import scalars
-from toolkit.training.summary import write_model
+from toolkit.training.directory import write_model
+from toolkit.training.progress import scalars
 
 __all__ = ["RayReport"]
 

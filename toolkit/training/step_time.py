@@ -1,6 +1,7 @@
-"""Profiles a few steps: shows where a step's time goes, and writes a profile for TensorBoard if asked to.
+"""How long a step takes, and where its time goes.
 
-At each moment of the profiled steps exactly one of these holds, the first that applies:
+`StepTimer` measures every step, and the bytes that the network brought. `Profiler` profiles a few, and writes a profile
+for TensorBoard if asked to. At each moment of the profiled steps exactly one of these holds, the first that applies:
 
     compute        an operation of the model runs on some device of this process
     communication  values of several replicas are being put together; or, on several replicas, nothing runs: one
@@ -14,19 +15,25 @@ So communication and input are what isn't hidden behind computing.
 import bisect
 import contextlib
 import dataclasses
+import itertools
 import logging
 import pathlib
 import shutil
+import socket
+import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import psutil
 import tensorflow as tf
 
-from toolkit.training.callbacks.tracker import Tracker
+from toolkit.cluster import Membership
+from toolkit.training.progress import Progress
 
-__all__ = ["Breakdown", "Profiler", "read"]
+__all__ = ["Breakdown", "Profiler", "StepTimer", "interface", "read"]
 
 _LOG = logging.getLogger(__name__)
 _FIRST = 4  # Steps that trace, compile and allocate. The profiled steps end before speed is measured.
@@ -204,23 +211,19 @@ class Profiler(keras.callbacks.Callback):
     Args:
         steps: How many; 0 for five, of which only the breakdown is kept.
         keep: Where the profile is to stay, for `tensorboard --logdir`; None for nowhere.
-        tracker: Where training stands. A profile doesn't go across the end of an epoch. Its account is told how much of
-            a step its data are waited for.
-
-    Attributes:
-        breakdown: Of the profiled steps; None if there were too few, or another profiler was active.
+        progress: Where training stands: a profile doesn't go across the end of an epoch. Gets the breakdown of the
+            profiled steps, and its account how much of a step its data are waited for.
     """
 
-    def __init__(self, *, steps: int, keep: pathlib.Path | None, tracker: Tracker) -> None:
+    def __init__(self, *, steps: int, keep: pathlib.Path | None, progress: Progress) -> None:
         super().__init__()
         self._steps = steps or _STEPS
         self._keep = keep if steps else None
-        self._tracker = tracker
+        self._progress = progress
         self._seen = self._done = 0
         self._over = False
         self._trace: Any = None
         self._directory: pathlib.Path | None = None
-        self.breakdown: Breakdown | None = None
 
     def _read(self) -> Breakdown | None:
         if self._directory is None:
@@ -237,11 +240,11 @@ class Profiler(keras.callbacks.Callback):
                 self._directory = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._over or self._tracker.passing_over:
+        if self._over or self._progress.passing_over:
             return
         self._seen += 1
         if self._directory is None:
-            length = self._tracker.steps_per_epoch
+            length = self._progress.steps_per_epoch
             if self._seen <= _FIRST or (length is not None and batch + self._steps > length):
                 return
             self._start()
@@ -263,7 +266,7 @@ class Profiler(keras.callbacks.Callback):
             _LOG.warning(
                 "No profile: %d steps were asked for, and an epoch of %s has too few after the first %d",
                 self._steps,
-                self._tracker.steps_per_epoch,
+                self._progress.steps_per_epoch,
                 _FIRST,
             )
         self.close()
@@ -284,12 +287,82 @@ class Profiler(keras.callbacks.Callback):
 
     def _stop(self) -> None:
         self._over = True
-        account = self._tracker.account
+        account = self._progress.account
         with account.during("other"):
             with contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop()
-            self.breakdown = self._read()
-        if self.breakdown is not None and self.breakdown.milliseconds:
-            account.input = self.breakdown.input / self.breakdown.milliseconds
+            found = self._progress.breakdown = self._read()
+        if found is not None and found.milliseconds:
+            account.input = found.input / found.milliseconds
         if self._keep is not None:
             _LOG.info("Profile of %d steps: tensorboard --logdir=%s", self._done, self._keep)
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Measures the time from the end of one step to the end of the next, within an epoch.
+
+    Args:
+        member: Who this process is, by whose address its network interface is found; None where replicas share a
+            process. Tasks that share an interface, as on loopback, count as many bytes each.
+        warm_up: Steps at the beginning that don't count: the first ones trace and compile.
+    """
+
+    reads_weights = False
+
+    def __init__(self, member: Membership | None = None, *, warm_up: int = 5) -> None:
+        super().__init__()
+        self._warm_up = warm_up
+        self._interface, self._tasks = None, 1
+        if member is not None:
+            carriers = [interface(member.cluster.address(task)) for task in member.cluster.synchronous]
+            self._interface = interface(member.cluster.address(member.task))
+            self._tasks = carriers.count(self._interface)
+        self._ends: list[float] = []
+        self._received: list[int] = []
+        self._took: list[float] = []
+        self._seen = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """The median time of a step; None until two steps after the warm-up have ended."""
+        return statistics.median(self._took) if self._took else None
+
+    @property
+    def received(self) -> float | None:
+        """Bytes that a task receives in a step, with packet headers; None if no network is counted."""
+        if len(self._received) < 2:
+            return None
+        return (self._received[-1] - self._received[0]) / (len(self._received) - 1) / self._tasks
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._ends, self._received = [], []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._seen += 1
+        if self._seen <= self._warm_up:
+            return
+        self._ends.append(time.perf_counter())
+        if self._interface:
+            self._received.append(psutil.net_io_counters(pernic=True)[self._interface].bytes_recv)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._took += [after - before for before, after in itertools.pairwise(self._ends)]
+
+
+def interface(address: str) -> str | None:
+    """Returns the name of this host's network interface with an address, None if there is none.
+
+    Args:
+        address: HOST:PORT, or a host's name or address.
+    """
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        numbers = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    if any(number.startswith("127.") for number in numbers):
+        numbers.add("127.0.0.1")
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address in numbers for found in addresses):
+            return name
+    return None
