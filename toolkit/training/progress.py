@@ -229,7 +229,7 @@ class EpochLog(keras.callbacks.Callback):
         self._progress = progress
         self._epochs, self._steps = len(earlier), earlier[-1]["step"] if earlier else 0
         self._shows = shows
-        self._listened = status.listened()
+        self._listened = progress.account.listened
         self._console = rich.get_console()
         self._moves = shows and bar and self._console.is_terminal
         self._bar: bars.Progress | None = None

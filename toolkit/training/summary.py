@@ -113,19 +113,16 @@ class Summary:
 
 def _provenance() -> dict[str, Any]:
     """Returns what the figures depend on: versions, command line and variables without secrets, the launcher's logs."""
-    logs = status.logs()
+    command, logs = _command(), status.logs()
+    settings = {
+        name: os.environ[name]
+        for name in sorted(os.environ)
+        if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
+    }
     return {
-        "versions": {
-            "toolkit": __version__,
-            "python": platform.python_version(),
-            **versions(_VERSIONS),
-        },
-        "command": redaction.masked_command(_command(), os.environ),
-        "environment": {
-            name: redaction.masked(os.environ[name], os.environ)
-            for name in sorted(os.environ)
-            if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
-        },
+        "versions": {"toolkit": __version__, "python": platform.python_version(), **versions(_VERSIONS)},
+        "command": redaction.masked_command(command, os.environ),
+        "environment": redaction.masked_all(settings, os.environ),
         "launch_logs": logs,
     }
 
@@ -145,10 +142,11 @@ def _size(model: Any) -> dict[str, Any]:
 def _hardware() -> str:
     """Returns this machine's hardware: "2 x NVIDIA H100", or "4 cores of AMD EPYC, x86_64, 16 GB"."""
     there = devices.inventory.take()
+    cores = counted(there.cores, "core")
     names = collections.Counter(gpu.name for gpu in there.gpus)
     if names:
         return ", ".join(f"{number} x {name}" for name, number in names.items())
-    return f"{counted(there.cores, 'core')}{_processor()}, {platform.machine()}, {_memory() / 1e9:.0f} GB"
+    return f"{cores}{_processor()}, {platform.machine()}, {_memory() / 1e9:.0f} GB"
 
 
 def _processor() -> str:
