@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from toolkit.cluster import Membership
     from toolkit.training.data_position import DataPosition
-    from toolkit.training.progress import Progress
+    from toolkit.training.progress import EpochLog, Progress
 
 __all__ = ["Run"]
 
@@ -90,7 +90,6 @@ class Run:
         self._account = Account()
         self._model: Any = None
         self._progress: Progress | None = None
-        self._log: Any = None
         self._opened: list[Any] = []  # The callbacks that an exception may have left open.
         self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
@@ -221,7 +220,7 @@ class Run:
             return None
         from toolkit.data import Batches
         from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
-        from toolkit.training.progress import Progress
+        from toolkit.training.progress import EpochLog, Progress
 
         self._begin_part()
         parameters = sum(math.prod(variable.shape) for variable in model.variables)  # Without those of layers unbuilt.
@@ -276,23 +275,23 @@ class Run:
             global_batch_size=batch_size,
             account=self._account,
         )
+        log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=not verbose, bar=self._chief)
         ordered = self._callbacks(
             model,
             processes,
             progress,
+            log,
             callbacks,
             data,
             checkpoint,
             profiles=bool(self._chief and self._profile) and described["strategy"] != "parameter_server",
             every_steps=every_steps,
-            shows=not verbose,
         )
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
-        options["initial_epoch"] = epochs if ended else resumed.epoch
         if checkpoint is not None:
             place = self._directory.path if self._chief else None
-            self._log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
-        history = model.fit(x, y, callbacks=ordered, **options)
+            log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
+        history = model.fit(x, y, initial_epoch=epochs if ended else resumed.epoch, callbacks=ordered, **options)
         self._opened = []  # They have closed themselves as training ended.
         complete_history(history, progress.rows[len(self._rows) :])
         self._summary.finish(model, progress)
@@ -303,13 +302,13 @@ class Run:
         model: "keras.Model",
         processes: RunProcesses,
         progress: "Progress",
+        log: "EpochLog",
         callbacks: Any,
         data: "DataPosition | None",
         checkpoint: Checkpoint | None,
         *,
         profiles: bool,
         every_steps: int,
-        shows: bool,
     ) -> "list[keras.callbacks.Callback]":
         """Returns the callbacks of one `fit`, in their order.
 
@@ -317,17 +316,17 @@ class Run:
             model: Compiled.
             processes: Those that train together.
             progress: The first of them.
+            log: The last but one.
             callbacks: The user's own: one, several, or None.
             data: The user's data; None where it begins at the right step by itself.
             checkpoint: What this process goes on from; None for a new run.
             profiles: Whether steps of this process may be profiled.
             every_steps: The steps between two checkpoints, on all processes.
-            shows: Whether to show the run's own progress.
         """
         import keras
 
         from toolkit.training.checkpointer import Best, Checkpointer
-        from toolkit.training.progress import EpochLog, RunTensorBoard
+        from toolkit.training.progress import RunTensorBoard
         from toolkit.training.step_time import Profiler
 
         own = keras.tree.flatten(callbacks or [])
@@ -341,7 +340,6 @@ class Run:
         )
         steps = 0 if self._profile is True else self._profile
         profiler = Profiler(steps=steps, keep=self._directory.tensorboard, progress=progress)
-        self._log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=shows, bar=self._chief)
         checkpointer = Checkpointer(
             model,
             store=self._store,
@@ -353,11 +351,11 @@ class Run:
             every_steps=every_steps,
             resumed=checkpoint,
         )
-        self._opened = [self._log, profiler, checkpointer]
+        self._opened = [log, profiler, checkpointer]
         board = [RunTensorBoard(str(self._directory.tensorboard), write_graph=False)] if self._chief else []
         # The profile must end before speed is measured; the epoch's row must exist when its checkpoint is written;
         # the user's callbacks must have counted before they are saved.
-        return [progress, *([profiler] if profiles else []), *own, *board, self._log, checkpointer]
+        return [progress, *([profiler] if profiles else []), *own, *board, log, checkpointer]
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
         """Calls your own step for each batch: a custom training loop with everything that `fit` does around it.
