@@ -181,6 +181,7 @@ def _summary(
     # A resumed run may have had too few steps left to measure; then its last whole epoch counts.
     rates = [row["examples_per_second"] for row in progress.rows if row.get("examples_per_second")]
     rate = progress.examples_per_second or (rates or [None])[-1]
+    provenance, spent, report = _provenance(), goodput.summary(progress.account.whole), strategies.report(model)
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
@@ -189,13 +190,13 @@ def _summary(
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
-        **_provenance(),
+        **provenance,
         **_size(model),
         "hardware": _hardware(),
         "step": progress.breakdown and progress.breakdown.as_dict(),
-        "goodput": goodput.summary(progress.account.whole),
+        "goodput": spent,
     }
-    if report := strategies.report(model):
+    if report:
         found["parameter_servers"] = report
     return found
 
