@@ -38,6 +38,7 @@ class Account:
     Attributes:
         made: How many steps this process has made.
         input: The share of a step in which its data are waited for; 0 while that isn't known.
+        listened: Whether a launcher reads what this process reports of it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class Account:
         self._last = time.monotonic()
         self._inside = False
         # A notebook may have been open for hours; a task was started to train.
-        self._own["starting"] = _age() if status.listened() else 0.0
+        self.listened = status.listened()
+        self._own["starting"] = _age() if self.listened else 0.0
 
     def mark(self, kind: str, *, steps: int = 0) -> None:
         """Notes what the time since the last mark was spent on: one of `KINDS`; and how many steps that were."""

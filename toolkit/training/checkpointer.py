@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -43,6 +43,7 @@ class Checkpointer(keras.callbacks.Callback):
     the others have counted.
 
     Args:
+        model: As it has been restored.
         store: Where checkpoints go.
         signals: What this process has received.
         processes: Those that stop together.
@@ -61,12 +62,13 @@ class Checkpointer(keras.callbacks.Callback):
 
     def __init__(
         self,
+        model: keras.Model,
         *,
         store: CheckpointStore | NullCheckpointStore,
         signals: StopSignals,
         processes: RunProcesses,
         progress: Progress,
-        callbacks: state.CallbackState,
+        callbacks: Sequence[keras.callbacks.Callback],
         data: DataPosition | None = None,
         every_steps: int = 0,
         resumed: Checkpoint | None = None,
@@ -76,7 +78,7 @@ class Checkpointer(keras.callbacks.Callback):
         self.signals = signals
         self.processes = processes
         self.progress = progress
-        self.callbacks = callbacks
+        self.callbacks = state.CallbackState(callbacks)
         self.data = data
         self.every_steps = every_steps
         self.resumed = resumed
@@ -89,7 +91,10 @@ class Checkpointer(keras.callbacks.Callback):
         self._writing: Writing | None = None
         self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
         self._due = False
-        self._scalars: list[tuple[Any, np.ndarray]] = []
+        self._scalars: list[tuple[Any, np.ndarray]] = []  # The optimizers' rates and counters as they were restored.
+        if progress.resumed.batch:
+            scalars = (v for each in optimizers_of(model) for v in each.variables if len(v.shape) == 0)
+            self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
         self._next_question = 0  # The step after which processes ask one another again.
         self._asked: tuple[int, float] | None = None
 
@@ -113,13 +118,6 @@ class Checkpointer(keras.callbacks.Callback):
         if self.data is not None and iterator is not self.data.iterator:
             self.data.use(iterator)
         return self.model.get_metrics_result() if self.progress.passing_over else self._train(iterator)
-
-    def set_model(self, model: keras.Model) -> None:
-        """Records the optimizers' rates and counters as they were restored."""
-        super().set_model(model)
-        if self.progress.resumed.batch:
-            scalars = (v for each in optimizers_of(model) for v in each.variables if len(v.shape) == 0)
-            self._scalars = [(each, np.array(keras.ops.convert_to_numpy(each.value))) for each in scalars]  # Copies.
 
     def _restore_scalars(self) -> None:
         """Undoes what callbacks did when they received an epoch's begin for the second time."""

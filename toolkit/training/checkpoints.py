@@ -246,12 +246,13 @@ def _read(directory: pathlib.Path) -> Checkpoint:
     try:
         manifest = json.loads(files.read_text(directory / _MANIFEST))
         files.check_file(directory / _ARRAYS)
+        found = sha256(directory / _ARRAYS)
         claimed = manifest.pop("manifest_sha256")
         if claimed != _manifest_sum(manifest):
             raise _Damaged(f"{_MANIFEST} doesn't match its own SHA-256")
         if manifest["format"] != _FORMAT:
             raise _Damaged(f"format {manifest['format']} is not one this version reads")
-        if sha256(directory / _ARRAYS) != manifest["sha256"]:
+        if found != manifest["sha256"]:
             raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
         arrays = load_file(directory / _ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}

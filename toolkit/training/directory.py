@@ -157,7 +157,8 @@ class RunDirectory:
             CheckpointError: The run was started with other values.
             RunDirectoryError: They can't be written.
         """
-        config = redaction.masked_all(dict(config), os.environ)
+        if config:
+            config = redaction.masked_all(dict(config), os.environ)
         if not self._resume:
             self._config.update(config)
         try:

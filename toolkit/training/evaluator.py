@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RunDirectoryError
-from toolkit.support import files, status
+from toolkit.support import status
 from toolkit.training import state
 from toolkit.training.checkpoints import CheckpointStore
 from toolkit.training.directory import choose
@@ -39,7 +39,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
         RunDirectoryError: Nothing says which directory it is.
         CheckpointError: The checkpoints are another model's.
     """
-    from toolkit.training.progress import in_words, scalars
+    from toolkit.training.progress import in_words, scalars, write_rows
 
     if directory is None and status.job_id() is None:
         raise RunDirectoryError(
@@ -49,11 +49,15 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
         )
     path, _ = choose(directory, recipe=recipe, resume=False)
     store = CheckpointStore(path / "checkpoints")
-    rows = _Rows(path / "evaluation.csv")
+    table = path / "evaluation.csv"
+    rows: list[dict[str, Any]] = []
+    if table.exists():
+        with table.open(newline="", encoding="utf-8") as file:
+            rows += csv.DictReader(file)
     began = time.time()
     status.report(state="following", follows=True)
     _LOG.info("Following the checkpoints in %s", path)
-    step = rows.last_step
+    step = max((int(row["step"]) for row in rows), default=-1)
     while True:
         ended = _ended(path / "summary.json", since=began)
         checkpoint = store.newest(after=step)
@@ -62,36 +66,15 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
             state.restore(model, checkpoint.arrays)
             values = model.evaluate(data, verbose=0, return_dict=True)
             step = checkpoint.step
-            rows.add({"step": step, **scalars(values)})
+            rows.append({"step": step, **scalars(values)})
+            write_rows(table, rows, empty="step")
             _LOG.info("step %d: %s", step, in_words(values))
             status.report(state="following")
         elif ended:
-            _LOG.info("The run has ended, and its last checkpoint is evaluated: %s", rows.path)
+            _LOG.info("The run has ended, and its last checkpoint is evaluated: %s", table)
             return
         else:
             time.sleep(_LOOK)
-
-
-class _Rows:
-    """evaluation.csv, always complete."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self._rows: list[dict[str, Any]] = []
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                self._rows = list(csv.DictReader(file))
-
-    @property
-    def last_step(self) -> int:
-        return max((int(row["step"]) for row in self._rows), default=-1)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        try:
-            files.write_csv(self.path, self._rows, empty=["step"])
-        except OSError as error:
-            _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)
 
 
 def _ended(summary: pathlib.Path, *, since: float) -> bool:

@@ -22,7 +22,7 @@ from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.training.checkpoints import Position
 
-__all__ = ["EpochLog", "Progress", "RunTensorBoard", "in_words", "scalars"]
+__all__ = ["EpochLog", "Progress", "RunTensorBoard", "in_words", "scalars", "write_rows"]
 
 _LOG = logging.getLogger(__name__)
 _WARM_UP_STEPS = 10  # The first steps trace and compile the training function.
@@ -47,6 +47,20 @@ def scalars(logs: Mapping[str, Any] | None) -> dict[str, float]:
 def in_words(logs: Mapping[str, Any] | None) -> str:
     """Returns logs as text for the screen or a log file: "loss 0.1234, accuracy 0.9876"."""
     return ", ".join(f"{name} {value:.4f}" for name, value in scalars(logs).items())
+
+
+def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
+    """Replaces a CSV file; training goes on where it can't be written.
+
+    Args:
+        path: The file.
+        rows: Each row: column -> value.
+        empty: The column of a table without rows.
+    """
+    try:
+        files.write_csv(path, rows, empty=[empty])
+    except OSError as error:
+        _LOG.warning("%s can't be written (%s)", path, error.strerror or error)
 
 
 class Progress(keras.callbacks.Callback):
@@ -229,7 +243,7 @@ class EpochLog(keras.callbacks.Callback):
         self._progress = progress
         self._epochs, self._steps = len(earlier), earlier[-1]["step"] if earlier else 0
         self._shows = shows
-        self._listened = status.listened()
+        self._listened = progress.account.listened
         self._console = rich.get_console()
         self._moves = shows and bar and self._console.is_terminal
         self._bar: bars.Progress | None = None
@@ -324,12 +338,8 @@ class EpochLog(keras.callbacks.Callback):
         self.say(f"epoch {self._progress.epoch + 1}/{self._progress.epochs}, step {done}{steps}: {in_words(logs)}")
 
     def _write(self) -> None:
-        if self.path is None:
-            return
-        try:
-            files.write_csv(self.path, self._progress.rows, empty=["epoch"])
-        except OSError as error:  # Every checkpoint also has the rows, so training goes on.
-            _LOG.warning("%s can't be written (%s)", self.path, error.strerror or error)
+        if self.path is not None:  # Every checkpoint also has the rows.
+            write_rows(self.path, self._progress.rows, empty="epoch")
 
 
 class RunTensorBoard(keras.callbacks.TensorBoard):

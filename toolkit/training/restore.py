@@ -216,9 +216,9 @@ def restore(
     checkpoint = processes.chiefs_checkpoint(found)
     # Each process finds by itself whether it fits, but building variables needs all processes.
     state.restore(model, checkpoint.arrays)
-    processes.check_restored(model, step=checkpoint.step)
     # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers.
     checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
+    processes.check_restored(model, step=checkpoint.step)
     before = checkpoint.metadata["epochs"]
     if epochs != before:
         _LOG.warning(

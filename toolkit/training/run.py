@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from toolkit.cluster import Membership
     from toolkit.training.data_position import DataPosition
-    from toolkit.training.progress import Progress
+    from toolkit.training.progress import EpochLog, Progress
 
 __all__ = ["Run"]
 
@@ -90,7 +90,6 @@ class Run:
         self._account = Account()
         self._model: Any = None
         self._progress: Progress | None = None
-        self._log: Any = None
         self._opened: list[Any] = []  # The callbacks that an exception may have left open.
         self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
@@ -221,7 +220,7 @@ class Run:
             return None
         from toolkit.data import Batches
         from toolkit.training.data_position import DataPosition, batch_size_of, shuffled_by_keras
-        from toolkit.training.progress import Progress
+        from toolkit.training.progress import EpochLog, Progress
 
         self._begin_part()
         parameters = sum(math.prod(variable.shape) for variable in model.variables)  # Without those of layers unbuilt.
@@ -249,10 +248,10 @@ class Run:
             wanted=self._resume,
             epochs=epochs,
         )
-        self._account.resume({} if checkpoint is None else checkpoint.metadata.get("spent", {}))
+        every_steps = processes.chiefs(self._checkpoint_steps)
         ended = ended_for_good(checkpoint, callbacks)
-        complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
-        self._summary.complete = complete
+        self._account.resume({} if checkpoint is None else checkpoint.metadata.get("spent", {}))
+        complete = self._summary.complete = checkpoint is not None and (ended or resumed.epoch >= epochs)
         self._summary.resumed_step = None if checkpoint is None else checkpoint.step
         data = None
         if of_steps:
@@ -276,13 +275,23 @@ class Run:
             global_batch_size=batch_size,
             account=self._account,
         )
-        ordered = self._callbacks(strategy, processes, progress, callbacks, data, checkpoint, shows=not verbose)
+        log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=not verbose, bar=self._chief)
+        ordered = self._callbacks(
+            model,
+            processes,
+            progress,
+            log,
+            callbacks,
+            data,
+            checkpoint,
+            profiles=bool(self._chief and self._profile) and described["strategy"] != "parameter_server",
+            every_steps=every_steps,
+        )
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
-        options["initial_epoch"] = epochs if ended else resumed.epoch
         if checkpoint is not None:
             place = self._directory.path if self._chief else None
-            self._log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
-        history = model.fit(x, y, callbacks=ordered, **options)
+            log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
+        history = model.fit(x, y, initial_epoch=epochs if ended else resumed.epoch, callbacks=ordered, **options)
         self._opened = []  # They have closed themselves as training ended.
         complete_history(history, progress.rows[len(self._rows) :])
         self._summary.finish(model, progress)
@@ -290,31 +299,34 @@ class Run:
 
     def _callbacks(
         self,
-        strategy: "tf.distribute.Strategy",
+        model: "keras.Model",
         processes: RunProcesses,
         progress: "Progress",
+        log: "EpochLog",
         callbacks: Any,
         data: "DataPosition | None",
         checkpoint: Checkpoint | None,
         *,
-        shows: bool,
+        profiles: bool,
+        every_steps: int,
     ) -> "list[keras.callbacks.Callback]":
         """Returns the callbacks of one `fit`, in their order.
 
         Args:
-            strategy: Of the model.
+            model: Compiled.
             processes: Those that train together.
             progress: The first of them.
+            log: The last but one.
             callbacks: The user's own: one, several, or None.
             data: The user's data; None where it begins at the right step by itself.
             checkpoint: What this process goes on from; None for a new run.
-            shows: Whether to show the run's own progress.
+            profiles: Whether steps of this process may be profiled.
+            every_steps: The steps between two checkpoints, on all processes.
         """
         import keras
 
         from toolkit.training.checkpointer import Best, Checkpointer
-        from toolkit.training.progress import EpochLog, RunTensorBoard
-        from toolkit.training.state import CallbackState
+        from toolkit.training.progress import RunTensorBoard
         from toolkit.training.step_time import Profiler
 
         own = keras.tree.flatten(callbacks or [])
@@ -322,29 +334,28 @@ class Run:
             self._best = Best(self._directory.best, self._best)
         if self._best is not None:
             own.append(self._best)
+        # Only one callback at a time can profile.
+        profiles = profiles and not any(
+            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in own
+        )
         steps = 0 if self._profile is True else self._profile
         profiler = Profiler(steps=steps, keep=self._directory.tensorboard, progress=progress)
-        self._log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=shows, bar=self._chief)
         checkpointer = Checkpointer(
+            model,
             store=self._store,
             signals=self._signals,
             processes=processes,
             progress=progress,
-            callbacks=CallbackState(own),
+            callbacks=own,
             data=data,
-            every_steps=processes.chiefs(self._checkpoint_steps),
+            every_steps=every_steps,
             resumed=checkpoint,
         )
-        self._opened = [self._log, profiler, checkpointer]
-        others = any(
-            isinstance(each, keras.callbacks.TensorBoard) and getattr(each, "_should_trace", True) for each in own
-        )
-        # Only one callback at a time can profile.
-        profiles = self._chief and self._profile and not others and strategies.computes_here(strategy)
+        self._opened = [log, profiler, checkpointer]
         board = [RunTensorBoard(str(self._directory.tensorboard), write_graph=False)] if self._chief else []
         # The profile must end before speed is measured; the epoch's row must exist when its checkpoint is written;
         # the user's callbacks must have counted before they are saved.
-        return [progress, *([profiler] if profiles else []), *own, *board, self._log, checkpointer]
+        return [progress, *([profiler] if profiles else []), *own, *board, log, checkpointer]
 
     def loop(self, step: "Callable[[Any], Any]", data: Any, *, state: "Mapping[str, Any]", **options: Any) -> Any:
         """Calls your own step for each batch: a custom training loop with everything that `fit` does around it.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toolkit import strategies
 from toolkit.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def capture(model: "keras.Model") -> dict[str, np.ndarray]:
 
     A variable that is mirrored on several devices is read once.
     """
-    _settle(model)
+    strategies.wait_for_steps(model)
     optimizers = _optimizers(model)
     return {**_values(_variables(model, optimizers)), **_trained(model, optimizers)}
 
@@ -118,7 +119,7 @@ def digest(model: "keras.Model") -> str:
 
 def capture_metrics(model: "keras.Model") -> dict[str, np.ndarray]:
     """Returns the running sums of the metrics, over all replicas."""
-    _settle(model)
+    strategies.wait_for_steps(model)
     return _values(_metrics(model))
 
 
@@ -138,12 +139,6 @@ def size_in_bytes(model: "keras.Model") -> int:
     import tensorflow as tf
 
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in _variables(model, _optimizers(model)).values())
-
-
-def _settle(model: "keras.Model") -> None:
-    from toolkit import strategies
-
-    strategies.wait_for_steps(model)
 
 
 def _matching(

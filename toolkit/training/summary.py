@@ -113,19 +113,16 @@ class Summary:
 
 def _provenance() -> dict[str, Any]:
     """Returns what the figures depend on: versions, command line and variables without secrets, the launcher's logs."""
-    logs = status.logs()
+    command, logs = _command(), status.logs()
+    settings = {
+        name: os.environ[name]
+        for name in sorted(os.environ)
+        if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
+    }
     return {
-        "versions": {
-            "toolkit": __version__,
-            "python": platform.python_version(),
-            **versions(_VERSIONS),
-        },
-        "command": redaction.masked_command(_command(), os.environ),
-        "environment": {
-            name: redaction.masked(os.environ[name], os.environ)
-            for name in sorted(os.environ)
-            if name.startswith(_SETTINGS) and (logs is None or not name.startswith(_LAUNCHERS_OWN))
-        },
+        "versions": {"toolkit": __version__, "python": platform.python_version(), **versions(_VERSIONS)},
+        "command": redaction.masked_command(command, os.environ),
+        "environment": redaction.masked_all(settings, os.environ),
         "launch_logs": logs,
     }
 
@@ -145,10 +142,11 @@ def _size(model: Any) -> dict[str, Any]:
 def _hardware() -> str:
     """Returns this machine's hardware: "2 x NVIDIA H100", or "4 cores of AMD EPYC, x86_64, 16 GB"."""
     there = devices.inventory.take()
+    cores = counted(there.cores, "core")
     names = collections.Counter(gpu.name for gpu in there.gpus)
     if names:
         return ", ".join(f"{number} x {name}" for name, number in names.items())
-    return f"{counted(there.cores, 'core')}{_processor()}, {platform.machine()}, {_memory() / 1e9:.0f} GB"
+    return f"{cores}{_processor()}, {platform.machine()}, {_memory() / 1e9:.0f} GB"
 
 
 def _processor() -> str:
@@ -183,6 +181,7 @@ def _summary(
     # A resumed run may have had too few steps left to measure; then its last whole epoch counts.
     rates = [row["examples_per_second"] for row in progress.rows if row.get("examples_per_second")]
     rate = progress.examples_per_second or (rates or [None])[-1]
+    provenance, spent, report = _provenance(), goodput.summary(progress.account.whole), strategies.report(model)
     found = {
         **facts,
         **{name: value for name, value in last.items() if name not in _OF_A_ROW},
@@ -191,13 +190,13 @@ def _summary(
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
         "wall_seconds": round(seconds, 3),
-        **_provenance(),
+        **provenance,
         **_size(model),
         "hardware": _hardware(),
         "step": progress.breakdown and progress.breakdown.as_dict(),
-        "goodput": goodput.summary(progress.account.whole),
+        "goodput": spent,
     }
-    if report := strategies.report(model):
+    if report:
         found["parameter_servers"] = report
     return found
 
