@@ -2,7 +2,7 @@
 
 A recipe calls `define_shared` when it is imported, and reads the parsed values from
 `absl.flags.FLAGS`. Values are checked by the parts they are handed to. What must not change between start and
-resume is recorded by `recipe.open_run`: all flags that a recipe defines itself, and of these the seed and the rate.
+resume is recorded by `from_flags.open_run`: all flags that a recipe defines itself, and of these the seed and the rate.
 """
 
 from absl import flags
