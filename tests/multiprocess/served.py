@@ -13,7 +13,7 @@ import time
 
 import toolkit
 
-toolkit.cli.console.show_messages()  # A worker's creation of the strategy doesn't return.
+toolkit.cli.console.show_log()  # A worker's creation of the strategy doesn't return.
 out, given = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 strategy = toolkit.strategies.create(
     "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**given.get("servers", {}))

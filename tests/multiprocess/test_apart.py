@@ -16,7 +16,7 @@ from toolkit.errors import CheckpointError, Diverged
 from toolkit.training import CheckpointStore, Run
 from toolkit.training import state
 
-toolkit.cli.console.show_messages()
+toolkit.cli.console.show_log()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 strategy = toolkit.strategies.create("auto")
 import keras, numpy as np

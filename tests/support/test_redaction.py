@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from toolkit.cli.console import show_messages
+from toolkit.cli.console import show_log
 from toolkit.cli.main import _run
 from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
@@ -95,7 +95,7 @@ def test_errors_and_messages_show_none(secret, capsys):
         raise RequestError(asked=f"--url={secret}", found="it is wrong", remedy="Mend it")
 
     exit_code(fail, interrupted="")
-    show_messages()
+    show_log()
     logging.getLogger("toolkit.x").warning("it is %s", secret)
     shown = "".join(capsys.readouterr())
     assert "hunter2" not in shown

@@ -13,25 +13,29 @@ from toolkit.support import redaction
 if TYPE_CHECKING:
     from toolkit.devices import Setup
 
-__all__ = ["check_chart", "save", "say", "show_devices", "show_messages", "show_seconds", "show_variables", "table"]
+__all__ = ["check_chart", "echo", "save", "say", "show_devices", "show_log", "show_seconds", "show_variables", "table"]
 
 
 class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        import rich
-
         text = redaction.masked(self.format(record), os.environ)
         style = (
             "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
         )
-        console = rich.get_console()
         # A message that can't be written, such as on a full disk, must not end the training.
         with contextlib.suppress(OSError):
-            # A log file gets whole lines; a terminal's lines are wrapped between words.
-            console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+            echo(text, style=style)
 
 
-def show_messages() -> None:
+def echo(text: str, *, style: str | None = None) -> None:
+    """Prints text as it is: whole lines to a file; a terminal's lines are wrapped between words."""
+    import rich
+
+    console = rich.get_console()
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def show_log() -> None:
     """Prints the messages of `toolkit`'s loggers from INFO on as plain lines on standard output."""
     logger = logging.getLogger("toolkit")
     if not any(isinstance(handler, _Console) for handler in logger.handlers):

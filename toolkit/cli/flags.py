@@ -2,7 +2,7 @@
 
 A recipe calls `define_shared` when it is imported, and reads the parsed values from
 `absl.flags.FLAGS`. Values are checked by the parts they are handed to. What must not change between start and
-resume is recorded by `recipe.open_run`: all flags that a recipe defines itself, and of these the seed and the rate.
+resume is recorded by `from_flags.open_run`: all flags that a recipe defines itself, and of these the seed and the rate.
 """
 
 from absl import flags
@@ -24,44 +24,20 @@ __all__ = [
 ]
 
 
-# The order of `--help`: a group's title, its flags, and a placeholder for a value.
-GROUPS = {
-    "Training": {
-        "epochs": "N",
-        "steps_per_epoch": "N",
-        "global_batch_size": "N",
-        "learning_rate": "RATE",
-        "seed": "N",
-    },
-    "Data": {"data": "", "data_dir": "DIR"},
-    "The run's directory": {"run_dir": "DIR", "resume": "", "checkpoint_steps": "N", "profile": "N"},
-    "Devices": {
-        "gpus": "N",
-        "visible_devices": "LIST",
-        "memory": "HOW",
-        "split_gpus": "N",
-        "emulate": "",
-        "inter_op_threads": "N",
-        "intra_op_threads": "N",
-        "soft_placement": "",
-        "log_placement": "",
-        "native_logs": "",
-    },
-    "Several processes": {"cluster": "FILE", "task": "TASK", "start_timeout": "SECONDS", "communication": ""},
-    "Exchange": {
-        "gradient_dtype": "",
-        "activation_dtype": "",
-        "bytes_per_pack": "BYTES",
-        "gradient_compression": "",
-        "gradient_rank": "N",
-        "gradient_start_step": "N",
-        "local_steps": "N",
-        "local_outer_momentum": "M",
-        "local_outer_rate": "RATE",
-    },
-    "Parameter servers": {"synchronous": "", "max_staleness": "N", "steps_per_dispatch": "N", "variables": ""},
-    "Shards": {"shards": "N", "min_shard_kib": "KIB", "shard_optimizer": ""},
+# The order of `--help`: a group's title, and its flags, each with the placeholder for its value.
+_GROUPS = {
+    "Training": "epochs=N steps_per_epoch=N global_batch_size=N learning_rate=RATE seed=N",
+    "Data": "data data_dir=DIR",
+    "The run's directory": "run_dir=DIR resume checkpoint_steps=N profile=N",
+    "Devices": "gpus=N visible_devices=LIST memory=HOW split_gpus=N emulate inter_op_threads=N intra_op_threads=N "
+    "soft_placement log_placement native_logs",
+    "Several processes": "cluster=FILE task=TASK start_timeout=SECONDS communication",
+    "Exchange": "gradient_dtype activation_dtype bytes_per_pack=BYTES gradient_compression gradient_rank=N "
+    "gradient_start_step=N local_steps=N local_outer_momentum=M local_outer_rate=RATE",
+    "Parameter servers": "synchronous max_staleness=N steps_per_dispatch=N variables",
+    "Shards": "shards=N min_shard_kib=KIB shard_optimizer",
 }
+GROUPS = {title: dict(word.partition("=")[::2] for word in words.split()) for title, words in _GROUPS.items()}
 
 
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:

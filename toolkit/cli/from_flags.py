@@ -9,8 +9,8 @@ from absl import flags
 
 from toolkit import cluster, devices, strategies
 from toolkit.cli.console import show_devices
+from toolkit.cli.flags import GROUPS, exchanges
 from toolkit.cli.flags import devices as device_arguments
-from toolkit.cli.flags import exchanges
 from toolkit.data import Batches, load
 from toolkit.errors import RequestError
 from toolkit.observe import report
@@ -28,19 +28,7 @@ _NAMES = {
     "images_per_second": "examples_per_second",
 }
 # All tasks must agree on these values, but they may change on resume.
-_EXCHANGES = (
-    "gradient_dtype",
-    "gradient_compression",
-    "gradient_rank",
-    "gradient_start_step",
-    "local_steps",
-    "local_outer_rate",
-    "local_outer_momentum",
-    "bytes_per_pack",
-    "activation_dtype",
-    "shards",
-    "shard_optimizer",
-)
+_EXCHANGES = (*GROUPS["Exchange"], "shards", "shard_optimizer")
 
 
 @contextlib.contextmanager

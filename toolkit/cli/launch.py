@@ -22,7 +22,7 @@ import termios
 import textwrap
 from typing import Any
 
-from toolkit.cli.console import show_messages
+from toolkit.cli.console import show_log
 from toolkit.launch import JobSpec, checks, dry_run, options, site, start
 
 __all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> None:
 
             print("\n".join(kubernetes.notes(spec)), file=sys.stderr)
         return
-    show_messages()
+    show_log()
     if _input_waits():
         print("note: tasks read nothing from standard input; give them a file", file=sys.stderr)
     behind = [word for word in spec.command[1:] if (found := _MEANT.match(word)) and _unsaid(spec, found[1])]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.cli.console import echo, save, table
 from toolkit.errors import RequestError
 from toolkit.support.words import counted
 
@@ -173,10 +174,8 @@ class Scaling:
             print(text)
             return
         _show_sizes(sizes)
-        import rich
-
         for sentence in words:
-            rich.get_console().print(sentence, highlight=False, soft_wrap=not rich.get_console().is_terminal)
+            echo(sentence)
         print(f"Chart: {chart}\nReport: {page}")
 
 
@@ -211,7 +210,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _show_sizes(sizes: "Sequence[Size]") -> None:
     import rich
 
-    from toolkit.cli.console import table
     from toolkit.observe.scaling import speed_ups
 
     shown = table(
@@ -238,7 +236,6 @@ def _show_sizes(sizes: "Sequence[Size]") -> None:
 def _draw(sizes: "Sequence[Size]", path: str, *, title: str) -> None:
     from matplotlib.figure import Figure
 
-    from toolkit.cli.console import save
     from toolkit.observe.scaling import speed_ups
 
     figure = Figure(figsize=(6, 4.4), layout="constrained")

@@ -21,7 +21,7 @@ from typing import Any
 import rich
 
 from toolkit import devices, models, strategies
-from toolkit.cli.console import check_chart, save, table
+from toolkit.cli.console import check_chart, echo, save, table
 from toolkit.cli.parser import check_least
 from toolkit.cli.plan_scaling import Point, powers, scaling, verdict
 from toolkit.cli.program import quieten
@@ -258,14 +258,13 @@ def _print(name: str, plan: Plan, layers: Any, points: Any, limit: float, argume
     _show_memory(plan, limit)
     if not plan.unknown:
         if plan.step.exchanging:
-            _line(
-                console,
+            echo(
                 f"\nA replica receives {size_in_words(plan.step.received)} in a step. That takes "
-                f"{milliseconds(plan.step.exchanging)} ms, or less where it overlaps with the backward pass.",
+                f"{milliseconds(plan.step.exchanging)} ms, or less where it overlaps with the backward pass."
             )
         _show_scaling(points, setting)
         for sentence in verdict(plan, layers, bandwidth=arguments.bandwidth):
-            console.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+            echo(sentence, style="bold")
     else:
         console.print(
             f"The plan can't count what {len(plan.unknown)} of the layers compute, so it has no total: "
@@ -323,7 +322,7 @@ def _show_plan(plan: Plan) -> None:
     console.print()
     for layer in plan.layers:
         if layer.splits or layer.operations is None:
-            _line(console, f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
+            echo(f"{layer.name}: {plan.choices[layer.name]}: {plan.reasons[layer.name]}.")
 
 
 def _show_memory(plan: Plan, limit: float) -> None:
@@ -331,11 +330,11 @@ def _show_memory(plan: Plan, limit: float) -> None:
     console, setting, takes = rich.get_console(), plan.setting, plan.step.memory
     parts = memory_of(plan.layers, plan.choices, setting)
     console.print()
-    _line(console, f"Memory of a replica: {size_in_words(takes)}: " + ", ".join(
+    echo(f"Memory of a replica: {size_in_words(takes)}: " + ", ".join(
         f"{name} {size_in_words(size)}" for name, size in parts.items()
     ) + ".")  # fmt: skip
     if plan.unknown:
-        _line(console, "That is without what these keep for their gradients: " + ", ".join(plan.unknown) + ".")
+        echo("That is without what these keep for their gradients: " + ", ".join(plan.unknown) + ".")
     chosen = []
     if 1 < setting.group < setting.replicas and any(choice.split for choice in plan.choices.values()):
         chosen.append(f"--shards={setting.group}")
@@ -351,7 +350,7 @@ def _show_memory(plan: Plan, limit: float) -> None:
         words = f"It doesn't fit into {size_in_words(limit)}: {size_in_words(takes - limit)} more are needed{ways}."
         console.print(words, style="yellow", highlight=False, markup=False)
     elif chosen or limit < math.inf:
-        _line(console, f"The plan is{ways or ' the same as without a limit'}.")
+        echo(f"The plan is{ways or ' the same as without a limit'}.")
 
 
 def _show_scaling(points: Sequence[Point], setting: Any) -> None:
@@ -381,10 +380,9 @@ def _show_scaling(points: Sequence[Point], setting: Any) -> None:
     console.print(shown)
     alone = points[0].plans["data"].step
     if alone.fixed > alone.seconds / 2:
-        _line(
-            console,
+        echo(
             f"Limited by overhead: one replica computes for {milliseconds(alone.seconds - alone.fixed)} ms, and to "
-            f"start a step takes about {milliseconds(alone.fixed)} ms. Larger batches cost little more.\n",
+            f"start a step takes about {milliseconds(alone.fixed)} ms. Larger batches cost little more.\n"
         )
 
 
@@ -428,7 +426,3 @@ def _count(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.3g}{name}"
     return str(number)
-
-
-def _line(console: Any, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

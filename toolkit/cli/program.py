@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from toolkit.cli.console import show_messages
+from toolkit.cli.console import show_log
 from toolkit.cli.flags import GROUPS
 from toolkit.errors import JobStopped, RequestError, StoppedBySignal, TaskFailed, ToolkitError
 from toolkit.support import redaction, status
@@ -43,7 +43,7 @@ def _program(main: Callable[[], object], arguments: list[str]) -> None:
         print(_help(sys.modules[main.__module__]))
         return
     _parse(arguments)
-    show_messages()
+    show_log()
     main()
 
 

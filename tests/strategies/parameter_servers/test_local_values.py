@@ -16,10 +16,9 @@ from toolkit.strategies.step.train_step import adapt_functions, inlining
 def run(step, variables, *values):
     """What a step returns, and the variables' values after it; it is traced as for a worker."""
     model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
-    of = types.SimpleNamespace(celled=set(), model=model)
+    of = types.SimpleNamespace(celled=set(), without_cell=set(), model=model)
 
-    def function(*given):
-        *tensors, without_cell = given
+    def function(*tensors):
         held = [
             LocalValue(value, trainable=True) if variable.trainable else value
             for variable, value in zip(variables, tensors, strict=True)
@@ -27,7 +26,6 @@ def run(step, variables, *values):
         scope = Variables.scope_of(of, variables, held)
         with scope, inlining():
             result = step()
-        without_cell.update(scope.without_cell)
         return result, scope.tensors(variables)
 
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]

@@ -95,11 +95,7 @@ def _resumed(many: Mapping[str, Any]) -> Finding:
     if apart < _WEIGHT:
         exactly = "the same weights, bit for bit" if apart == 0 else f"weights within {apart:.0e}"
         return ok("resume", f"stopped in the midst of training and resumed: {exactly}")
-    return failure(
-        "resume",
-        f"a training that was stopped and resumed has other weights, by {apart:.1e}",
-        _AGAIN,
-    )
+    return failure("resume", f"a training that was stopped and resumed has other weights, by {apart:.1e}", _AGAIN)
 
 
 def _apart(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
@@ -114,8 +110,4 @@ def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Fi
     # Also false for a NaN.
     if loss < _LOSS and weight < _WEIGHT:
         return ok(check, f"same result as one device (losses within {loss:.0e}, weights within {weight:.0e}); {rate}")
-    return failure(
-        check,
-        f"result differs from one device: losses by {loss:.1e}, weights by {weight:.1e}",
-        _AGAIN,
-    )
+    return failure(check, f"result differs from one device: losses by {loss:.1e}, weights by {weight:.1e}", _AGAIN)

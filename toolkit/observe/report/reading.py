@@ -65,9 +65,7 @@ def read(path: str | pathlib.Path) -> RunData:
     found = _no_run(path)
     if found:
         raise RunDirectoryError(
-            asked=f"a report of {path}",
-            found=found,
-            remedy="Name the directory of a run, such as one under ./runs",
+            asked=f"a report of {path}", found=found, remedy="Name the directory of a run, such as one under ./runs"
         )
     notes: list[str] = []
     summary = _object(path / "summary.json", notes)

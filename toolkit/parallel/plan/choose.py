@@ -120,11 +120,7 @@ class Plan:
             setting = Setting(**held["setting"])
             made = Machine(**machine, **links)
             return cls(
-                layers=layers,
-                choices=choices,
-                machine=made,
-                setting=setting,
-                step=step(layers, choices, made, setting),
+                layers=layers, choices=choices, machine=made, setting=setting, step=step(layers, choices, made, setting)
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
@@ -166,12 +162,7 @@ class Plan:
 
 
 def choose(
-    layers: Sequence[LayerCost],
-    machine: Machine,
-    setting: Setting,
-    *,
-    conv: str = "planned",
-    fc: str = "planned",
+    layers: Sequence[LayerCost], machine: Machine, setting: Setting, *, conv: str = "planned", fc: str = "planned"
 ) -> Plan:
     """Chooses for each layer the way that makes a training step shortest.
 

@@ -70,12 +70,12 @@ def training(
     assigned: list[int] = []
     conditional: list[int] = []
 
-    def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
+    def replica(first: tf.Tensor, ledger_step: tf.Tensor, counters: list, data: Any) -> tuple:
         starts = {}
         for device in variables.ledgers:
             with tf.device(device):
                 starts[device] = tf.identity(ledger_step)
-        sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
+        sums = None
         logs: Any = {}
         before = counters
         for index in range(count):
@@ -103,11 +103,10 @@ def training(
             push(changes(variables, scope, only))
             counters = scope.tensors(variables.counters)
             sums = scope.tensors(variables.metrics)
-            without_cell.update(scope.without_cell)
         # The last step's result, as that of each step.
         assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
         conditional[:] = conditional_in(scope, variables)
-        return flattened([*sums, *branched(conditional, before, counters)]), scalars(logs)
+        return flattened([*scope.tensors(variables.metrics), *branched(conditional, before, counters)]), scalars(logs)
 
     return trace(variables, replica, signature), assigned, conditional
 
@@ -126,9 +125,9 @@ def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]
 def build_optimizers(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> None:
     """Creates the variables of optimizers that a model's own `train_step` is the first to use."""
 
-    def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tf.Tensor:
+    def replica(first: tf.Tensor, _second: tf.Tensor, counters: list, data: Any) -> tf.Tensor:
         values, _ = variables.pull()
-        scope = variables.scope(values, counters, [tf.zeros(v.shape, v.dtype) for v in variables.metrics])
+        scope = variables.scope(values, counters)
         with tracing(_BuildingStep(), scope):
             variables.model.train_step(batch_of(0, first, data))
         return first
@@ -167,7 +166,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
     model = variables.model
     told = [index for index, v in enumerate(variables.counters) if id(v) in variables.told]
 
-    def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any, without_cell: set) -> tuple:
+    def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any) -> tuple:
         values, _ = variables.pull()
         start = [tf.zeros(v.shape, v.dtype) for v in variables.metrics], list(counters)
         logs: Any = {}
@@ -177,7 +176,6 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
             scope = variables.scope(values, counters, sums)
             with scope, inlining(), whole_batch(variables), reports_of(variables, "test") as reports:
                 logs = reports(model.test_step(batch_of(0, first + index, data)))
-            without_cell.update(scope.without_cell)
             return index + 1, scope.tensors(variables.metrics), scope.tensors(variables.counters)
 
         if signature:  # One batch, sent along.
@@ -194,7 +192,7 @@ def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any
     """Creates the function that predicts the batch that `whole` makes of the tensors that are sent."""
     model = variables.model
 
-    def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any, _without_cell: set) -> Any:
+    def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any) -> Any:
         values, _ = variables.pull()
         with LocalScope([*variables.served, *variables.counters], [*values, *counters]), inlining():
             return model.predict_step(whole(data))
@@ -209,7 +207,7 @@ def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> 
 
     Args:
         variables: The model's.
-        replica: The function; it is also given a set, to which it adds `LocalScope.without_cell`.
+        replica: The function.
         signature: The data's specs.
     """
     scalar = tf.TensorSpec([], tf.int64)
@@ -218,21 +216,20 @@ def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> 
 
 
 def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -> Any:
-    """Traces a function of a step, as `trace` does; the signature has all of its arguments but the set."""
+    """Traces a function of a step, as `trace` does; the signature has all of its arguments."""
     strategy = variables.model.distribute_strategy
-    without_cell: set[int] = set()
 
     @tf.autograph.experimental.do_not_convert
     def run(*given: Any) -> Any:
         with single_replica(strategy):
-            return function(*given, without_cell)
+            return function(*given)
 
     while True:
+        variables.without_cell.clear()
         concrete = tf.function(run, input_signature=signature).get_concrete_function()
-        if not without_cell:
+        if not variables.without_cell:
             return concrete
-        variables.celled |= without_cell
-        without_cell.clear()
+        variables.celled |= variables.without_cell
 
 
 @contextlib.contextmanager

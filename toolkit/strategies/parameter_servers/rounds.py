@@ -70,10 +70,9 @@ class Rounds:
         averages = {id(v) for layer in normalised for v in layer.non_trainable_variables}
         assigned: list[int] = []
 
-        def replica(first: tf.Tensor, index: tf.Tensor, counters: list, data: Any, _without_cell: set) -> tuple:
+        def replica(first: tf.Tensor, index: tf.Tensor, counters: list, data: Any) -> tuple:
             values, _ = variables.pull()
-            sums = [tf.zeros(v.shape, v.dtype) for v in variables.metrics]
-            scope = variables.scope(values, counters, sums)
+            scope = variables.scope(values, counters)
             batch = stream.batch(0, first, data, share=index, shares=self.shares)
             rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
@@ -97,6 +96,7 @@ class Rounds:
                 self.note("it assigns a trainable variable")
             if scope.without_cell:
                 self.note("it assigns variables in a branch, a loop or a function")
+                scope.without_cell.clear()  # One that can't be divided needs no cells.
             if any(key in scope.assigned for key in variables.told):
                 self.note("it assigns a variable of a layer that is named as an optimizer's")
             same = [v for v in variables.served if id(v) in scope.unsent and id(v) not in averages]
@@ -111,8 +111,8 @@ class Rounds:
             # The optimizer's step count changes when the round is applied; Keras computes `iterations` from it.
             steps = next(v for v in model.optimizer.variables if v.name == "iteration")
             assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
-            sums = scope.tensors(variables.metrics)
-            return functions.flattened(sums), {**functions.scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
+            logs = {**functions.scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
+            return functions.flattened(scope.tensors(variables.metrics)), logs
 
         function = functions.trace(variables, replica, stream.signature(1))
         mine = [each.handle for rows in self._rows.values() for each in rows]
@@ -136,7 +136,7 @@ class Rounds:
         counters = [tf.TensorSpec(v.shape, v.dtype) for v in variables.counters]
         conditional: list[int] = []
 
-        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list, without_cell: set) -> tf.Tensor:
+        def run(weights: tf.Tensor, ledger_step: tf.Tensor, counters: list) -> tf.Tensor:
             versions, slots = {}, {}
             for device, ledger in variables.ledgers.items():
                 versions[device] = ledger.version()
@@ -161,7 +161,6 @@ class Rounds:
             ]
             with tracing(step, scope):
                 optimizer.apply(grads, self._applied)
-            without_cell.update(scope.without_cell)
             conditional[:] = functions.conditional_in(scope, variables)
             return functions.flattened(functions.branched(conditional, counters, scope.tensors(variables.counters)))
 

@@ -199,11 +199,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
 
 def create(
-    cluster: Cluster,
-    task: Task,
-    *,
-    options: ParameterServerOptions | None = None,
-    start_timeout: float | None = None,
+    cluster: Cluster, task: Task, *, options: ParameterServerOptions | None = None, start_timeout: float | None = None
 ) -> ParameterServerStrategy:
     """In the chief, returns the strategy after the rendezvous. In a worker or ps, serves and ends the process.
 

@@ -46,6 +46,8 @@ class LocalScope(keras.StatelessScope):
     Args:
         variables: `keras.Variable`s.
         values: A tensor, a `LocalValue`, a `LocalTable` or a `Cell`, for each of them.
+        without_cell: Takes the ids of variables that change in a branch or a loop and have no cell: the function that
+            is being traced is no good.
 
     Attributes:
         values: By a variable's id, what it has been set to last.
@@ -53,17 +55,16 @@ class LocalScope(keras.StatelessScope):
         unsent: The ids of variables that were assigned since this step has last sent them to their ps.
         conditional: The ids of variables that were assigned in a branch or a loop, so that what they hold isn't known
             beforehand.
-        without_cell: Those of them that have none: the function that is being traced is no good.
     """
 
-    def __init__(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
+    def __init__(self, variables: Iterable[Any], values: Iterable[Any], without_cell: set[int] | None = None) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         ids = [id(variable) for variable in variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
         self.unsent: set[int] = set()
         self.conditional: set[int] = set()
-        self.without_cell: set[int] = set()
+        self.without_cell = set() if without_cell is None else without_cell
         self._graph = tf.compat.v1.get_default_graph()
 
     def __enter__(self) -> "LocalScope":
@@ -159,6 +160,7 @@ class Variables:
         metrics: The metrics' running sums, which start again from zero in each dispatch.
         values: By a variable's id, its `value` outside of any step.
         celled: The ids of those that a step assigns in branches, loops or functions within it.
+        without_cell: The ids of those of which this has shown since the function that is traced was begun.
         reported: Of a step, "train" or "test", by the names in its logs: the number of the metric whose result it is,
             and its place among that metric's results.
         applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
@@ -190,10 +192,13 @@ class Variables:
         self.told = not_sums | {id(v) for v in model.variables if id(v) in counters and v.name != SEED}
         self.metrics = [v for v in model.metrics_variables if id(v) not in not_sums]
         self.celled: set[int] = set()
+        self.without_cell: set[int] = set()
         self.reported: dict[str, dict[str, tuple[int, int]]] = {}
 
-    def scope(self, served: Iterable[Any], counters: Iterable[Any], metrics: Iterable[Any]) -> LocalScope:
-        """Returns a step's own copy of all variables, with these values."""
+    def scope(self, served: Iterable[Any], counters: Iterable[Any], metrics: Iterable[Any] | None = None) -> LocalScope:
+        """Returns a step's own copy of all variables, with these values; metrics begin at zero unless given."""
+        if metrics is None:
+            metrics = [tf.zeros(v.shape, v.dtype) for v in self.metrics]
         return self.scope_of([*self.served, *self.counters, *self.metrics], [*served, *counters, *metrics])
 
     def scope_of(self, variables: Sequence[Any], values: Iterable[Any]) -> LocalScope:
@@ -204,7 +209,7 @@ class Variables:
             else value
             for variable, value in zip(variables, values, strict=True)
         ]
-        return LocalScope(variables, held)
+        return LocalScope(variables, held, self.without_cell)
 
     def by_rows(self, optimizer: Any, variable: Any) -> str:
         """Returns how an optimizer updates only the looked up rows of a variable, as `updates_by_rows` does."""

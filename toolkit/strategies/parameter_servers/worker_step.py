@@ -91,8 +91,7 @@ class _OptimizerScope(LocalScope):
     """What an optimizer sees while it applies: its counters' values in the step, and one shard of sharded variables."""
 
     def __init__(self, step: "Step", values: Sequence[Any]) -> None:
-        super().__init__(step.variables.counters, values)
-        self.without_cell = step.scope.without_cell
+        super().__init__(step.variables.counters, values, step.scope.without_cell)
         self.updating = False  # Whether a variable's own update is under way.
         self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
         self.rows: tuple[Any, tf.Tensor] | None = None  # The variable or shard, and which of its rows.
