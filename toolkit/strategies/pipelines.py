@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 
+_cores = functools.cache(cores)
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
 _MAP = ("_MapDataset", "_ParallelMapDataset")
 
@@ -193,7 +194,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = bool(given.enabled)
     if not given.enabled and given.initial_parallelism is None:
-        options.autotune.initial_parallelism = cores()  # TensorFlow's own number is 16.
+        options.autotune.initial_parallelism = _cores()  # TensorFlow's own number is 16.
     return dataset.with_options(options)
 
 

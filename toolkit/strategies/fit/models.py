@@ -39,6 +39,7 @@ __all__ = ["adapt_models", "prepare_unbuilt"]
 
 _LOG = logging.getLogger(__name__)
 _PREPARED = "_toolkit_prepared"
+_GIVEN = "_toolkit_methods"  # The id of the strategy whose methods a model has.
 
 
 def adapt_models() -> None:
@@ -61,27 +62,11 @@ def _made(original: Callable, model: Any) -> None:
 
 def _attach_to(model: Any) -> None:
     strategy = model._distribute_strategy
-    attach(
-        model,
-        compile=_compile,
-        _maybe_symbolic_build=_maybe_build,
-        _resolve_auto_jit_compile=xla.choose,
-        export=_export,
-        save=save,
-        save_weights=save,
-    )
+    if vars(model).get(_GIVEN) != id(strategy):
+        vars(model)[_GIVEN] = id(strategy)
+        replicated = mesh.replica_count(strategy) > 1
+        attach(model, **_METHODS, **(_METHODS_OF_REPLICAS if replicated else {}))
     if mesh.replica_count(strategy) > 1:
-        share.keep_losses_by_replica(model)
-        attach(
-            model,
-            predict_step=predict_own,
-            quantize=_quantize,
-            make_train_function=functools.partial(make_function, "train_step"),
-            make_test_function=functools.partial(make_function, "test_step"),
-        )
-        for kind in ("train", "test", "predict"):
-            methods = {f"{kind}_on_batch": _call_on_batch, f"make_{kind}_function": _make_dividing}
-            attach(model, **{name: functools.partial(method, kind) for name, method in methods.items()})
         for each in optimizers_of(model):
             optimizer.exchange_gradients(each)
 
@@ -132,8 +117,9 @@ def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwar
     """Makes Keras create a step function that divides such batches; those of a data set are divided already."""
     name = f"{kind}_function"
     before = getattr(model, name)
+    make = original if kind == "predict" else functools.partial(make_function, f"{kind}_step", original)
     with xla.kept_out(model):
-        result = original(model, *args, **kwargs)
+        result = make(model, *args, **kwargs)
     function = getattr(model, name)
     if function is None or function is before:
         return result
@@ -221,3 +207,20 @@ def _quantize(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
             remedy="Save the model, load it in a process that trains alone, and quantize it there",
         )
     return original(model, *args, **kwargs)
+
+
+_METHODS: dict[str, Callable] = {
+    "compile": _compile,
+    "_maybe_symbolic_build": _maybe_build,
+    "_resolve_auto_jit_compile": xla.choose,
+    "export": _export,
+    "save": save,
+    "save_weights": save,
+}
+_METHODS_OF_REPLICAS: dict[str, Callable] = {
+    "_clear_losses": share.clear_losses,
+    "predict_step": predict_own,
+    "quantize": _quantize,
+    **{f"{kind}_on_batch": functools.partial(_call_on_batch, kind) for kind in ("train", "test", "predict")},
+    **{f"make_{kind}_function": functools.partial(_make_dividing, kind) for kind in ("train", "test", "predict")},
+}

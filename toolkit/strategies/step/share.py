@@ -41,9 +41,9 @@ __all__ = [
     "adapt_means",
     "batch_mean",
     "batch_rows",
+    "clear_losses",
     "counted",
     "entered",
-    "keep_losses_by_replica",
     "known_here",
     "state_of_own",
     "unweigh",
@@ -479,13 +479,8 @@ class _ByReplica(UserList):
         return self.data[place]
 
 
-def keep_losses_by_replica(model: Any) -> None:
-    """Makes a model's layers keep their losses by replica when one of them calls it."""
-    attach(model, _clear_losses=_clear)
-
-
-def _clear(original: Callable, model: Any) -> None:
-    """Keras calls it when a call of the model begins."""
+def clear_losses(original: Callable, model: Any) -> None:
+    """Makes a model's layers keep their losses by replica. Keras calls it when a call of the model begins."""
     if this_step.strategy is not None:
         for layer in model._flatten_layers():
             kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
