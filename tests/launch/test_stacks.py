@@ -9,6 +9,7 @@ import time
 import limits
 import pytest
 
+from toolkit.launch.agent.process import files_waited_for
 from toolkit.launch.supervisor.stacks import culprits, folded, locate
 
 LIBRARY = sysconfig.get_path("purelib")
@@ -88,11 +89,11 @@ def test_what_a_thread_reads_is_seen_from_outside(tmp_path):
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "one", tmp_path / "another"]) as process:
         deadline = time.monotonic() + limits.patient(20)
-        while len(found := process.files_waited_for(process.pid)) < 2 and time.monotonic() < deadline:
+        while len(found := files_waited_for(process.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.kill()
     assert found == [str(tmp_path / "another"), str(tmp_path / "one")]
-    assert process.files_waited_for(process.pid) == []
+    assert files_waited_for(process.pid) == []
 
 
 def test_what_is_no_stack():

@@ -31,11 +31,10 @@ from toolkit import __version__
 from toolkit.cluster import Task, split
 from toolkit.cluster.addresses import is_loopback
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch import display
 from toolkit.launch.agent.connection import Channel, ConnectedAgent, local_agent
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
-from toolkit.launch.display import Display, Output
+from toolkit.launch.display import Display, Output, say
 from toolkit.launch.events import Event, ending, event, raise_ending
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import state
@@ -334,7 +333,7 @@ class RendezvousBackend(Backend):
             self._say(f"launch: {self._here()}, waiting for {self.spec.nodes - 1} more")
         if self.spec.nodes > 1 and not os.environ.get(TOKEN):
             shown = sys.stdout is not None and sys.stdout.isatty()  # Written to no file.
-            (display.say if shown else self._say)(_token_words(self.spec.rendezvous or "", self._token, shown=shown))
+            (say if shown else self._say)(_token_words(self.spec.rendezvous or "", self._token, shown=shown))
         while len(self._first) < self.spec.nodes - 1:
             error: ToolkitError | None = JobStopped(received[0]) if received else None
             if time.monotonic() > deadline:
