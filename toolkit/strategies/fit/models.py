@@ -107,10 +107,11 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     building.build(model, data_batch, trains=trains(iterator) and this_step.on_batch != "test")
 
 
-def _call_on_batch(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_on_batch(kind: str, _: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Has a script's batch divided between replicas, while Keras's method of this kind runs."""
     with this_step.having(on_batch=kind):
-        return original(model, *args, **kwargs)
+        # As it is now: `toolkit.models` replaces it while it looks for a script's model.
+        return getattr(type(model), f"{kind}_on_batch")(model, *args, **kwargs)
 
 
 def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
