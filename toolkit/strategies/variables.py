@@ -11,7 +11,7 @@ from toolkit.strategies import mesh
 from toolkit.strategies.options import options_of
 from toolkit.support.graphs import outside
 
-__all__ = ["is_built", "optimizers_of", "refuse_outside", "take_in", "trained_by", "variables_of"]
+__all__ = ["is_built", "optimizers_of", "recreate_in_scope", "refuse_outside", "trained_by", "variables_of"]
 
 
 # The optimizers of a model: Keras's own, and those that a model with its own `train_step` keeps, such as a GAN.
@@ -61,7 +61,7 @@ def variables_of(model: keras.Model) -> list[Any]:
 # holds is the user's own `tf.Variable`, so that functions that were traced with it go on reading what is trained.
 
 
-def take_in(model: keras.Model) -> None:
+def recreate_in_scope(model: keras.Model) -> None:
     """Recreates a model's variables, its metrics' and its optimizers' in the strategy that will train it.
 
     That is the strategy it was made under, or else the one in scope. It does nothing where none is made outside.

@@ -32,7 +32,7 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.train_step import has_one_size, make_function, predict_own
-from toolkit.strategies.variables import holds_variables, optimizers_of, take_in
+from toolkit.strategies.variables import holds_variables, optimizers_of, recreate_in_scope
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = ["adapt_models", "prepare_unbuilt"]
@@ -49,7 +49,7 @@ def adapt_models() -> None:
 
 def _prepare(model: Any) -> None:
     """Gives a model what it needs before it trains under one of our strategies; leaves other models alone."""
-    take_in(model)
+    recreate_in_scope(model)
     if mesh.is_toolkit_strategy(model._distribute_strategy):
         _attach_to(model)
 

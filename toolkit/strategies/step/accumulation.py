@@ -96,7 +96,7 @@ def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.Abstrac
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     strategy = optimizer._distribution_strategy
     by_replica = (
-        collectives.begins_by_itself(strategy)
+        collectives.overlaps_exchanges(strategy)
         and options_of(strategy).optimizer_state == "replicated"
         and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
     )

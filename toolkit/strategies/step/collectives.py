@@ -10,7 +10,7 @@ of the same shape. Each says among which replicas of the mesh it is, and takes a
 tensor's own, in which elements are sent, both in the exchange and in its gradient; sums are made in the tensor's own.
 
 A new one is a public function by `_exchanged`, with the exchange that is its gradient, and a private one of three
-cases: one replica, replicas of one process (`_together`), several processes (`_collective`). They are tested in
+cases: one replica, replicas of one process (`_within_process`), several processes (`_collective`). They are tested in
 tests/strategies/test_mesh.py.
 """
 
@@ -40,16 +40,16 @@ __all__ = [
     "all_reduce_here",
     "all_reduce_max",
     "all_to_all",
-    "begins_by_itself",
-    "by_itself",
     "check_piece",
     "choose",
     "communication_of",
     "joined",
     "kind_of",
+    "local_step",
     "number_by_call",
     "options_for",
     "ordering_token",
+    "overlaps_exchanges",
     "reduce_scatter",
     "replica_id_and_count",
     "ring_sum",
@@ -75,7 +75,7 @@ def replica_id_and_count(among: Among = Among.ALL) -> tuple[int, int]:
     return place, len(members)
 
 
-def by_itself() -> contextlib.AbstractContextManager[None]:
+def local_step() -> contextlib.AbstractContextManager[None]:
     """A context in which a replica exchanges with none, for tracing a step that each replica makes alone."""
     return this_step.having(is_local=True, count=1, place=0, members={})
 
@@ -86,7 +86,7 @@ def check_piece() -> None:
         this_step.piece.refuse()
 
 
-def begins_by_itself(strategy: tf.distribute.Strategy) -> bool:
+def overlaps_exchanges(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     return several and communication_of(strategy) != "nccl"
@@ -120,8 +120,8 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
     _, count = replica_id_and_count(among)
     if count == 1:
         return x
-    if _within_one_process():
-        return _together(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
+    if _is_one_process():
+        return _within_process(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
     if count == 2 and _adds_on_the_way(x, dtype):
         return tf.reshape(_collective(ring_sum, tf.reshape(x, [-1]), among), tf.shape(x))
     if count == 2:  # Each needs only the other's: half the rounds of a reduce-scatter and a gather, for as many bytes.
@@ -150,7 +150,7 @@ def all_reduce_here(gradients: Sequence[Any], dtype: tf.DType | None) -> list:
         )
         return tf.IndexedSlices(values, indices, given[0].dense_shape)
 
-    return _together(
+    return _within_process(
         [sent(each) for each in gradients],
         Among.ALL,
         lambda all_of_them, _: [added(each) for each in zip(*all_of_them, strict=True)],
@@ -178,8 +178,8 @@ def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns all replicas' rows in the batch's order, and the index of this replica's first. It has no gradient."""
     sizes, order = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0], _order_of_rows()
     first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in _before())])
-    if _within_one_process():
-        return _together(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
+    if _is_one_process():
+        return _within_process(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
     padding = [[0, tf.reduce_max(sizes) - tf.shape(x)[0]], *[[0, 0]] * (x.shape.rank - 1)]
     padded = _gather(tf.pad(x, padding), Among.ALL, None)
     return tf.concat([padded[each, : sizes[each]] for each in order], 0), first
@@ -200,8 +200,8 @@ def _gather(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
     _, count = replica_id_and_count(among)
     if count == 1:
         return x[None]
-    if _within_one_process():
-        return _together(x, among, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
+    if _is_one_process():
+        return _within_process(x, among, lambda values, _: tf.cast(tf.stack(_sent(values, dtype)), x.dtype))
     sent = tf.reshape(tf.cast(x, dtype or x.dtype), [-1])
     got = tf.reshape(_collective(tf.raw_ops.CollectiveGatherV2, sent, among), tf.concat([[count], tf.shape(x)], 0))
     got.set_shape([count, *x.shape])
@@ -212,8 +212,8 @@ def _scatter(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
     _, count = replica_id_and_count(among)
     if count == 1:
         return x[0]
-    if _within_one_process():
-        return _together(x, among, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
+    if _is_one_process():
+        return _within_process(x, among, lambda values, index: _sum(_sent([v[index] for v in values], dtype), x.dtype))
     return tf.reduce_sum(_swap(x, among, dtype), 0)
 
 
@@ -221,8 +221,8 @@ def _swap(x: tf.Tensor, among: Among, dtype: tf.DType | None) -> tf.Tensor:
     _, count = replica_id_and_count(among)
     if count == 1:
         return x
-    if _within_one_process():
-        return _together(
+    if _is_one_process():
+        return _within_process(
             x, among, lambda values, index: tf.cast(tf.stack(_sent([v[index] for v in values], dtype)), x.dtype)
         )
     sent = tf.reshape(tf.cast(x, dtype or x.dtype), [count, -1])
@@ -246,11 +246,11 @@ def _as(x: tf.Tensor, got: tf.Tensor) -> tf.Tensor:
     return tf.cast(got, x.dtype)
 
 
-def _within_one_process() -> bool:
+def _is_one_process() -> bool:
     return isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
 
 
-def _together(x: Any, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
+def _within_process(x: Any, among: Among, result: Callable[[list, int], tf.Tensor]) -> tf.Tensor:
     """Computes each replica's result in one thread, from its group's tensors and its position in the group."""
     check_piece()
     context = tf.distribute.get_replica_context()

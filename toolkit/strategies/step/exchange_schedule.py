@@ -17,7 +17,7 @@ from toolkit.strategies.step.powersgd import check_smaller, send_all
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["local_function", "put_before", "trains_by_itself"]
+__all__ = ["is_local_step", "local_function", "put_before"]
 
 _LOG = logging.getLogger(__name__)
 _ATTRIBUTE = "_toolkit_by_itself"
@@ -46,7 +46,7 @@ def local_function(model: keras.Model) -> LocalFunction:
     )
 
 
-def trains_by_itself(model: keras.Model) -> bool:
+def is_local_step(model: keras.Model) -> bool:
     """Returns whether the step being traced is a local one."""
     return bool(model.__dict__.get(_ATTRIBUTE))
 

@@ -34,7 +34,7 @@ from toolkit.strategies.step.exchanges import exchange
 from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.share import Known, known_here
+from toolkit.strategies.step.share import ExchangedInGraph, exchanged_in_graph
 from toolkit.strategies.variables import refuse_outside, trained_by
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
@@ -56,7 +56,7 @@ __all__ = [
 # In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
 # what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
 #
-# - known: nothing that differs between replicas. It stays as it is.
+# - identical: nothing that differs between replicas. It stays as it is.
 # - drawn: random numbers too, which each replica draws for itself. The first replica's are taken: one device's.
 # - summed: anything else, such as this replica's loss. Weighted by the replica's share it is averaged once more, which
 #   changes nothing of what all have alike; a gradient that no tape has exchanged is exchanged here.
@@ -67,17 +67,17 @@ class Routes:
     """The numbers of gradients, by what must be done with them; all others are summed.
 
     Attributes:
-        known: Those that all replicas have alike.
+        identical: Those that all replicas have alike.
         drawn: Those that differ by random numbers only.
         weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
     """
 
-    known: frozenset[int] = frozenset()
+    identical: frozenset[int] = frozenset()
     drawn: frozenset[int] = frozenset()
     weighted: frozenset[int] = frozenset()
 
 
-def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
+def routes_of(found: ExchangedInGraph, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
     """Returns what must be done with an optimizer's gradients.
 
     Args:
@@ -92,16 +92,16 @@ def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: f
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
     parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
     if tf.executing_eagerly():
-        exchanged = {id(each) for each in found.exchanged}
-        return Routes(known=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
+        exchanged = {id(each) for each in found.identical}
+        return Routes(identical=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
     _check_shards(found.shards, parts, variables)
-    together = differs([each for part in parts.values() for each in part], found.exchanged, found.drawn)
+    together = differs([each for part in parts.values() for each in part], found.identical, found.drawn)
     if together is Differs.NOWHERE:
-        return Routes(known=every)
-    how = {number: differs(part, found.exchanged, found.drawn) for number, part in parts.items()}
-    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.exchanged) for each in part)}
+        return Routes(identical=every)
+    how = {number: differs(part, found.identical, found.drawn) for number, part in parts.items()}
+    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.identical) for each in part)}
     return Routes(
-        known=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
+        identical=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
         drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
         weighted=weighted - derived,
     )
@@ -110,9 +110,9 @@ def routes_of(found: Known, grads: Sequence, variables: Sequence, *, weighted: f
 def _by_replica(tensors: Sequence) -> bool:
     """Whether some tensors of a step of `fit` may differ between replicas."""
     share = this_step.share
-    known = share.known if share is not None else known_here()
+    known = share.in_graph if share is not None else exchanged_in_graph()
     return (
-        differs([each for each in tensors if tf.is_tensor(each)], known.exchanged, known.drawn) is not Differs.NOWHERE
+        differs([each for each in tensors if tf.is_tensor(each)], known.identical, known.drawn) is not Differs.NOWHERE
     )
 
 
@@ -142,7 +142,7 @@ def check_rate(optimizer: Any) -> None:
 
 def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes) -> None:
     """Refuses exchanges in a branch or a loop, which other replicas may not reach."""
-    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.known]
+    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.identical]
     found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
     if _by_replica(decided_by()):
         found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
@@ -337,8 +337,8 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         check_rate(optimizer)
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
     sums = every if share is None or id(optimizer) in share.scaled_by else frozenset()
-    found = share.known if share is not None else known_here()
-    routes = routes_of(found, grads, variables, weighted=sums) if found.exchanged else Routes(weighted=sums)
+    found = share.in_graph if share is not None else exchanged_in_graph()
+    routes = routes_of(found, grads, variables, weighted=sums) if found.identical else Routes(weighted=sums)
     if share is not None and share.in_branch:
         check_branch(optimizer, grads, variables, routes)
         stack.enter_context(counting_alone(optimizer))
@@ -348,7 +348,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         variables,
         optimizer,
         weighted=routes.weighted,
-        alike=routes.known | routes.drawn,
+        alike=routes.identical | routes.drawn,
         scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
     later = exchange(sent)

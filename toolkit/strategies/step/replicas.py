@@ -15,7 +15,7 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step.collectives import begins_by_itself
+from toolkit.strategies.step.collectives import overlaps_exchanges
 from toolkit.support.wrapping import attach
 
 __all__ = ["ReducesForKeras", "alike", "know_steps"]
@@ -79,7 +79,7 @@ def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) ->
         "place": replica,
         "members": {among: (each[replica], each[replica].index(replica)) for among, each in groups.items()},
         "groups": groups,
-        "exchanges_overlap": count > 1 and begins_by_itself(strategy),
+        "exchanges_overlap": count > 1 and overlaps_exchanges(strategy),
         "on_cpus": in_one_process and "CPU" in strategy.extended.worker_devices[0],
     }
 

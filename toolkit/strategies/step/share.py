@@ -35,7 +35,7 @@ from toolkit.strategies.step.trial import calling
 from toolkit.support.wrapping import attach, wrap
 
 __all__ = [
-    "Known",
+    "ExchangedInGraph",
     "Share",
     "WholeShare",
     "adapt_means",
@@ -44,7 +44,7 @@ __all__ = [
     "clear_losses",
     "counted",
     "entered",
-    "known_here",
+    "exchanged_in_graph",
     "state_of_own",
     "unweigh",
     "update_mean",
@@ -57,34 +57,34 @@ _BYTES = [bytes([code]) for code in range(256)]
 
 
 @dataclasses.dataclass
-class Known:
-    """What is known of a graph's tensors, which may belong to several replicas.
+class ExchangedInGraph:
+    """What replicas have exchanged in a graph, whose tensors may belong to several of them.
 
     Attributes:
-        exchanged: Gradients that are the same on every replica.
+        identical: Gradients that are the same on every replica.
         shards: Those of variables of which each replica has a shard, by replica and the variables' ids: parts of one.
         drawn: Seeds by which each replica draws its own numbers.
     """
 
-    exchanged: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    identical: list[tf.Tensor] = dataclasses.field(default_factory=list)
     shards: dict[tuple[int, int], tf.Tensor] = dataclasses.field(default_factory=dict)
     drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
         """Records gradients of all replicas; some of the variables may be of a sharded kind."""
-        self.exchanged += tf.nest.flatten(gradients, expand_composites=True)
+        self.identical += tf.nest.flatten(gradients, expand_composites=True)
         replica, pairs = this_step.replica, zip(gradients, variables, strict=True)
         self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
 
 
-def known_here() -> Known:
-    """Returns what is known of the tensors of the graph being traced; nothing if none is."""
+def exchanged_in_graph() -> ExchangedInGraph:
+    """Returns what has been exchanged in the graph being traced; nothing if none is."""
     graph = _graph()
     if graph is None:
-        return Known()
-    if not hasattr(graph, "_toolkit_known"):
-        graph._toolkit_known = Known()  # As long as the graph exists.
-    return graph._toolkit_known
+        return ExchangedInGraph()
+    if not hasattr(graph, "_toolkit_exchanged"):
+        graph._toolkit_exchanged = ExchangedInGraph()  # As long as the graph exists.
+    return graph._toolkit_exchanged
 
 
 class Share:
@@ -102,7 +102,7 @@ class Share:
         at_tape: Whether gradients are exchanged where a tape returns them.
         has_gradients: Is given gradients that a tape has returned and that are this replica's; None if nobody asks.
         differentiates: Whether a tape is at work now.
-        known: What tapes have exchanged.
+        in_graph: What tapes have exchanged.
         sums: Whether losses that are differentiated are sums over examples, and not means.
     """
 
@@ -115,7 +115,7 @@ class Share:
         self.at_tape = at_tape
         self.sums = False
         self.has_own = has_own
-        self.known = known_here()
+        self.in_graph = exchanged_in_graph()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()

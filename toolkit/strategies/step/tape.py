@@ -28,7 +28,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.exchanges import reduced
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.share import Share, known_here
+from toolkit.strategies.step.share import Share, exchanged_in_graph
 from toolkit.strategies.step.trial import of_a_jacobian
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
@@ -93,7 +93,7 @@ def _gradient(
     totals = _exchanged([out[n] for n in wanted], [variables[n] for n in wanted], scaled)
     for number, total in zip(wanted, totals, strict=True):
         out[number] = total
-    share.known.add(totals, [variables[number] for number in wanted], ReplicaShardedVariable)
+    share.in_graph.add(totals, [variables[number] for number in wanted], ReplicaShardedVariable)
     return tf.nest.pack_sequence_as(sources, out)
 
 
@@ -153,7 +153,7 @@ def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
             remedy="Call strategy.run in a tf.function",
         )
     totals = reduced(grads, variables, weighted=frozenset(range(len(grads))))
-    known_here().add(
+    exchanged_in_graph().add(
         [each for each in totals if each is not None],
         [variable for each, variable in zip(totals, variables, strict=True) if each is not None],
         ReplicaShardedVariable,

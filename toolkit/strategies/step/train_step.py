@@ -26,7 +26,7 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.exchange_schedule import local_function, put_before, trains_by_itself
+from toolkit.strategies.step.exchange_schedule import is_local_step, local_function, put_before
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
@@ -74,7 +74,7 @@ def make_function(name: str, original: Callable, model: Any, *args: Any, **kwarg
                 vars(model)[name] = before
         if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
             model.train_function = xla.timed(model, model.train_function)
-            if trains_by_itself(model):
+            if is_local_step(model):
                 model.train_function = local_function(model)
         return result
 
@@ -106,8 +106,8 @@ class ReplicaStep:
         if this_step.count == 1:
             return self._step(data)
         weigh_moments(self._model, tf.distribute.get_replica_context())
-        if self._trains and trains_by_itself(self._model):
-            return self._by_itself(data)
+        if self._trains and is_local_step(self._model):
+            return self._local_step(data)
         share = replica_share(data, at_tape=self._trains and uses_gradients(self._model, self._step))
         if self._trains or getattr(self._step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
@@ -132,11 +132,11 @@ class ReplicaStep:
             view.describe()
             return _of_all_replicas(logs, noted, view=view)
 
-    def _by_itself(self, data: Any) -> Any:
+    def _local_step(self, data: Any) -> Any:
         """Makes a step of a replica that exchanges nothing. Its logs are taken for those of all."""
         share = replica_share(data, weight=tf.ones([], tf.float64))
         count_rows(self._model, share.count)
-        with collectives.by_itself(), entered(share), inlining():
+        with collectives.local_step(), entered(share), inlining():
             logs = self._computed(data, share)
         return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
 
@@ -323,11 +323,11 @@ def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) ->
     share = this_step.share
     if not replica:
         if share is not None:
-            share.known.drawn.append(seed)
+            share.in_graph.drawn.append(seed)
         return seed
     own = seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
     if share is not None:
-        share.known.drawn.append(own)
+        share.in_graph.drawn.append(own)
     return own
 
 

@@ -239,7 +239,7 @@ class View:
         if reads.values:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
-            self.share.known.exchanged.append(found)
+            self.share.in_graph.identical.append(found)
             mask = backend.get_keras_mask(own)
             if mask is not None:
                 backend.set_keras_mask(found, self._rows.rows_of_all(mask))
@@ -274,7 +274,7 @@ class View:
             return collectives.all_reduce(tf.math.multiply_no_nan(x, weight)), lambda upstream: upstream
 
         found = mean(own)
-        self.share.known.exchanged.append(found)
+        self.share.in_graph.identical.append(found)
         return found
 
     def describe(self) -> None:
