@@ -17,8 +17,6 @@ from toolkit.data import Batches
 from toolkit.strategies import mesh
 from toolkit.training import Run, StepTimer
 
-__all__ = ["train_ways"]
-
 
 def train_ways(
     run: Run,

@@ -13,8 +13,6 @@ from toolkit.support import redaction
 if TYPE_CHECKING:
     from toolkit.devices import Setup
 
-__all__ = ["check_chart", "echo", "save", "say", "show_devices", "show_log", "show_seconds", "show_variables", "table"]
-
 
 class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:

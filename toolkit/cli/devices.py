@@ -23,8 +23,6 @@ from toolkit.errors import DeviceError, RequestError
 if TYPE_CHECKING:
     from toolkit.devices import Inventory
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""

@@ -10,20 +10,6 @@ from absl import flags
 from toolkit.strategies import GradientExchange, LocalSteps
 from toolkit.strategies.options import COMMUNICATIONS, COMPRESSIONS, DTYPES, PLACEMENTS, ParameterServerOptions
 
-__all__ = [
-    "GROUPS",
-    "define_activations",
-    "define_cluster",
-    "define_gradients",
-    "define_mesh",
-    "define_parameter_servers",
-    "define_shared",
-    "devices",
-    "exchanges",
-    "parameter_servers",
-]
-
-
 # The order of `--help`: a group's title, and its flags, each with the placeholder for its value.
 _GROUPS = {
     "Training": "epochs=N steps_per_epoch=N global_batch_size=N learning_rate=RATE seed=N",

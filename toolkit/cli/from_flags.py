@@ -17,8 +17,6 @@ from toolkit.observe import report
 from toolkit.training import Run
 from toolkit.training import learning_rate as scheduled
 
-__all__ = ["create_strategy", "learning_rate", "load_batches", "open_run"]
-
 # A recipe's names for entries of Keras's logs and `Run`'s summary.
 _NAMES = {
     "train_loss": "loss",

@@ -11,8 +11,6 @@ from toolkit.launch.jobs import Entry
 from toolkit.launch.supervisor.stacks import folded
 from toolkit.support import goodput
 
-__all__ = ["Attach", "Jobs", "Logs", "Stacks", "Stop"]
-
 
 class Jobs:
     """List the jobs that you launched from this machine: on it, by ssh or under Slurm. Those of this directory come

@@ -25,8 +25,6 @@ from typing import Any
 from toolkit.cli.console import show_log
 from toolkit.launch import JobSpec, checks, dry_run, options, site, start
 
-__all__ = ["OPTIONAL_VALUES", "add_arguments", "run"]
-
 # Flags that may be given without a value, and the value that they then have.
 OPTIONAL_VALUES = {"--help": "first", "-h": "first"}
 _PAGES = {

@@ -17,8 +17,6 @@ from toolkit.cli.parser import Parser, unknown
 from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
 
-__all__ = ["main"]
-
 # By its name: where it is, and its description in a line.
 _COMMANDS = {
     "devices": ("devices", "show GPUs, who uses them, and what TensorFlow would call them"),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from toolkit.observe.doctor import Finding
     from toolkit.observe.scaling import Size
 
-__all__ = ["Doctor", "Report", "Scaling"]
-
 _STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 

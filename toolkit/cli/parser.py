@@ -10,9 +10,6 @@ from typing import NoReturn
 from toolkit.errors import RequestError
 from toolkit.support.words import did_you_mean, nearest
 
-__all__ = ["Parser", "check_least", "unknown"]
-
-
 _WIDTH = 80
 
 

@@ -33,8 +33,6 @@ from toolkit.parallel.plan.choose import milliseconds, size_in_words
 from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of
 from toolkit.strategies.options import DTYPES
 
-__all__ = ["add_arguments", "run"]
-
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
 _INSIDE = "12GB"  # PCIe 3.0 with 16 lanes, minus its overhead.

@@ -7,8 +7,6 @@ from toolkit.parallel.plan.choose import Plan, choose
 from toolkit.parallel.plan.count import LayerCost
 from toolkit.parallel.plan.step_cost import Link, Machine, Setting
 
-__all__ = ["Point", "powers", "scaling", "verdict"]
-
 # A scaling chart's ways to divide a model: arguments conv and fc of `choose`.
 KINDS = {"data": "replicated", "model": "sharded", "planned": "planned"}
 

@@ -20,8 +20,6 @@ from toolkit.errors import JobStopped, RequestError, StoppedBySignal, TaskFailed
 from toolkit.support import redaction, status
 from toolkit.support.words import did_you_mean, nearest
 
-__all__ = ["exit_code", "quieten", "run"]
-
 # The placeholder for a value of a recipe's own flag, by the flag's type.
 _PLACEHOLDERS = {"int": "N", "float": "X", "comma separated list of strings": "LIST"}
 _LONGEST = 100  # The characters of a flag's name.

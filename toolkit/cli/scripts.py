@@ -13,8 +13,6 @@ from toolkit.cli.parser import check_least, unknown
 from toolkit.errors import RequestError
 from toolkit.launch import checks
 
-__all__ = ["Init", "Recipe"]
-
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _NAMES = ("train.py", "job.sh")
 _NOTICE = 120  # In seconds, as in job.sh.

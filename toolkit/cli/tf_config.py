@@ -18,8 +18,6 @@ from toolkit.cluster import Cluster, Task, check, discover, load, parse
 from toolkit.cluster.discovery import read_file
 from toolkit.errors import ClusterError
 
-__all__ = ["add_arguments", "run"]
-
 _JOBS = {"chief": "the chief", "worker": "a worker", "ps": "a parameter server", "evaluator": "the evaluator"}
 _WHERE = "a file, or - for standard input"
 _ROWS = 40  # A larger table is shortened in the middle.

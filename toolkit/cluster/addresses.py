@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from toolkit.errors import ClusterError
 
-__all__ = ["canonical", "faults", "is_loopback", "join", "split"]
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _HOST = re.compile(r"[\w.-]+")
 _LOCAL_NAMES = ("localhost", "ip6-localhost", "ip6-loopback", "localhost.localdomain")

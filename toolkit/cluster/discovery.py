@@ -33,8 +33,6 @@ from toolkit.cluster.addresses import join
 from toolkit.cluster.tf_config import JOBS, Cluster, Membership, Task, check, numbered, parse
 from toolkit.errors import ClusterError
 
-__all__ = ["CLUSTER", "discover", "expand", "expand_counts", "load", "place_on_host", "read_file", "require"]
-
 _LOG = logging.getLogger(__name__)
 _LONGEST = 10_000_000  # The most characters of a file, enough for a hundred thousand tasks.
 

@@ -32,22 +32,6 @@ from toolkit.cluster.tf_config import Cluster, Task
 from toolkit.errors import ClusterError
 from toolkit.support import signals, status
 
-__all__ = [
-    "Incoming",
-    "Outgoing",
-    "ask",
-    "describe_program",
-    "is_public",
-    "listen",
-    "ports_are_shared",
-    "reach_directly",
-    "reason",
-    "refuse_public",
-    "remedy",
-    "wait_for_tasks",
-    "without_proxies",
-]
-
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC reads them.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
 

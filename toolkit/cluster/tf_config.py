@@ -17,8 +17,6 @@ from toolkit.cluster import addresses
 from toolkit.errors import ClusterError
 from toolkit.support.words import did_you_mean, nearest
 
-__all__ = ["JOBS", "Checked", "Cluster", "Membership", "Problem", "Task", "check", "numbered", "parse"]
-
 _LISTED = 50
 _SHOWN, _PLACE = 60, 200  # The most characters of a value and of a place.
 

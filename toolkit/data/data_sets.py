@@ -21,17 +21,6 @@ from toolkit.data.pipeline import Examples
 from toolkit.errors import DataError
 from toolkit.support.files import sha256
 
-__all__ = [
-    "ARCHIVE",
-    "NAMES",
-    "cifar10_directory",
-    "cifar10_is_prepared",
-    "generate",
-    "load",
-    "load_cifar10",
-    "load_shapes",
-]
-
 NAMES = ("auto", "cifar10", "shapes")
 _LOG = logging.getLogger(__name__)
 

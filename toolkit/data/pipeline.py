@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-__all__ = ["Batches", "Examples", "evaluation_batch_size"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Examples:

@@ -28,28 +28,6 @@ from toolkit.cluster.discovery import place_on_host
 from toolkit.errors import DeviceError
 from toolkit.support import status
 
-__all__ = [
-    "FREE",
-    "Gpu",
-    "Host",
-    "Inventory",
-    "Process",
-    "Usage",
-    "cores",
-    "environment",
-    "host",
-    "look",
-    "own_gpus",
-    "resolve",
-    "restart",
-    "shown",
-    "take",
-    "take_own_gpus",
-    "tensorflow_names",
-    "text",
-    "unused",
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:

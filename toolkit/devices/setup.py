@@ -13,8 +13,6 @@ from toolkit.errors import DeviceError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EMULATE", "MOST_EMULATED", "DeviceRequest", "Memory", "Setup", "configure", "emulated"]
-
 EMULATE = ("auto", "never", "always")
 MOST_EMULATED = 64  # More replicas on one CPU serve no purpose, so it must be a mistake.
 _SMALLEST_MIB = 64  # With less, not even a CUDA library's workspace fits, so it must be a mistake.

@@ -12,8 +12,6 @@ from typing import Any
 from toolkit.cluster import Task, split
 from toolkit.errors import ClusterError, LaunchError
 
-__all__ = ["SBATCH", "job", "require", "script", "shown", "single_lines", "slurm_time"]
-
 # Options of sbatch that mean the same for `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
 SBATCH = (
     *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),

@@ -6,8 +6,6 @@ import subprocess
 
 from toolkit.errors import LaunchError
 
-__all__ = ["ALIVE", "cancelled", "check", "job_state", "reachable", "stacks", "start_now", "stop"]
-
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "UNKNOWN")
 
 

@@ -22,8 +22,6 @@ from toolkit.support import files
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Chatter", "Display", "Output", "say", "visible_lines"]
-
 # "I0000 00:00:1795368268.607656    5322 port.cc:153] ...", and "2026-11-22 17:24:28.607: I tensorflow/...] ..."
 _NATIVE = re.compile(
     rb"(?:(?P<new>[IWEF])\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<old>[IWEF]) )\S+:\d+\]"

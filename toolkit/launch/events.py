@@ -9,8 +9,6 @@ from typing import Any
 
 from toolkit.errors import JobStopped, TaskFailed, ToolkitError
 
-__all__ = ["BEAT", "KINDS", "WAITS", "Event", "Reader", "data", "ending", "event", "line", "raise_ending", "text"]
-
 Event = dict[str, Any]
 
 # For each kind: where it goes ("record": events.jsonl; "agent": from an agent to the supervisor; "asked": the other

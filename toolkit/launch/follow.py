@@ -8,8 +8,6 @@ from toolkit.launch.display import Display, visible_lines
 from toolkit.launch.events import Event, ending, raise_ending
 from toolkit.launch.record import Record
 
-__all__ = ["Follower"]
-
 
 class Follower:
     """Reads a job's growing events and logs.

@@ -23,8 +23,6 @@ from toolkit.support import status
 if TYPE_CHECKING:  # Tasks don't need it.
     from toolkit.launch.record import Record
 
-__all__ = ["cause", "name", "pickled", "results"]
-
 _MOST = 64 << 20  # The most bytes of a function with its arguments.
 
 

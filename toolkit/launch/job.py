@@ -18,8 +18,6 @@ from toolkit.launch.follow import Follower
 from toolkit.launch.record import Failure
 from toolkit.support import signals
 
-__all__ = ["Job"]
-
 _SECONDS = 0.2  # Seconds between two checks of a job.
 _RARELY = 25  # With Slurm, every so many checks ask Slurm's controller, which all users share.
 _ANSWER = 15.0  # Seconds in which a launcher answers.

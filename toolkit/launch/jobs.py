@@ -22,8 +22,6 @@ from toolkit.launch import controller
 from toolkit.launch.record import PREFIX, Record
 from toolkit.support import files
 
-__all__ = ["Entry", "add", "command", "every", "find"]
-
 _BOOT, _MACHINE = pathlib.Path("/proc/sys/kernel/random/boot_id"), pathlib.Path("/etc/machine-id")
 _LOG = logging.getLogger(__name__)
 _KEPT = 50  # How many jobs before the newest stay in the list though they are over.

@@ -19,8 +19,6 @@ from toolkit.launch.spec import JobSpec, options
 from toolkit.support import status
 from toolkit.support.words import did_you_mean, nearest
 
-__all__ = ["Launcher", "run", "submit"]
-
 _COMMAND = ("-m", "toolkit.launch.functions")  # What calls a function in each task.
 _HANGUP = 129  # The exit code after the terminal was closed.
 

@@ -19,8 +19,6 @@ from toolkit.launch.events import Event
 from toolkit.launch.spec import JobSpec
 from toolkit.support import files
 
-__all__ = ["LAUNCHER_LOG", "LEFT_OUT", "PREFIX", "SCRIPT_LOG", "Failure", "Record"]
-
 LEFT_OUT = ("/runs/", ".git/", "__pycache__/", ".venv/", "*.pyc")  # Excluded from a copy, as patterns of rsync.
 _MOST_COPIED = 256 << 20  # The most bytes of a copy.
 PREFIX = "launch-"  # The beginning of the directory's name, before the id.

@@ -16,8 +16,6 @@ from toolkit.launch import checks
 from toolkit.launch.checks import require
 from toolkit.support import status
 
-__all__ = ["PLACES", "SUPERVISED", "Host", "JobSpec", "Option", "option", "options", "parse_hosts", "read_hosts"]
-
 PLACES = ("local", "ssh", "slurm", "kubernetes")
 SUPERVISED = ("local", "ssh", "slurm")  # The places where the toolkit's own launcher watches the tasks.
 _HOST = re.compile(

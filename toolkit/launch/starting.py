@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # `toolkit launch --help` imports this file, and needs no bac
     from toolkit.launch.record import Record
     from toolkit.launch.supervisor.agents import Backend
 
-__all__ = ["dry_run", "run_to_end", "start", "start_detached"]
-
 _TICK = 0.05
 
 

@@ -11,8 +11,6 @@ from toolkit.parallel.plan.trace import trace
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["parallelize", "plain"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from toolkit.errors import ModelError
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["copy_model", "is_graph", "is_whole", "layers_of", "sublayers"]
-
 
 def is_graph(model: Any) -> bool:
     """Returns whether a model's graph of layers can be read: functional and Sequential models have one."""

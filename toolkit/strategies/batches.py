@@ -41,25 +41,6 @@ from toolkit.strategies.pipelines import (
 )
 from toolkit.strategies.processes.agreement import difference, extremes, process_index, processes
 
-__all__ = [
-    "JoinedDataset",
-    "Order",
-    "Part",
-    "ReadsShares",
-    "Undecoded",
-    "divided_by_tensorflow",
-    "packed",
-    "row_count",
-    "row_range",
-    "share_of",
-    "shares_of_worker",
-    "show",
-    "split",
-    "undecoded",
-    "with_cardinality",
-    "without_copies",
-]
-
 
 class Part(NamedTuple):
     """What one replica is given of a batch.

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["Step", "this_step"]
-
 _NOBODY: Mapping[Any, Any] = MappingProxyType({})
 
 

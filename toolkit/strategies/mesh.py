@@ -14,8 +14,6 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.options import options_of, set_options
 
-__all__ = ["Among", "Mesh", "check_shards", "in_one_group", "is_toolkit_strategy", "mesh_of", "replica_count"]
-
 
 class Among(enum.Enum):
     """Which replicas exchange with one another."""

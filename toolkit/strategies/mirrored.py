@@ -18,8 +18,6 @@ from toolkit.strategies.pipelines import (
 from toolkit.strategies.step.collectives import number_by_call
 from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
 
-__all__ = ["MirroredStrategy", "create", "enable"]
-
 
 class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
     """TensorFlow's strategy with the `reduce` that Keras needs, and with our shares of batches in `fit`."""

@@ -31,8 +31,6 @@ from toolkit.strategies.step.collectives import options_for
 from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
 from toolkit.support import status, taken_over
 
-__all__ = ["MultiWorkerStrategy", "create", "enable_fit"]
-
 _LOG = logging.getLogger(__name__)
 # The share of the timeout that is spent waiting for heartbeats; the rest is for the errors of its peers to
 # arrive.

@@ -12,23 +12,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-__all__ = [
-    "COMMUNICATIONS",
-    "COMPRESSIONS",
-    "DTYPES",
-    "OPTIMIZER_STATES",
-    "PLACEMENTS",
-    "GradientExchange",
-    "LocalSteps",
-    "Options",
-    "ParameterServerOptions",
-    "check_served",
-    "check_together",
-    "has_options",
-    "options_of",
-    "set_options",
-]
-
 COMMUNICATIONS = ("auto", "nccl", "ring")  # How processes exchange tensors.
 DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")

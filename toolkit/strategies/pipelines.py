@@ -32,25 +32,6 @@ from toolkit.strategies.context import this_step
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = [
-    "Draw",
-    "adapt_epoch_iterator",
-    "adapt_pipelines",
-    "by_example",
-    "draws_of",
-    "epoch_iterator",
-    "has_shape",
-    "in_order",
-    "in_the_order_of_threads",
-    "input_devices_kept",
-    "other_in_each_process",
-    "trains",
-    "untuned",
-    "whole_for_keras",
-    "without_options",
-]
-
-
 _cores = functools.cache(cores)
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
 _MAP = ("_MapDataset", "_ParallelMapDataset")

@@ -24,8 +24,6 @@ from toolkit.strategies.options import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["NAMES", "create", "describe"]
-
 _LOG = logging.getLogger(__name__)
 
 NAMES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server")

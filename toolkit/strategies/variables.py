@@ -11,9 +11,6 @@ from toolkit.strategies import mesh
 from toolkit.strategies.options import options_of
 from toolkit.support.graphs import outside
 
-__all__ = ["is_built", "optimizers_of", "recreate_in_scope", "refuse_outside", "trained_by", "variables_of"]
-
-
 # The optimizers of a model: Keras's own, and those that a model with its own `train_step` keeps, such as a GAN.
 
 

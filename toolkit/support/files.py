@@ -14,21 +14,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "check_file",
-    "guarded",
-    "make_directory",
-    "plain",
-    "read_text",
-    "replacing",
-    "sha256",
-    "state_directory",
-    "sync",
-    "write_csv",
-    "write_json",
-    "write_text",
-]
-
 _EVERYBODY = 0o002  # Write permission for others than the owner and the group.
 _lock = threading.Lock()
 _entered: list[int] = []  # For each block that a thread is in, the umask from before the first block.

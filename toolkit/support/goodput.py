@@ -14,8 +14,6 @@ from typing import Any
 
 from toolkit.support import status
 
-__all__ = ["KINDS", "Account", "in_words", "of_attempt", "of_events", "share", "summary", "summed"]
-
 # In seconds, by what they were spent on; and how that is said.
 KINDS = {
     "progress": "made progress",

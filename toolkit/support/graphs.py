@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-__all__ = [
-    "Differs",
-    "assigns_others",
-    "computed_from",
-    "decided_by",
-    "derives_from",
-    "differs",
-    "is_elementwise",
-    "outside",
-    "same_everywhere",
-]
-
 # Operations whose results depend only on shapes, not on values.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Operations whose results can't be known from the graph.

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["MASK", "is_secret", "masked", "masked_all", "masked_command", "pattern", "values"]
-
 MASK = "***"
 _SECRET = re.compile(
     # Tokens of a text are no secrets: --tokenizer, --pad_token, --token_dropout, --tokens_per_batch.

@@ -14,20 +14,6 @@ from types import FrameType
 
 from toolkit.errors import JobStopped, StoppedBySignal
 
-__all__ = [
-    "SIGNALS",
-    "StopSignals",
-    "adopt_orphans",
-    "end_with_parent",
-    "exiting",
-    "handle",
-    "is_in",
-    "name",
-    "recorded",
-    "sleep",
-    "waiting_for_children",
-]
-
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOG = logging.getLogger(__name__)

@@ -20,40 +20,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = [
-    "ATTEMPT",
-    "CALL",
-    "HASH_SEED",
-    "HEARTBEAT_TIMEOUT",
-    "JOB_ID",
-    "LOGS",
-    "PARTIAL",
-    "PHASES",
-    "RESUME",
-    "SECONDS_OF_SILENCE",
-    "SOCKET",
-    "SPENT",
-    "START_TIMEOUT",
-    "attempt",
-    "attempt_id",
-    "enter_phase",
-    "failed",
-    "forget_phases",
-    "heartbeat_timeout",
-    "importing",
-    "imports",
-    "in_phase",
-    "job_id",
-    "listened",
-    "logs",
-    "phase_file",
-    "read_phase",
-    "report",
-    "restarted",
-    "start_timeout",
-    "task_name",
-]
-
 SOCKET = "TOOLKIT_STATUS"  # "worker:1@/path/of/socket".
 JOB_ID = "TOOLKIT_JOB_ID"  # Run directories are named after it: it is the same in all tasks and all attempts.
 PARTIAL = "TOOLKIT_PARTIAL"  # "1" if launchers of other hosts start the other tasks, each with its own job id.

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from toolkit.errors import RequestError
 from toolkit.support.wrapping import TRIED, installed
 
-__all__ = ["ADDED", "ATTACHED", "CALLED", "MEANWHILE", "WRAPPED", "Taken", "check"]
-
 
 class Taken(NamedTuple):
     """A function or method of Keras or TensorFlow.

@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["counted", "did_you_mean", "nearest"]
-
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with a noun, such as "1 task" or "2,000 tasks"."""

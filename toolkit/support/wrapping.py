@@ -9,19 +9,6 @@ from typing import Any
 
 from toolkit.errors import RequestError
 
-__all__ = [
-    "TRIED",
-    "add",
-    "attach",
-    "attached_here",
-    "extend",
-    "installed",
-    "instead",
-    "versions",
-    "wrap",
-    "wrapped_here",
-]
-
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 
 

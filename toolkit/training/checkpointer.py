@@ -23,8 +23,6 @@ from toolkit.training.data_position import DataPosition, build
 from toolkit.training.progress import Progress
 from toolkit.training.restore import RunProcesses
 
-__all__ = ["Best", "Checkpointer", "check_finite"]
-
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 _SECONDS = 0.5  # How often processes ask one another for signals; one exchange takes 1 to 2 ms on one machine.

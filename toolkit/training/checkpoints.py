@@ -32,8 +32,6 @@ from toolkit.support.files import sha256
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["REPLACED", "Checkpoint", "CheckpointStore", "NullCheckpointStore", "Position", "Writing"]
-
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(-end)?")

@@ -29,8 +29,6 @@ from toolkit.strategies.mesh import is_toolkit_strategy
 from toolkit.strategies.pipelines import draws_of, in_the_order_of_threads
 from toolkit.training.checkpoints import Position
 
-__all__ = ["DataPosition", "batch_size_of", "build", "shuffled_by_keras"]
-
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20  # The key of an iterator in a checkpoint.
 _PREFIX = "data/"

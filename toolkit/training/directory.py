@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["NullRunDirectory", "RunDirectory", "choose", "expanded", "write_model"]
-
 _LOG = logging.getLogger(__name__)
 _ASKED = "{} is where this run writes"
 

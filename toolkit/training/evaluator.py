@@ -17,8 +17,6 @@ from toolkit.training.directory import choose
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["follow"]
-
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # Seconds between two looks at the directory.
 

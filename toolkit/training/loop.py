@@ -8,8 +8,6 @@ import keras
 from toolkit import strategies
 from toolkit.errors import RequestError
 
-__all__ = ["Loop", "loop_of"]
-
 
 class Loop(keras.Model):
     """Stands for a user's models and optimizers when `fit` and a checkpoint need one model.

@@ -22,8 +22,6 @@ from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.training.checkpoints import Position
 
-__all__ = ["EpochLog", "Progress", "RunTensorBoard", "in_words", "scalars", "write_rows"]
-
 _LOG = logging.getLogger(__name__)
 _WARM_UP_STEPS = 10  # The first steps trace and compile the training function.
 _REPORT_SECONDS = 0.25  # The shortest time between two reports to the launcher.

@@ -11,8 +11,6 @@ from toolkit.strategies.multi_worker import MultiWorkerStrategy
 from toolkit.training.directory import write_model
 from toolkit.training.progress import scalars
 
-__all__ = ["RayReport"]
-
 MODEL = "model.keras"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-__all__ = ["RunProcesses", "complete_history", "ended_for_good", "in_words", "restore"]
-
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _CHUNK = 64 << 20  # Bytes sent at once.

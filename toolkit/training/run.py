@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from toolkit.training.data_position import DataPosition
     from toolkit.training.progress import EpochLog, Progress
 
-__all__ = ["Run"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from toolkit.errors import RequestError
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["SCALINGS", "learning_rate"]
-
 SCALINGS = ("linear", "sqrt", "none")
 _WARM_UP = 0.2  # A share of all steps: of five epochs, one.
 

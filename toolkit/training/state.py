@@ -22,21 +22,6 @@ from toolkit.errors import CheckpointError
 if TYPE_CHECKING:
     import keras
 
-__all__ = [
-    "CallbackState",
-    "capture",
-    "capture_metrics",
-    "common",
-    "digest",
-    "metrics_in",
-    "random_state",
-    "restore",
-    "restore_metrics",
-    "restore_random",
-    "size_in_bytes",
-    "without_variables",
-]
-
 _LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 _OTHERS = "others/"  # TensorFlow variables among a model's attributes.

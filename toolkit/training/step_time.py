@@ -33,8 +33,6 @@ import tensorflow as tf
 from toolkit.cluster import Membership
 from toolkit.training.progress import Progress
 
-__all__ = ["Breakdown", "Profiler", "StepTimer", "interface", "read"]
-
 _LOG = logging.getLogger(__name__)
 _FIRST = 4  # Steps that trace, compile and allocate. The profiled steps end before speed is measured.
 _STEPS = 5

@@ -22,8 +22,6 @@ from toolkit.training import state
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Summary"]
-
 _LOG = logging.getLogger(__name__)
 _VERSIONS = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
 # Variables that change how a script trains, and those of them that a launcher sets for each task.

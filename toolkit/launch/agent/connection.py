@@ -18,8 +18,6 @@ from typing import Any
 from toolkit.launch import alone
 from toolkit.launch.events import Event, Reader, event, line
 
-__all__ = ["Channel", "ConnectedAgent", "Lateness", "StartedAgent", "local_agent"]
-
 _AT_ONCE = 1 << 18  # Bytes read or written in one call.
 _BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
 _DELAYS = 300  # From how many events the usual delay is taken: those of some minutes.

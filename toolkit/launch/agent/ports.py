@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from toolkit.errors import ClusterError, LaunchError
 
-__all__ = ["ENVIRONMENT", "HeldPorts", "few", "open_ports"]
-
 ENVIRONMENT: Mapping[str, str] = {"TF_GRPC_REUSE_PORT": "1"}  # TensorFlow's servers set SO_REUSEPORT, too.
 _NAMED = 4  # The most tasks and addresses that a message names.
 

@@ -20,8 +20,6 @@ import psutil
 from toolkit.launch.agent.tasks import TaskSpec
 from toolkit.support import signals, status
 
-__all__ = ["Activity", "TaskProcess", "dying", "end_descendants", "end_left_by", "files_waited_for"]
-
 # A hung task's other threads (TensorFlow's and gRPC's, which keep connections alive) use 2.5 s of processor time in
 # 1,800 s: far less than this share of a core. What computes uses most of one.
 _COMPUTING = 0.05

@@ -36,8 +36,6 @@ from toolkit.launch.agent.tasks import TaskSpec, task_specs
 from toolkit.launch.events import Event, event
 from toolkit.support import signals, status
 
-__all__ = ["Agent", "Preemption", "Reports", "serve"]
-
 _ASKED_EVERY = 5.0  # Seconds between two questions.
 _LONGEST_QUESTION = 30.0  # Seconds after which a command that hasn't answered is ended, which is no notice.
 _NOT_RUN = (126, 127)  # A shell's exit codes for a program that it can't start or find.

@@ -15,8 +15,6 @@ from toolkit.errors import LaunchError
 from toolkit.launch.agent import ports
 from toolkit.support import redaction, status
 
-__all__ = ["CHILD", "TaskSpec", "own_addresses", "shell_line", "task_specs", "visible_gpus"]
-
 CHILD = str(pathlib.Path(__file__).resolve().parents[1] / "task" / "child.py")  # Runs the user's script in every task.
 _STACKS = "{stacks}"  # The agent replaces it by the path of the file for stacks.
 

@@ -28,8 +28,6 @@ from toolkit.launch.supervisor.supervise import supervise
 from toolkit.launch.supervisor.task_group import HostLost, Preempted
 from toolkit.support import signals
 
-__all__: list[str] = []
-
 _TICK = 0.2
 _ANSWER = 20  # Seconds in which a node must start a program.
 

@@ -19,8 +19,6 @@ from toolkit.launch.checks import require
 from toolkit.launch.spec import JobSpec
 from toolkit.support import redaction, status
 
-__all__ = ["GRACE", "manifest", "manifest_text", "notes"]
-
 CONTAINER = "tensorflow"
 GRACE = 120  # Seconds between SIGTERM and SIGKILL, enough for a step and a checkpoint.
 _LONGEST_VARIABLE = (128 << 10) - 100  # The most bytes of a variable with its name: Linux's MAX_ARG_STRLEN.

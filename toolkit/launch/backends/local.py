@@ -14,8 +14,6 @@ from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor.agents import Backend, assign
 
-__all__ = ["LocalBackend"]
-
 
 class LocalBackend(Backend):
     """This machine, as one host.

@@ -43,8 +43,6 @@ from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.support import files, signals
 from toolkit.support.words import counted
 
-__all__ = ["TOKEN", "RendezvousBackend", "join", "listen", "make_token", "program_of", "token_file"]
-
 TOKEN = "TOOLKIT_TOKEN"
 _SHORTEST = 12  # Characters. With random letters and digits, that is 60 bits or more.
 _TICK = 0.05

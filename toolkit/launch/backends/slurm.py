@@ -19,8 +19,6 @@ from toolkit.launch.supervisor.agents import spread
 from toolkit.support import redaction, signals
 from toolkit.support.words import counted
 
-__all__ = ["follow_job", "rooms", "script", "submit"]
-
 _SECONDS = 0.5  # Seconds between two looks at the logs.
 _QUESTION = 5.0  # Seconds between two questions to Slurm's controller, which all users share.
 _CLEANED = 15.0  # Seconds after which Slurm has cleaned up after a job that is queued again.

@@ -16,8 +16,6 @@ from toolkit.launch.agent.connection import ConnectedAgent, StartedAgent
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor.agents import Backend, check_addresses
 
-__all__ = ["SshBackend"]
-
 _CONNECT = 10  # Seconds in which a connection must be made.
 _TICK = 0.1
 _ALIVE = 5  # Seconds between ssh's own keep-alive messages.

@@ -14,8 +14,6 @@ from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.events import BEAT, Event
 from toolkit.launch.spec import Host, JobSpec
 
-__all__ = ["Agents", "Backend", "assign", "check_addresses", "spread"]
-
 _TICK = 0.05  # Seconds between two looks at signals, and at agents that have no connection yet.
 _AGAIN = 3.0  # Seconds between two calls to a host that doesn't answer.
 _PATIENCE = 5.0  # Seconds that hosts get to answer before the job goes on without them.

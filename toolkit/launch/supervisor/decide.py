@@ -7,8 +7,6 @@ from typing import Any
 from toolkit.errors import JobStopped, RequestError, ToolkitError
 from toolkit.support.words import counted
 
-__all__ = ["Budget", "Next", "What", "decide", "what_ended"]
-
 _LONGEST = 60.0  # Seconds before a restart.
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from toolkit.launch.events import WAITS
 from toolkit.support.words import counted
 
-__all__ = ["Location", "culprits", "folded", "in_a_collective", "in_training", "locate"]
-
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _IN_KERAS = re.compile(r'/backend/tensorflow/trainer\.py", line \d+ in (fit|evaluate)$', re.MULTILINE)
 _CALLS_PYTHON = "/tensorflow/python/ops/script_ops.py"  # Functions through which a TensorFlow graph calls Python.

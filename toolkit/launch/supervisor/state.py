@@ -17,25 +17,6 @@ from toolkit.launch.display import Chatter, Output
 from toolkit.launch.events import Event
 from toolkit.support import signals
 
-__all__ = [
-    "Stall",
-    "TaskState",
-    "cause",
-    "exit_code",
-    "failed_first",
-    "has_servers",
-    "is_done",
-    "last_lines",
-    "lingering",
-    "reached",
-    "reached_by",
-    "serves",
-    "slowest",
-    "stall",
-    "stopped_for",
-    "train_alone",
-]
-
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
 _LATELY = 20.0  # The seconds of reports that are needed for a judgement.
 _MUCH = 0.2  # The share of waiting from which the slowest task is named.

@@ -20,8 +20,6 @@ from toolkit.launch.supervisor.task_group import TaskGroup
 from toolkit.support import goodput, signals
 from toolkit.support.words import counted
 
-__all__ = ["supervise"]
-
 
 def supervise(
     spec: JobSpec, backend: Callable[[], Backend], *, received: list[int], record: Record | None = None

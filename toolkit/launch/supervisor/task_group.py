@@ -25,8 +25,6 @@ from toolkit.launch.supervisor.state import TaskState
 from toolkit.support import files, goodput
 from toolkit.support.words import counted
 
-__all__ = ["HostLost", "Preempted", "TaskGroup"]
-
 _TICK = 0.05  # Seconds between two checks of signals and of incomplete lines.
 _LOOK = 0.25  # Seconds between two looks for what has not happened for too long.
 _DRAIN = 1.0  # Seconds to wait for a process's last output: a grandchild can hold the pipe open for ever.

@@ -37,8 +37,6 @@ from typing import Any
 from toolkit.errors import RequestError
 from toolkit.support import signals, status
 
-__all__: list[str] = []
-
 
 def _main() -> None:
     stacks, as_is, *command = sys.argv[1:]

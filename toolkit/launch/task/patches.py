@@ -16,8 +16,6 @@ from toolkit.support import status
 from toolkit.support.goodput import Account
 from toolkit.support.wrapping import extend, wrap
 
-__all__ = ["guard_fit", "patch_strategies", "report_progress"]
-
 _LOG = logging.getLogger(__name__)
 _SECONDS = 0.5  # The shortest time between two reports.
 _WARM_UP = 2  # The first steps, in which functions are traced.

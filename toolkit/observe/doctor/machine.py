@@ -27,8 +27,6 @@ from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 
-__all__ = ["look_at_gpus", "look_at_machine", "look_at_network"]
-
 _FILES = 1024  # File descriptors: Linux's default. A job with many tasks, or a pipeline with many files, uses hundreds.
 _DOCKERS_SHARED = 64 << 20  # The size of /dev/shm in a container without --shm-size, in bytes.
 _SHARED_FOR_GPUS = 1 << 30  # NVIDIA's advice for NCCL in containers: docs.nvidia.com, NCCL, "Shared memory".

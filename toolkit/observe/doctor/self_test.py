@@ -12,8 +12,6 @@ from toolkit.devices import inventory
 from toolkit.observe.doctor.situation import Finding, failure, ok
 from toolkit.observe.doctor.training import STEPS
 
-__all__ = ["self_test"]
-
 _LIMIT = 240  # Seconds for each of the three.
 # In float32 the order of a sum changes its last digits, and ten steps amplify that.
 _LOSS, _WEIGHT = 1e-4, 1e-4

@@ -11,8 +11,6 @@ from toolkit.cluster import Cluster, load
 from toolkit.devices import Inventory, take
 from toolkit.errors import RequestError
 
-__all__ = ["Finding", "Situation", "failure", "ok", "warning"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Situation:

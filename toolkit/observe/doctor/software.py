@@ -19,8 +19,6 @@ from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
 from toolkit.support.wrapping import versions
 
-__all__ = ["look_at_data", "look_at_environment", "look_at_versions"]
-
 _OWN = "tf-strategy-toolkit"
 _ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")
 _NAMED = ("tensorflow", "keras", "tensorflow-datasets", "protobuf", "numpy")

@@ -15,8 +15,6 @@ from typing import Any
 
 import toolkit
 
-__all__ = ["STEPS"]
-
 STEPS = 10
 _BATCH = 32  # Divisible by one and by two replicas.
 _ELEMENTS = 4 << 20  # In float32, 16 MiB: the gradients of a model with four million parameters.

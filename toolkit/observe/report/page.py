@@ -25,8 +25,6 @@ from toolkit.support.words import counted
 if TYPE_CHECKING:
     from toolkit.training import Run
 
-__all__ = ["column", "render", "write", "write_after"]
-
 NAME = "report.html"
 _LOG = logging.getLogger(__name__)
 

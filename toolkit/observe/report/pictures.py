@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from toolkit.observe.report.reading import RunData, spans_of, tried
 
-__all__ = ["Picture", "draw", "is_share"]
-
 _MOST_METRICS = 12
 _INK = "#010203"  # Stands for the page's own text colour.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -19,8 +19,6 @@ from toolkit.support import signals
 from toolkit.support.files import check_file, read_text
 from toolkit.support.redaction import masked, masked_all
 
-__all__ = ["RunData", "Span", "read", "spans_of", "told_apart", "tried"]
-
 T = TypeVar("T")
 _NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns of history.csv.
 

@@ -17,8 +17,6 @@ from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
-__all__ = ["ShardedGroupedQueryAttention", "ShardedMultiHeadAttention"]
-
 
 class _Projection(base.Sharded, keras.layers.EinsumDense):
     """A projection of an attention layer: in a step it computes some heads of all examples, or a term of the sum.

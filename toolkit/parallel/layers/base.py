@@ -32,20 +32,6 @@ from toolkit.strategies.step import collectives, share
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import computed_from, is_elementwise, outside
 
-__all__ = [
-    "Exchanging",
-    "Sharded",
-    "acts_elementwise",
-    "count_examples",
-    "features_of_all",
-    "features_to_examples",
-    "gather",
-    "in_a_step",
-    "refuse",
-    "sum_of_all",
-    "sum_to_examples",
-]
-
 SPLITS = ("outputs", "inputs")
 
 

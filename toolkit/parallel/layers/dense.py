@@ -13,8 +13,6 @@ import tensorflow as tf
 from toolkit.parallel.layers.base import Sharded, in_a_step, refuse
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
-__all__ = ["ShardedConv2D", "ShardedDense", "ShardedEinsumDense", "equation_parts", "split_letter"]
-
 
 @keras.saving.register_keras_serializable("toolkit")
 class ShardedDense(Sharded, keras.layers.Dense):

@@ -11,8 +11,6 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.support.graphs import same_everywhere
 
-__all__ = ["ShardedEmbedding"]
-
 
 @keras.saving.register_keras_serializable("toolkit")
 class ShardedEmbedding(base.Sharded, keras.layers.Embedding):

@@ -19,8 +19,6 @@ from toolkit.parallel.layers.dense import ShardedConv2D, ShardedDense, ShardedEi
 from toolkit.parallel.layers.embedding import ShardedEmbedding
 from toolkit.support.wrapping import instead
 
-__all__ = ["plain_class", "plain_layer", "rebuilt", "settings_of"]
-
 _NAMED = {"name", "trainable", "dtype"}  # Settings of every layer.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

@@ -32,8 +32,6 @@ from toolkit.parallel.plan.step_cost import (
 )
 from toolkit.support import files
 
-__all__ = ["WAYS", "Plan", "choose", "choose_within", "milliseconds", "size_in_words"]
-
 _FORMAT = 1  # The format of saved plans.
 WAYS = ("planned", "replicated", "sharded")
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["Footprint", "LayerCost", "costs", "costs_seen", "slots_of"]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """A layer's costs; activations and operations are for one example.

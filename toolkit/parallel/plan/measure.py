@@ -29,8 +29,6 @@ from toolkit.strategies.step.exchanges import reduced
 from toolkit.strategies.step.optimizer import exchange_gradients
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
-__all__ = ["measure"]
-
 _RUNS = 5
 _EXCHANGED = 4 << 20  # Bytes of each replica's tensor for measuring bandwidth.
 _MESSAGE = 64 << 10  # Bytes of each replica's tensor for measuring latency.

@@ -16,26 +16,6 @@ from collections.abc import Mapping, Sequence
 from toolkit.errors import StrategyError
 from toolkit.parallel.plan.count import LayerCost
 
-__all__ = [
-    "DEVICES",
-    "LEAST_STEP",
-    "REPLICATED",
-    "Choice",
-    "Link",
-    "Machine",
-    "Setting",
-    "Step",
-    "bandwidth",
-    "device",
-    "exchanges",
-    "exchanges_of",
-    "layer_memory",
-    "layer_seconds",
-    "memory_of",
-    "recomputed",
-    "step",
-]
-
 # Makers' data sheets: float32 operations per second without tensor cores, and bytes per second of memory.
 DEVICES: dict[str, tuple[float, float]] = {
     "K20": (3.52e12, 208e9),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-__all__ = ["Call", "Trace", "size_of", "trace"]
-
 _BACKWARD = "backward"  # The name scope of gradients.
 _EXAMPLES = 251  # The number of examples of the call: a prime, which shows whether a tensor's size depends on it.
 

@@ -13,8 +13,6 @@ from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.train_step import adapt_functions, adapt_seeds
 from toolkit.support.wrapping import add
 
-__all__ = ["adapt_keras", "adapt_replicas", "adapt_workers"]
-
 
 def adapt_keras() -> None:
     """Makes Keras's `fit`, callbacks and saving work under any of our strategies. Later calls do nothing."""

@@ -25,8 +25,6 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.step import trial
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["batch_spec", "build", "check"]
-
 _LOG = logging.getLogger(__name__)
 _NOTED = "_toolkit_noted_statistics"
 _UNUSED = "_toolkit_unused"

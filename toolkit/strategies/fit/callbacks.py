@@ -33,8 +33,6 @@ from toolkit.strategies.step.sharded_variable import (
 from toolkit.strategies.variables import variables_of
 from toolkit.support.wrapping import extend, instead, wrap
 
-__all__ = ["FitCallbacks", "adapt_callbacks"]
-
 
 @functools.cache  # A temporary directory lives as long as its object: until the process ends.
 def _scratch() -> tempfile.TemporaryDirectory:

@@ -28,9 +28,6 @@ from toolkit.strategies.step.local_steps import agrees
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import variables_of
 
-__all__ = ["WeightsWatch", "average_statistics", "check_equal_weights", "checksum"]
-
-
 _LOG = logging.getLogger(__name__)
 _ROW = 1024
 _PIECE = 1 << 24  # Elements that are added up at once, in 64 bits each.

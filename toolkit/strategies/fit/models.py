@@ -35,8 +35,6 @@ from toolkit.strategies.step.train_step import has_one_size, make_function, pred
 from toolkit.strategies.variables import holds_variables, optimizers_of, recreate_in_scope
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = ["adapt_models", "prepare_unbuilt"]
-
 _LOG = logging.getLogger(__name__)
 _PREPARED = "_toolkit_prepared"
 _GIVEN = "_toolkit_methods"  # The id of the strategy whose methods a model has.

@@ -21,8 +21,6 @@ from toolkit.errors import ModelError
 from toolkit.strategies.context import this_step
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_remat", "recomputed"]
-
 _OF_CALLS = ("current_call_ctx", "autocast_scope")  # What Keras records per thread about the layers being called.
 
 

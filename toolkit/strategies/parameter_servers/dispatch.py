@@ -17,8 +17,6 @@ from toolkit.errors import TaskLost
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals
 
-__all__ = ["Dispatch", "DispatchSize", "Dispatcher", "answers"]
-
 _LOG = logging.getLogger(__name__)
 
 _QUIET = 2.0  # Seconds without a result after which the tasks are checked, and a lost one is given to stop answering.

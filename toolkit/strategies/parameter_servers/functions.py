@@ -21,27 +21,6 @@ from toolkit.strategies.step.share import WholeShare, entered
 from toolkit.strategies.step.train_step import inlining, results_noted
 from toolkit.support.graphs import outside
 
-__all__ = [
-    "NotSums",
-    "Traced",
-    "branched",
-    "build_optimizers",
-    "check_in_turn",
-    "conditional_in",
-    "evaluation",
-    "fetched",
-    "flattened",
-    "prediction",
-    "python_gradients",
-    "reports_of",
-    "scalars",
-    "single_replica",
-    "trace",
-    "traced",
-    "training",
-    "whole_batch",
-]
-
 # A function for a worker, how often one of its steps assigns each of `Variables.counters`, and the indices of those
 # that it assigns in a branch.
 Traced = tuple[Any, list[int], list[int]]

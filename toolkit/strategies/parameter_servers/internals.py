@@ -15,18 +15,6 @@ from tensorflow.python.eager import record, tape
 
 from toolkit.support.wrapping import wrap
 
-__all__ = [
-    "accessed",
-    "apply_if_finite",
-    "around_lookups",
-    "computed_from",
-    "gradients_through",
-    "held",
-    "schedule",
-    "used_with_coordinator",
-    "worker_index",
-]
-
 
 def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Callable[[], None]) -> None:
     """Makes a worker's thread call `work`, again on a live worker if one died in it.

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["APPLIED", "CAPACITY", "INTERRUPTED", "NOTHING", "Ledger", "collect"]
-
 CAPACITY = 4096  # The number of remembered steps, each in a slot. The chief collects them before they are overwritten.
 NOTHING, INTERRUPTED, APPLIED = 0, 1, 2  # A slot's entry: one of these, or APPLIED + the staleness.
 

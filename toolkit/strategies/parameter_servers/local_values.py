@@ -21,8 +21,6 @@ from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 from toolkit.strategies.step.sharded_variable import StandIn
 from toolkit.support.graphs import derives_from
 
-__all__ = ["Cell", "LocalTable", "LocalValue", "Rows", "RowsOfVariable", "updates_by_rows", "with_each_row_once"]
-
 _numbers = itertools.count()
 
 

@@ -20,8 +20,6 @@ from toolkit.strategies.batches import row_range
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals
 
-__all__ = ["CHIEF", "SEED", "Placement", "ServerShardedVariable", "bytes_by_task", "shards_of", "table"]
-
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 SEED = "seed_generator_state"  # Keras's name of what a seed generator counts.
 # Its names of what optimizers count and of what callbacks set.

@@ -25,8 +25,6 @@ from toolkit.strategies.step.share import Share, entered
 from toolkit.strategies.step.trial import shown
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
-__all__ = ["RoundShare", "Rounds", "ShareStep", "run_shares"]
-
 _EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
 # What shares store: gradients and what a normalisation averages, whose weighted mean counts, and what is the same.
 _GRADIENTS, _AVERAGES, _SAME = "gradients", "averages", "same"

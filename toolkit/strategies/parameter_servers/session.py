@@ -26,8 +26,6 @@ from toolkit.strategies.parameter_servers.variables import Variables
 from toolkit.strategies.step.train_step import count_dispatched
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["Counters", "MetricTotals", "Session", "TracedFunctions"]
-
 _LOG = logging.getLogger(__name__)
 
 _EVALUATED = 8  # Batches with numbers that are evaluated in one dispatch.

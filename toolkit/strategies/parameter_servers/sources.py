@@ -15,8 +15,6 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count, row_range
 from toolkit.strategies.pipelines import by_example
 
-__all__ = ["Reader", "Stream", "numbered", "per_worker", "reader_of"]
-
 _TAG = "_toolkit_source"
 
 

@@ -35,8 +35,6 @@ from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support import redaction, signals, status
 
-__all__ = ["ParameterServerStrategy", "create"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -20,19 +20,6 @@ from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, 
 from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = [
-    "LocalScope",
-    "Variables",
-    "adapt_lookups",
-    "by_device",
-    "changes",
-    "innermost",
-    "packed",
-    "push",
-    "sends_difference",
-    "unpacked",
-]
-
 _LOG = logging.getLogger(__name__)
 
 _SMALL = 64 << 10  # Up to this many bytes a variable is packed; copying a larger one costs more than a message.

@@ -31,8 +31,6 @@ from toolkit.strategies.step.train_step import adapt_functions, inlining
 from toolkit.strategies.variables import trained_by
 from toolkit.support.wrapping import wrap
 
-__all__ = ["Step", "adapt_optimizers", "adapt_updates", "current", "tracing"]
-
 
 @contextlib.contextmanager
 def tracing(step: Any, scope: LocalScope) -> Iterator[None]:

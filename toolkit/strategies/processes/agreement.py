@@ -21,21 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-__all__ = [
-    "Difference",
-    "barrier",
-    "broadcast",
-    "difference",
-    "extremes",
-    "gather",
-    "is_chief",
-    "mean",
-    "process_index",
-    "process_names",
-    "processes",
-    "seed_alike",
-]
-
 _LOG = logging.getLogger(__name__)
 
 _SILENCE = 60.0  # Seconds for which a process waits for the others without a message.

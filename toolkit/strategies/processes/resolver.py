@@ -26,17 +26,6 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.processes import agreement
 from toolkit.support import status
 
-__all__ = [
-    "ends_in",
-    "expect_heartbeats",
-    "keeps_sigterm",
-    "resolve",
-    "resolver_here",
-    "tasks",
-    "wait_at_exit",
-    "wait_for_others",
-]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from toolkit.strategies.processes.agreement import processes
 from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_checkpoints", "save"]
-
 
 def adapt_checkpoints() -> None:
     """Makes TensorFlow write so in this process, which trains with others. Later calls do nothing."""

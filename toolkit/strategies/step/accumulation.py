@@ -28,8 +28,6 @@ from toolkit.strategies.step.sharded_optimizer import track_slot
 from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
 from toolkit.support.wrapping import attach
 
-__all__ = ["Later", "accumulate_by_replica", "exchanged_later"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Adding:

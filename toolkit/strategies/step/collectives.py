@@ -33,34 +33,6 @@ from toolkit.strategies.options import COMMUNICATIONS
 from toolkit.strategies.processes.agreement import process_index, processes
 from toolkit.support.wrapping import attach
 
-__all__ = [
-    "_call",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_here",
-    "all_reduce_max",
-    "all_to_all",
-    "check_piece",
-    "choose",
-    "communication_of",
-    "joined",
-    "kind_of",
-    "local_step",
-    "number_by_call",
-    "options_for",
-    "ordering_token",
-    "overlaps_exchanges",
-    "reduce_scatter",
-    "replica_id_and_count",
-    "ring_sum",
-    "rows_of_all",
-    "shaped",
-    "sum_before",
-    "timed",
-    "waited",
-]
-
-
 _ALONE = [0], 0
 _LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.
 

@@ -17,8 +17,6 @@ from toolkit.strategies.step.powersgd import check_smaller, send_all
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["is_local_step", "local_function", "put_before"]
-
 _LOG = logging.getLogger(__name__)
 _ATTRIBUTE = "_toolkit_by_itself"
 

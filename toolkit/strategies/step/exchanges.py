@@ -18,8 +18,6 @@ from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards, is_i
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["EXCHANGES", "exchange", "per_replica_state", "reduced", "resume", "slots_differ"]
-
 # A gradient takes the first that takes it. Checkpoints have their state in the opposite order.
 EXCHANGES: tuple[type[Exchange], ...] = (Shards, Later, Compressed, ScatteredSum, Sum)
 

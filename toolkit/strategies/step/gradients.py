@@ -15,8 +15,6 @@ from toolkit.strategies.mesh import Among
 from toolkit.strategies.step import collectives, overlap
 from toolkit.support.graphs import same_everywhere
 
-__all__ = ["Exchange", "Gradients", "Sum", "mapped", "of_first", "rows_of_replicas", "sent_as", "summed", "values_of"]
-
 
 @dataclasses.dataclass
 class Gradients:

@@ -25,9 +25,6 @@ from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.sharded_variable import ReplicaCopies
 from toolkit.strategies.variables import optimizers_of
 
-__all__ = ["LocalFunction", "agree", "agrees", "begin", "count_rows", "per_replica_state", "resume", "velocities_of"]
-
-
 _ATTRIBUTE = "_toolkit_local"
 _ROWS = "_toolkit_rows"  # Of each replica, since the last average.
 

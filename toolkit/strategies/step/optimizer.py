@@ -39,18 +39,6 @@ from toolkit.strategies.variables import refuse_outside, trained_by
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = [
-    "Routes",
-    "adapt_optimizers",
-    "check_branch",
-    "check_rate",
-    "counting_alone",
-    "exchange_gradients",
-    "routes_of",
-    "weigh_scaled_losses",
-]
-
-
 # Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.
 #
 # In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from

@@ -21,9 +21,6 @@ import tensorflow as tf
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined, shaped
 
-__all__ = ["let_exchanges_begin", "packed", "summed", "weights_first"]
-
-
 BYTES_PER_PACK = 512 << 10  # The default: the best of 64 KiB to 4 MiB on two hosts at 1 Gbit/s.
 
 _with_edges: weakref.WeakSet[tf.Graph] = weakref.WeakSet()

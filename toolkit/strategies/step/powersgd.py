@@ -37,9 +37,6 @@ from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support.wrapping import attach
 
-__all__ = ["Compressed", "Memory", "check_smaller", "keep_memories", "memories_of", "send_all", "totals"]
-
-
 _LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
 _TINY = 1e-8  # Added to the length of a column, which may be 0.
 

@@ -18,8 +18,6 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import overlaps_exchanges
 from toolkit.support.wrapping import attach
 
-__all__ = ["ReducesForKeras", "alike", "know_steps"]
-
 _FACTS = "_toolkit_facts"
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
 

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["ALIKE", "MEAN", "ROWS", "WHOLE", "Call", "Graph", "Of", "Rows", "mean_of_rows"]
-
 
 class Of(enum.Enum):
     """What a tensor is of a batch."""

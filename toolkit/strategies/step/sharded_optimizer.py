@@ -17,19 +17,6 @@ from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable, Sta
 from toolkit.support.graphs import outside, same_everywhere
 from toolkit.support.wrapping import attach
 
-__all__ = [
-    "WHOLE",
-    "ScatteredSum",
-    "Shards",
-    "finite_alike",
-    "is_in_parts",
-    "keep_in_shards",
-    "make_in_scope",
-    "own_part",
-    "track_slot",
-]
-
-
 # Optimizer state in shards: for a replicated layer, each replica keeps the slots of its part.
 #
 # Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, stage 1:

@@ -21,19 +21,6 @@ from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
 from toolkit.strategies.step.collectives import all_gather, replica_id_and_count
 
-__all__ = [
-    "ReadTogether",
-    "ReplicaCopies",
-    "ReplicaShardedVariable",
-    "ReplicaSum",
-    "StandIn",
-    "drop_snapshots",
-    "gathered",
-    "snapshots_of",
-    "take_snapshots",
-]
-
-
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
 _PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
 

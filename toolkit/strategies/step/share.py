@@ -34,25 +34,6 @@ from toolkit.strategies.step.rows import ALIKE, mean_of_rows
 from toolkit.strategies.step.trial import calling
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = [
-    "ExchangedInGraph",
-    "Share",
-    "WholeShare",
-    "adapt_means",
-    "batch_mean",
-    "batch_rows",
-    "clear_losses",
-    "counted",
-    "entered",
-    "exchanged_in_graph",
-    "state_of_own",
-    "unweigh",
-    "update_mean",
-    "weigh",
-    "weigh_moments",
-]
-
-
 _BYTES = [bytes([code]) for code in range(256)]
 
 

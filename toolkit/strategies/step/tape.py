@@ -33,8 +33,6 @@ from toolkit.strategies.step.trial import of_a_jacobian
 from toolkit.support.graphs import computed_from
 from toolkit.support.wrapping import wrap
 
-__all__ = ["adapt_tapes", "batch_gradients"]
-
 
 def adapt_tapes() -> None:
     """Makes tapes return gradients of all replicas. Later calls do nothing."""

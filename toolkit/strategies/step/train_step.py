@@ -36,17 +36,6 @@ from toolkit.strategies.step.whole_batch import is_whole, watch
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support.wrapping import attach, wrap
 
-__all__ = [
-    "adapt_functions",
-    "adapt_seeds",
-    "count_dispatched",
-    "count_steps",
-    "has_one_size",
-    "inlining",
-    "make_function",
-    "predict_own",
-]
-
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.

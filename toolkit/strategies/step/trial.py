@@ -31,23 +31,6 @@ from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
-__all__ = [
-    "Found",
-    "Reads",
-    "Result",
-    "Trial",
-    "Tries",
-    "adapt_trials",
-    "calling",
-    "is_known",
-    "is_row_dimension",
-    "may_mix",
-    "results_noted",
-    "run",
-    "shown",
-]
-
-
 # Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
 _MIXING = ("CutMix", "MixUp")
 _OF_USERS = ("Lambda",)  # Keras's classes around functions of the user's.

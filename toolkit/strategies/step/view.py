@@ -34,9 +34,6 @@ from toolkit.strategies.step.share import Share, WholeShare, entered
 from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
 from toolkit.support.wrapping import wrap
 
-__all__ = ["View", "adapt_draws", "rows_stay_together"]
-
-
 _LOG = logging.getLogger(__name__)
 _SEED = 0x5EED  # Of draws in a program without a seed. All processes need the same.
 

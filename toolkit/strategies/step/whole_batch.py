@@ -18,9 +18,6 @@ from toolkit.strategies.step.trial import calling
 from toolkit.support.graphs import derives_from, outside
 from toolkit.support.wrapping import attach
 
-__all__ = ["Kind", "is_whole", "loss_kind", "metric_kind", "watch"]
-
-
 # Which losses and metrics follow from those of a batch's parts, as their graphs show; see `rows`.
 #
 # A mean over examples is the weighted mean of the parts' means, and a sum is the sum of their sums. A Dice loss, a mean

@@ -32,19 +32,6 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.support.graphs import outside
 
-__all__ = [
-    "choose",
-    "chooses",
-    "forget_choice",
-    "in_pieces",
-    "kept_out",
-    "layer_call",
-    "predicted",
-    "timed",
-    "updated",
-    "use_of",
-]
-
 _LOG = logging.getLogger(__name__)
 _AUTO = "_toolkit_auto_xla"
 _EXCHANGES = ("Collective", "Nccl")
