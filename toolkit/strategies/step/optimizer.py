@@ -12,7 +12,7 @@ step of `fit` each counts by its replica's share of the examples; in the user's 
 TensorFlow's guides have it.
 
 There is no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
-`attach_to`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
+`exchange_gradients`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
 """
 
 import contextlib
@@ -38,178 +38,6 @@ from toolkit.strategies.step.share import ExchangedInGraph, exchanged_in_graph
 from toolkit.strategies.variables import refuse_outside, trained_by
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
-
-# Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.
-#
-# In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
-# what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
-#
-# - identical: nothing that differs between replicas. It stays as it is.
-# - drawn: random numbers too, which each replica draws for itself. The first replica's are taken: one device's.
-# - summed: anything else, such as this replica's loss. Weighted by the replica's share it is averaged once more, which
-#   changes nothing of what all have alike; a gradient that no tape has exchanged is exchanged here.
-
-
-@dataclasses.dataclass(frozen=True)
-class Routes:
-    """The numbers of gradients, by what must be done with them; all others are summed.
-
-    Attributes:
-        identical: Those that all replicas have alike.
-        drawn: Those that differ by random numbers only.
-        weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
-    """
-
-    identical: frozenset[int] = frozenset()
-    drawn: frozenset[int] = frozenset()
-    weighted: frozenset[int] = frozenset()
-
-
-def routes_of(found: ExchangedInGraph, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) -> Routes:
-    """Returns what must be done with an optimizer's gradients.
-
-    Args:
-        found: What tapes have exchanged.
-        grads: A tensor, `tf.IndexedSlices` or None for each variable.
-        variables: A `keras.Variable` for each gradient.
-        weighted: Those that are parts of a sum already, where no tape has exchanged what they are computed from.
-
-    Raises:
-        StrategyError: The gradient of one variable was computed from those of another, of which replicas have shards.
-    """
-    every = frozenset(number for number, each in enumerate(grads) if each is not None)
-    parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
-    if tf.executing_eagerly():
-        exchanged = {id(each) for each in found.identical}
-        return Routes(identical=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
-    _check_shards(found.shards, parts, variables)
-    together = differs([each for part in parts.values() for each in part], found.identical, found.drawn)
-    if together is Differs.NOWHERE:
-        return Routes(identical=every)
-    how = {number: differs(part, found.identical, found.drawn) for number, part in parts.items()}
-    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.identical) for each in part)}
-    return Routes(
-        identical=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
-        drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
-        weighted=weighted - derived,
-    )
-
-
-def _by_replica(tensors: Sequence) -> bool:
-    """Whether some tensors of a step of `fit` may differ between replicas."""
-    share = this_step.share
-    known = share.in_graph if share is not None else exchanged_in_graph()
-    return (
-        differs([each for each in tensors if tf.is_tensor(each)], known.identical, known.drawn) is not Differs.NOWHERE
-    )
-
-
-def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
-    """Refuses, for example, a norm over gradients of which each replica has a part."""
-    for number, part in parts.items():
-        mine = (this_step.replica, id(variables[number]))
-        others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
-        if others and any(derives_from(each, others) for each in part):
-            raise StrategyError(
-                asked=f"the gradient of {variables[number].path} was computed from those of sharded layers",
-                found="each replica has a part of those, so that a norm over them, or a sum, is another on each",
-                remedy="Clip by the optimizer's global_clipnorm or clipnorm, which know of shards, or don't shard",
-            )
-
-
-def check_rate(optimizer: Any) -> None:
-    """Refuses a learning rate computed from this replica's values, because others would set another."""
-    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
-    if _by_replica(rates):
-        raise StrategyError(
-            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
-            found="it computes it from what a replica alone knows, such as the loss of its share",
-            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
-        )
-
-
-def check_branch(optimizer: Any, grads: list, variables: Sequence, routes: Routes) -> None:
-    """Refuses exchanges in a branch or a loop, which other replicas may not reach."""
-    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in routes.identical]
-    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
-    if _by_replica(decided_by()):
-        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
-    if any(is_in_parts(optimizer, variable) for variable in variables):
-        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
-    elif getattr(optimizer, "gradient_accumulation_steps", None):
-        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
-    if found:
-        raise StrategyError(
-            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
-            found=found,
-            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
-            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
-        )
-
-
-# A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all replicas decide alike.
-#
-# Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients
-# aren't finite. `optimizer` has exchanged them when it looks.
-
-
-def weigh_scaled_losses(optimizer: Any) -> None:
-    """Gives a LossScaleOptimizer of several replicas our own methods."""
-    attach(
-        optimizer, scale_loss=_scale_loss, _tf_apply=_apply_where_finite, _stateful_handle_finite_grads=_apply_finite
-    )
-
-
-def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
-    share = this_step.share
-    if share is None or this_step.view is not None:
-        return original(optimizer, loss)
-    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
-    share.scaled.append(scaled)
-    share.scaled_by.add(id(optimizer))
-    return scaled
-
-
-def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
-    """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
-    if not this_step.is_local and this_step.piece is None:  # In a piece, replicas can't meet, and needn't.
-        with this_step.having(summed=False):  # They exchange here, so that they can exchange again in the branch.
-            original(optimizer, grads, trainable_variables)
-        return
-    with counting_alone(optimizer):
-        optimizer._common_apply(grads, trainable_variables)
-
-
-def _apply_finite(original: Callable, *args: Any) -> None:
-    """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
-    if this_step.count == 1 and not this_step.is_local:
-        original(*args)
-        return
-    with this_step.having(summed=True):
-        original(*args)
-
-
-@contextlib.contextmanager
-def counting_alone(optimizer: Any) -> Iterator[None]:
-    """A context in which this replica's copies of counts are set without synchronising all replicas."""
-    # Where it is entered already, those have been seen to.
-    counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
-
-    def assign(count: Any, value: Any) -> Any:
-        with this_step.having(summed=True):
-            return optimizer._distribution_strategy.extended.update(
-                count.value, lambda own: own.assign(tf.cast(value, own.dtype))
-            )
-
-    for count in counts:
-        vars(count)["assign"] = functools.partial(assign, count)
-    try:
-        yield
-    finally:
-        for count in counts:
-            del vars(count)["assign"]
-
 
 _LOG = logging.getLogger(__name__)
 _READY = "_toolkit_exchanges"  # The id of the optimizer that it was set for, because a copy has it too.
@@ -326,17 +154,17 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     every = frozenset(number for number, each in enumerate(grads) if each is not None)
     sums = every if share is None or id(optimizer) in share.scaled_by else frozenset()
     found = share.in_graph if share is not None else exchanged_in_graph()
-    routes = routes_of(found, grads, variables, weighted=sums) if found.identical else Routes(weighted=sums)
+    provenance = provenance_of(found, grads, variables, weighted=sums) if found.identical else Provenance(weighted=sums)
     if share is not None and share.in_branch:
-        check_branch(optimizer, grads, variables, routes)
+        check_branch(optimizer, grads, variables, provenance)
         stack.enter_context(counting_alone(optimizer))
         return grads
     sent = Gradients(
-        [of_first(each) if number in routes.drawn else each for number, each in enumerate(grads)],
+        [of_first(each) if number in provenance.drawn else each for number, each in enumerate(grads)],
         variables,
         optimizer,
-        weighted=routes.weighted,
-        alike=routes.identical | routes.drawn,
+        weighted=provenance.weighted,
+        alike=provenance.identical | provenance.drawn,
         scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
     later = exchange(sent)
@@ -387,3 +215,176 @@ def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequ
     for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.value.assign(average.value)
+
+
+# Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.
+#
+# In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
+# what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
+#
+# - identical: nothing that differs between replicas. It stays as it is.
+# - drawn: random numbers too, which each replica draws for itself. The first replica's are taken: one device's.
+# - summed: anything else, such as this replica's loss. Weighted by the replica's share it is averaged once more, which
+#   changes nothing of what all have alike; a gradient that no tape has exchanged is exchanged here.
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """The numbers of gradients, by what must be done with them; all others are summed.
+
+    Attributes:
+        identical: Those that all replicas have alike.
+        drawn: Those that differ by random numbers only.
+        weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
+    """
+
+    identical: frozenset[int] = frozenset()
+    drawn: frozenset[int] = frozenset()
+    weighted: frozenset[int] = frozenset()
+
+
+def provenance_of(found: ExchangedInGraph, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) ->
+Provenance:
+    """Returns what must be done with an optimizer's gradients.
+
+    Args:
+        found: What tapes have exchanged.
+        grads: A tensor, `tf.IndexedSlices` or None for each variable.
+        variables: A `keras.Variable` for each gradient.
+        weighted: Those that are parts of a sum already, where no tape has exchanged what they are computed from.
+
+    Raises:
+        StrategyError: The gradient of one variable was computed from those of another, of which replicas have shards.
+    """
+    every = frozenset(number for number, each in enumerate(grads) if each is not None)
+    parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
+    if tf.executing_eagerly():
+        exchanged = {id(each) for each in found.identical}
+        return Provenance(identical=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
+    _check_shards(found.shards, parts, variables)
+    together = differs([each for part in parts.values() for each in part], found.identical, found.drawn)
+    if together is Differs.NOWHERE:
+        return Provenance(identical=every)
+    how = {number: differs(part, found.identical, found.drawn) for number, part in parts.items()}
+    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.identical) for each in part)}
+    return Provenance(
+        identical=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
+        drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
+        weighted=weighted - derived,
+    )
+
+
+def _by_replica(tensors: Sequence) -> bool:
+    """Whether some tensors of a step of `fit` may differ between replicas."""
+    share = this_step.share
+    known = share.in_graph if share is not None else exchanged_in_graph()
+    return (
+        differs([each for each in tensors if tf.is_tensor(each)], known.identical, known.drawn) is not Differs.NOWHERE
+    )
+
+
+def _check_shards(shards: dict, parts: dict[int, list], variables: Sequence) -> None:
+    """Refuses, for example, a norm over gradients of which each replica has a part."""
+    for number, part in parts.items():
+        mine = (this_step.replica, id(variables[number]))
+        others = [each for key, each in shards.items() if key[0] == mine[0] and key != mine]
+        if others and any(derives_from(each, others) for each in part):
+            raise StrategyError(
+                asked=f"the gradient of {variables[number].path} was computed from those of sharded layers",
+                found="each replica has a part of those, so that a norm over them, or a sum, is another on each",
+                remedy="Clip by the optimizer's global_clipnorm or clipnorm, which know of shards, or don't shard",
+            )
+
+
+def check_rate(optimizer: Any) -> None:
+    """Refuses a learning rate computed from this replica's values, because others would set another."""
+    rates = [tf.convert_to_tensor(each) for each in optimizer.variables if each.name == "learning_rate"]
+    if _by_replica(rates):
+        raise StrategyError(
+            asked=f"the step sets the learning rate of its {type(optimizer).__name__}",
+            found="it computes it from what a replica alone knows, such as the loss of its share",
+            remedy="Compute it from what all have, such as a norm of the gradients, or set it in a callback",
+        )
+
+
+def check_branch(optimizer: Any, grads: list, variables: Sequence, provenance: Provenance) -> None:
+    """Refuses exchanges in a branch or a loop, which other replicas may not reach."""
+    unknown = [variables[n].path for n, each in enumerate(grads) if each is not None and n not in provenance.identical]
+    found = f"the gradient of {unknown[0]} isn't seen to be the same on every replica" if unknown else ""
+    if _by_replica(decided_by()):
+        found = "whether that happens is decided by what a replica alone knows, such as the loss of its share"
+    if any(is_in_parts(optimizer, variable) for variable in variables):
+        found = "the optimizer's state is sharded, and replicas bring parts of weights together"
+    elif getattr(optimizer, "gradient_accumulation_steps", None):
+        found = "the optimizer accumulates gradients, and exchanges them in its own branch"
+    if found:
+        raise StrategyError(
+            asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",
+            found=found,
+            remedy="Decide by what all have, such as a norm of the gradients, and call tape.gradient before it, or let "
+            "the optimizer decide (gradient_accumulation_steps, LossScaleOptimizer)",
+        )
+
+
+# A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all replicas decide alike.
+#
+# Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients
+# aren't finite. `optimizer` has exchanged them when it looks.
+
+
+def weigh_scaled_losses(optimizer: Any) -> None:
+    """Gives a LossScaleOptimizer of several replicas our own methods."""
+    attach(
+        optimizer, scale_loss=_scale_loss, _tf_apply=_apply_where_finite, _stateful_handle_finite_grads=_apply_finite
+    )
+
+
+def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Weights a loss before its 16-bit gradients are computed: an example's gradients are as large as on one device."""
+    share = this_step.share
+    if share is None or this_step.view is not None:
+        return original(optimizer, loss)
+    scaled = original(optimizer, loss * tf.cast(share.weight, loss.dtype))
+    share.scaled.append(scaled)
+    share.scaled_by.add(id(optimizer))
+    return scaled
+
+
+def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
+    """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
+    if not this_step.is_local and this_step.piece is None:  # In a piece, replicas can't meet, and needn't.
+        with this_step.having(summed=False):  # They exchange here, so that they can exchange again in the branch.
+            original(optimizer, grads, trainable_variables)
+        return
+    with counting_alone(optimizer):
+        optimizer._common_apply(grads, trainable_variables)
+
+
+def _apply_finite(original: Callable, *args: Any) -> None:
+    """What a LossScaleOptimizer does if gradients are finite, in each replica's own thread."""
+    if this_step.count == 1 and not this_step.is_local:
+        original(*args)
+        return
+    with this_step.having(summed=True):
+        original(*args)
+
+
+@contextlib.contextmanager
+def counting_alone(optimizer: Any) -> Iterator[None]:
+    """A context in which this replica's copies of counts are set without synchronising all replicas."""
+    # Where it is entered already, those have been seen to.
+    counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
+
+    def assign(count: Any, value: Any) -> Any:
+        with this_step.having(summed=True):
+            return optimizer._distribution_strategy.extended.update(
+                count.value, lambda own: own.assign(tf.cast(value, own.dtype))
+            )
+
+    for count in counts:
+        vars(count)["assign"] = functools.partial(assign, count)
+    try:
+        yield
+    finally:
+        for count in counts:
+            del vars(count)["assign"]

@@ -3,7 +3,7 @@
 Replica r has n_r of a batch's n examples, and its share is w_r = n_r / n. A script's `train_step`, which may have been
 written for one device, computes a mean l_r over n_r examples; the whole batch's mean is l = sum over r of w_r * l_r,
 and its gradient is sum over r of w_r * g_r. So a loss stays l_r, `optimizer.apply` multiplies gradients by w_r and
-all-reduces (`reduced` in `step/optimizer.py`), and in a step of `fit` a strategy says that there is one replica, so
+all-reduces (`step/exchanges.py`), and in a step of `fit` a strategy says that there is one replica, so
 that nobody divides a loss by their number. The user's own loop around `strategy.run` sums, as TensorFlow's guides have
 it.
 

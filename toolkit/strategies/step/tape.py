@@ -12,7 +12,7 @@ replica s hands back is sum over r of w_r * u_r, so the exchange is its own grad
 Left on their replica are gradients of tensors, as in a penalty; what is differentiated inside of another `gradient`, as
 where activations are computed again; and those made in a branch, a loop (as of a Jacobian) or a function in a step,
 where replicas can't meet or each example has its own: `optimizer.apply` exchanges them, as it does all that come from
-no tape. There, what has been exchanged already is told by the graph (`routes_of`), never by a mark: a script may
+no tape. There, what has been exchanged already is told by the graph (`provenance_of`), never by a mark: a script may
 have added to it what only one replica knows.
 """
 
