@@ -243,8 +243,9 @@ class Provenance:
     weighted: frozenset[int] = frozenset()
 
 
-def provenance_of(found: ExchangedInGraph, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]) ->
-Provenance:
+def provenance_of(
+    found: ExchangedInGraph, grads: Sequence, variables: Sequence, *, weighted: frozenset[int]
+) -> Provenance:
     """Returns what must be done with an optimizer's gradients.
 
     Args:
