@@ -8,6 +8,9 @@ import sys
 import processes
 import pytest
 
+from toolkit.devices.setup import DeviceRequest
+from toolkit.observe.doctor import training
+
 
 def doctor(folder, *flags, limit=100, **environment):
     return subprocess.run(
@@ -77,3 +80,17 @@ def test_self_test_trains_resumes_and_agrees(tmp_path):
         assert findings[check]["level"] == "ok", findings[check]
     assert "GB/s" in findings["two processes"]["found"]
     assert findings["resume"]["found"].endswith("the same weights, bit for bit")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "asked"),
+    [
+        ("mirrored", 0, {"gpus": 2}),
+        ("mirrored", 1, {"gpus": 2, "split": 2, "memory": 0.8}),
+        ("multi_worker", 1, {"gpus": 1, "emulate": "always"}),
+        ("multi_worker", 2, {"gpus": 1, "emulate": "auto"}),
+    ],
+)
+def test_the_self_test_splits_a_machines_only_gpu(name, gpus, asked):
+    assert training.asked(name, 2, gpus) == asked
+    DeviceRequest(**asked)  # It raises where two exclude each other.

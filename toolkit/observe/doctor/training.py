@@ -23,17 +23,17 @@ _TIMES = 5
 _STOPPED_AT = 7  # A step after the checkpoint of step 5.
 
 
-def _asked(name: str, replicas: int, gpus: int) -> dict[str, Any]:
+def asked(name: str, replicas: int, gpus: int) -> dict[str, Any]:
     """Returns what a process asks `configure` for: a machine's only GPU is split, and two processes don't share it."""
     if name == "multi_worker":
         return {"gpus": 1, "emulate": "always" if gpus == 1 else "auto"}
-    return {"gpus": replicas, "split": replicas} if gpus == 1 else {"gpus": replicas}
+    return {"gpus": replicas, "split": replicas, "memory": 0.8} if gpus == 1 else {"gpus": replicas}
 
 
 def main() -> None:
     """Trains, measures, and writes losses, weights and bandwidth."""
     name, replicas, out = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-    devices = toolkit.devices.configure(**_asked(name, replicas, len(inventory.take().gpus)))
+    devices = toolkit.devices.configure(**asked(name, replicas, len(inventory.take().gpus)))
     strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
 
     import keras
