@@ -1,6 +1,6 @@
-"""What one GPU shows of this project: unattended, in some eight minutes, everything in one folder.
+"""What one GPU shows of this project: unattended, in less than ten minutes, everything in one folder.
 
-    python -m benchmarks.one_gpu --out=DIR [--only=numbers,speed] [--place=CPU]
+    python -m benchmarks.one_gpu --out=DIR [--only=speed,overlap] [--place=CPU]
 
 Each part is a process with its own limit, whose output goes to DIR/PART.log; what it measured is gathered in
 DIR/figures.json, and DIR/summary.txt has a line for each. One card is two logical GPUs wherever two replicas are
@@ -40,35 +40,38 @@ def parts(place: str, out: pathlib.Path) -> Iterator[tuple[str, int, Sequence[st
         return ["-m", "recipes.cifar_mirrored", *common, *given]
 
     yield "versions", 60, [*CASES, "versions", place]
-    yield "doctor", 60, ["-m", "toolkit", "doctor"]
+    # What no run has measured yet comes first.
+    batches = (
+        {"small_cnn": "2048", "vgg16": "512", "vit": "512", "text": "256"} if gpu else {"small_cnn": "64", "text": "8"}
+    )
+    for network, batch in batches.items():
+        yield f"speed_{network}", 120, [*CASES, "speed", place, network, batch]
+    yield "overlap", 100, [*CASES, "overlap", place]
+    yield "nccl", 60, [*CASES, "nccl", place]
+    weights = "83_000_000" if gpu else "1_000_000"  # With Adam, 1 GB.
+    yield "checkpoint", 90, ["-m", "benchmarks.checkpoint_pause", f"--weights={weights}", "--rounds=3"]
+    networks = "resnet50,small_cnn,vit" if gpu else "small_cnn"
+    yield "predictions", 150, ["-m", "benchmarks.predictions", f"--networks={networks}", "--rounds=1", emulate]
+    # Those that measure a card's memory would see each other's; `memory` does it.
+    chosen = ["-m", "gpu", "-k", "not memory"] if gpu else ["-m", "long", "-k", "seen"]
+    pytest = ["-m", "pytest", "-p", "no:benchmark", "-o", "addopts=--timeout=200"]
+    yield "tests", 200, [*pytest, *chosen, "-n", "3", "tests/gpu"]
+    yield "smoke", 200, [*pytest, "-m", "smoke", "-n", "3", "tests"]
+    # What the run of docs/measured.md has measured.
+    yield "doctor", 60, ["-m", "toolkit", "doctor", "--self_test"]
     yield "devices", 60, ["-m", "toolkit", "devices"]
     yield "numbers", 150, [*CASES, "numbers", place]
     yield "recipe_1", 90, recipe("recipe_1", "--gpus=1")
     yield "recipe_2", 90, recipe("recipe_2", *two)
-    for network, batch in (("small_cnn", "2048"), ("vgg16", "512")) if gpu else (("small_cnn", "64"),):
-        yield f"speed_{network}", 150, [*CASES, "speed", place, network, batch]
     for way in ("growth", "2048", "0.25", "all"):
         yield f"memory_{way}", 60, [*CASES, "memory", place, way]
     yield "visible_none", 60, recipe("visible_none", "--visible_devices=-1", "--epochs=1", "--steps_per_epoch=3")
     yield "visible_first", 60, recipe("visible_first", "--visible_devices=0", "--epochs=1", "--steps_per_epoch=3")
     yield "visible_wrong", 60, recipe("visible_wrong", "--visible_devices=7", "--epochs=1", "--steps_per_epoch=3")
-    # Those that measure a card's memory would see each other's; `memory` has done it.
-    chosen = ["-m", "gpu", "-k", "not memory"] if gpu else ["-m", "long", "-k", "seen"]
-    yield (
-        "tests",
-        200,
-        ["-m", "pytest", *chosen, "-n", "3", "-p", "no:benchmark", "-o", "addopts=--timeout=200", "tests/gpu"],
-    )
     yield "profile", 90, recipe("profile", "--gpus=1", "--profile=3", "--epochs=1", "--steps_per_epoch=20")
-    yield "overlap", 150, [*CASES, "overlap", place]
-    networks = "small_cnn,vit" if gpu else "small_cnn"
-    yield "predictions", 150, ["-m", "benchmarks.predictions", f"--networks={networks}", "--rounds=1", emulate]
     for network in ("small_cnn", "alexnet", "vit"):
-        yield (
-            f"plan_{network}",
-            60,
-            ["-m", "toolkit", "plan", network, "--replicas=2", "--device=H100", "--global_batch_size=512"],
-        )
+        plan = ["-m", "toolkit", "plan", network, "--replicas=2", "--device=H100", "--global_batch_size=512"]
+        yield f"plan_{network}", 60, plan
 
 
 def run(name: str, limit: float, arguments: Sequence[str], out: pathlib.Path) -> dict:

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -136,8 +137,10 @@ def _training(strategy: Any, network: str, batch: int, jit: bool | str) -> tuple
         model = importlib.import_module("benchmarks.predictions").network(network)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.001, momentum=0.9), loss, jit_compile=jit)
-    shape = (batch, *model.inputs[0].shape[1:])
-    data = tf.data.Dataset.from_tensors((tf.random.stateless_normal(shape, (1, 2)), tf.zeros([batch], tf.int32)))
+    given = model.inputs[0]
+    shape = (batch, *given.shape[1:])
+    x = tf.zeros(shape, given.dtype) if "int" in given.dtype else tf.random.stateless_normal(shape, (1, 2))
+    data = tf.data.Dataset.from_tensors((x, tf.zeros([batch], tf.int32)))
 
     def train(steps: int) -> float:
         began = time.perf_counter()
@@ -210,6 +213,49 @@ def worker(place: str, index: str) -> None:
         found(edges_over_none=statistics.median(ratios), pairs=rounds, digests=digests)
 
 
+def nccl(place: str) -> None:
+    """What two processes that share a card come to with NCCL, and what its RAS socket answers meanwhile."""
+    if place == "CPU":
+        found(skipped="NCCL needs a GPU")
+        return
+    with HeldPorts() as held:
+        workers = [f"127.0.0.1:{held.free()}" for _ in range(2)]
+    processes = []
+    for index in (0, 1):
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        environ = {**os.environ, "TF_CONFIG": json.dumps(config), "NCCL_DEBUG": "WARN"}
+        command = [sys.executable, "-m", __spec__.name, "exchange", place, str(index)]
+        processes.append(subprocess.Popen(command, env=environ))
+    answers: set[str] = set()
+    until = time.monotonic() + 50
+    while time.monotonic() < until and any(process.poll() is None for process in processes):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", 28028), 1) as connection:
+            connection.settimeout(2)
+            connection.sendall(b"CLIENT PROTOCOL 2\nVERBOSE STATUS\n")
+            while piece := connection.recv(65536):
+                answers.add(piece.decode(errors="replace"))
+        time.sleep(1)
+    for process in processes:
+        process.kill()
+    found(codes=[process.wait() for process in processes], answers=sorted(answers)[:8])
+
+
+def exchange(place: str, index: str) -> None:  # noqa: ARG001
+    """One of two workers that sum a tensor by NCCL for half a minute."""
+    toolkit.devices.configure(gpus=1, memory="growth", emulate="never")
+    strategy = toolkit.strategies.create("multi_worker", communication="nccl")
+    import tensorflow as tf
+
+    @tf.function
+    def total() -> Any:
+        context = tf.distribute.get_replica_context
+        return strategy.run(lambda: context().all_reduce("SUM", tf.ones([1 << 20])))
+
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        total()
+
+
 def _digest(model: Any) -> str:
     return hashlib.sha256(b"".join(each.tobytes() for each in model.get_weights())).hexdigest()[:16]
 
@@ -222,7 +268,7 @@ def _devices(place: str, count: int) -> tuple[str, ...]:
     return toolkit.devices.configure(gpus=count, emulate="never", **memory).logical_devices
 
 
-CASES = {each.__name__: each for each in (versions, numbers, speed, memory, overlap, worker)}
+CASES = {each.__name__: each for each in (versions, numbers, speed, memory, overlap, worker, nccl, exchange)}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](*sys.argv[2:])
