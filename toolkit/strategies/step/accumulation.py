@@ -44,17 +44,6 @@ class _Adding:
     memories: list
 
 
-def accumulate_by_replica(optimizer: Any) -> None:
-    """Makes an optimizer of several replicas accumulate per replica, and exchange the sums when it updates."""
-    attach(
-        optimizer,
-        build=_build,
-        add_variable_from_reference=_add_variable,
-        _backend_apply_gradients=_apply,
-        _clip_gradients=_sum_before_clipping,
-    )
-
-
 def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) -> Sequence:
     return original(optimizer, _sum_over_replicas(grads))
 
@@ -64,8 +53,25 @@ class Later(Exchange):
 
     now = False
 
-    def takes(self, number: int) -> bool:
+    @staticmethod
+    def begin(optimizer: Any) -> bool:
+        """Makes an optimizer that accumulates do so by replica."""
+        if not optimizer.gradient_accumulation_steps:
+            return False
+        attach(
+            optimizer,
+            build=_build,
+            add_variable_from_reference=_add_variable,
+            _backend_apply_gradients=_apply,
+            _clip_gradients=_sum_before_clipping,
+        )
+        return True
+
+    def choose(self, numbers: Sequence[int]) -> list[int]:
         """Those that need no exchange before Keras updates."""
+        return [number for number in numbers if self._takes(number)]
+
+    def _takes(self, number: int) -> bool:
         optimizer, variable = self.sent.optimizer, self.sent.variables[number]
         return (
             not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

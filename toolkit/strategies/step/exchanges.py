@@ -1,6 +1,6 @@
 """The exchanges of gradients: which of them a gradient takes, and what replicas keep for them.
 
-A new exchange is a class in its own file, and a place in EXCHANGES. Checkpoints know none of them by name.
+A new exchange is a class in its own file, and a place in EXCHANGES. Optimizers and checkpoints know none by name.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from toolkit.strategies.step import local_steps, overlap
 from toolkit.strategies.step.accumulation import Later
 from toolkit.strategies.step.gradients import Exchange, Gradients, Sum
 from toolkit.strategies.step.powersgd import Compressed
-from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards, is_in_parts, own_part
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards
 from toolkit.strategies.variables import optimizers_of
 
-# A gradient takes the first that takes it. Checkpoints have their state in the opposite order.
+# A gradient takes the first that chooses it. Checkpoints number their state from the last one's to the first one's.
 EXCHANGES: tuple[type[Exchange], ...] = (Shards, Later, Compressed, ScatteredSum, Sum)
+_KINDS = "_toolkit_exchanges"
 
 
 def exchange(sent: Gradients) -> list[int]:
@@ -28,42 +28,33 @@ def exchange(sent: Gradients) -> list[int]:
     Returns:
         The numbers of those that are exchanged in a later step.
     """
-    exchanges = [kind(sent) for kind in _wanted(sent)]
-    for number in reversed(range(len(sent.values))):  # The last layers' are known first.
-        gradient, variable = sent.values[number], sent.variables[number]
-        no_gradient = gradient is None or getattr(variable, "overwrite_with_gradient", False)  # A float8 scale.
-        if number not in sent.alike and not no_gradient:
-            taker = next((each for each in exchanges[:-1] if each.takes(number)), exchanges[-1])
-            taker.numbers.append(number)
+    optimizer = sent.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
+    kinds = [kind for kind in EXCHANGES if kind.at_tape] if inner is None else vars(inner)[_KINDS]
+    exchanges = [kind(sent) for kind in kinds]
+    left = [number for number in reversed(range(len(sent.values))) if _is_sent(sent, number)]
+    for each in exchanges:
+        each.numbers = each.choose(left)
+        left = [number for number in left if number not in each.numbers]
     if this_step.exchanges_overlap:
         now = sorted(number for each in exchanges if each.now for number in each.numbers)
         overlap.weights_first([sent.values[number] for number in now if isinstance(sent.values[number], tf.Tensor)])
     for each in exchanges:
         if each.numbers:
             each.run()
-    for scattered in exchanges:
-        if isinstance(scattered, ScatteredSum):
-            _cut_parts(sent, scattered.numbers)
+    for each in exchanges:
+        each.end()
     return [number for each in exchanges if not each.now for number in each.numbers]
 
 
-def _wanted(sent: Gradients) -> list[type[Exchange]]:
-    """Returns the exchanges that may take some of these gradients."""
-    optimizer, options = sent.optimizer, this_step.options
-    wanted = {
-        Shards: any(isinstance(variable, ReplicaShardedVariable) for variable in sent.variables),
-        Later: bool(getattr(optimizer, "gradient_accumulation_steps", None)),
-        Compressed: optimizer is not None and options.gradients.compression != "none",
-        ScatteredSum: optimizer is not None and options.optimizer_state == "sharded",
-    }
-    return [kind for kind in EXCHANGES if wanted.get(kind, True)]
+def _is_sent(sent: Gradients, number: int) -> bool:
+    no_gradient = getattr(sent.variables[number], "overwrite_with_gradient", False)  # A float8 scale.
+    return number not in sent.alike and sent.values[number] is not None and not no_gradient
 
 
-def _cut_parts(sent: Gradients, cut: list[int]) -> None:
-    """Leaves this replica's part of whole gradients of variables that are updated in parts."""
-    for number, variable in enumerate(sent.variables):
-        if number not in cut and sent.values[number] is not None and is_in_parts(sent.optimizer, variable):
-            sent.values[number] = own_part(sent.values[number], variable)
+def begin(optimizer: Any) -> None:
+    """Gives an optimizer of several replicas what exchanges need of it, before it is built."""
+    vars(optimizer)[_KINDS] = [kind for kind in EXCHANGES if kind.begin(optimizer)]
 
 
 def reduced(gradients: Sequence, variables: Sequence, weighted: frozenset[int] = frozenset()) -> list:

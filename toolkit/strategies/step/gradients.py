@@ -70,21 +70,31 @@ class Exchange:
     Attributes:
         numbers: Those that it takes, the last layers' first, because they are known first.
         now: Whether it exchanges them in this step.
+        at_tape: Whether it takes gradients that a tape returns, before an optimizer is given them.
     """
 
     now = True
+    at_tape = False
 
     def __init__(self, sent: Gradients) -> None:
         self.sent = sent
         self.numbers: list[int] = []
 
-    def takes(self, number: int) -> bool:
-        """Returns whether it exchanges a gradient that no exchange before it in the list has taken."""
-        raise NotImplementedError
+    @staticmethod
+    def begin(optimizer: Any) -> bool:  # noqa: ARG004
+        """Gives an optimizer what this exchange needs of it, and returns whether its gradients may take it."""
+        return True
+
+    def choose(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the gradients that it takes, of those that no exchange before it in the list has taken."""
+        return list(numbers)
 
     def run(self) -> None:
         """Replaces its gradients."""
         raise NotImplementedError
+
+    def end(self) -> None:
+        """Called when all exchanges have run."""
 
     @staticmethod
     def state(optimizer: Any) -> list[Any]:  # noqa: ARG004
@@ -94,6 +104,8 @@ class Exchange:
 
 class Sum(Exchange):
     """Each replica gets the sum of all replicas' gradients. It takes all that no other exchange takes."""
+
+    at_tape = True
 
     def run(self) -> None:
         """Sums them, in packs."""

@@ -1,4 +1,4 @@
-"""Sums gradients over replicas before Keras's optimizer sees them: the only place where they are exchanged.
+"""Sums gradients over replicas before Keras's optimizer sees them, unless a tape has returned the sums already.
 
     local gradient g_r  ->  * w_r, this replica's share of the examples  ->  all-reduce: sum over r of w_r * g_r
 
@@ -11,7 +11,8 @@ Gradients of shards stay where they are. The others may be sent in 16 bits and i
 step of `fit` each counts by its replica's share of the examples; in the user's own loop they are summed, as
 TensorFlow's guides have it.
 
-There is no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
+After `apply` stand what an optimizer does with what tapes have exchanged, and what a LossScaleOptimizer needs. There is
+no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
 `exchange_gradients`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
 """
 
@@ -28,9 +29,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
-from toolkit.strategies.options import options_of
-from toolkit.strategies.step import accumulation, powersgd, sharded_optimizer, xla
-from toolkit.strategies.step.exchanges import exchange
+from toolkit.strategies.step import accumulation, exchanges, sharded_optimizer, xla
 from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
@@ -40,7 +39,7 @@ from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
-_READY = "_toolkit_exchanges"  # The id of the optimizer that it was set for, because a copy has it too.
+_READY = "_toolkit_ready"  # The id of the optimizer that it was set for, because a copy has it too.
 
 
 def adapt_optimizers() -> None:
@@ -71,13 +70,7 @@ def exchange_gradients(optimizer: Any) -> None:
         _all_reduce_sum_gradients=_sum,
         _overwrite_model_variables_with_average_value=_overwrite_with_averages,
     )
-    options = options_of(optimizer._distribution_strategy)
-    if options.gradients.compression != "none":
-        powersgd.keep_memories(optimizer)
-    if optimizer.gradient_accumulation_steps:
-        accumulation.accumulate_by_replica(optimizer)
-    if options.optimizer_state == "sharded":
-        sharded_optimizer.keep_in_shards(optimizer)
+    exchanges.begin(optimizer)
 
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
@@ -167,7 +160,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         alike=provenance.identical | provenance.drawn,
         scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
-    later = exchange(sent)
+    later = exchanges.exchange(sent)
     if later:
         stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
     return finite_alike(sent.values, variables, optimizer) if scales else sent.values

@@ -73,10 +73,19 @@ class Compressed(Exchange):
         super().__init__(sent)
         self._memories = memories_of(sent.optimizer, sent.variables)
 
-    def takes(self, number: int) -> bool:
+    @staticmethod
+    def begin(optimizer: Any) -> bool:
+        """Makes an optimizer keep the state of compression, if its strategy compresses."""
+        compresses = options_of(optimizer._distribution_strategy).gradients.compression != "none"
+        if compresses:
+            attach(optimizer, build=_build)
+        return compresses
+
+    def choose(self, numbers: Sequence[int]) -> list[int]:
         """All, if some are compressed, but for those of which each replica updates its part."""
-        if not any(self._memories):
-            return False
+        return [number for number in numbers if self._takes(number)] if any(self._memories) else []
+
+    def _takes(self, number: int) -> bool:
         in_parts = is_in_parts(self.sent.optimizer, self.sent.variables[number])
         rows = isinstance(self.sent.values[number], tf.IndexedSlices)
         return self._memories[number] is not None or rows or not in_parts
@@ -179,11 +188,6 @@ def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
 
 _ATTRIBUTE = "_toolkit_memories"
 _WAITS = "_toolkit_sends_all_yet"
-
-
-def keep_memories(optimizer: Any) -> None:
-    """Makes an optimizer of several replicas keep the state of compression."""
-    attach(optimizer, build=_build)
 
 
 def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:

@@ -112,9 +112,11 @@ def is_in_parts(optimizer: Any, variable: Any) -> bool:
 class Shards(Exchange):
     """The gradient of a shard is summed over the groups that hold it: each has that of its own examples."""
 
-    def takes(self, number: int) -> bool:
+    at_tape = True
+
+    def choose(self, numbers: Sequence[int]) -> list[int]:
         """Those of sharded variables."""
-        return isinstance(self.sent.variables[number], ReplicaShardedVariable)
+        return [number for number in numbers if isinstance(self.sent.variables[number], ReplicaShardedVariable)]
 
     def run(self) -> None:
         """Sums them."""
@@ -130,10 +132,29 @@ class Shards(Exchange):
 class ScatteredSum(Exchange):
     """Each replica gets its part of the sum, flat, which is the part that it updates."""
 
-    def takes(self, number: int) -> bool:
+    @staticmethod
+    def begin(optimizer: Any) -> bool:
+        """Makes an optimizer keep slots in parts, if its strategy shards them."""
+        sharded = options_of(optimizer._distribution_strategy).optimizer_state == "sharded"
+        if sharded:
+            keep_in_shards(optimizer)
+        return sharded
+
+    def choose(self, numbers: Sequence[int]) -> list[int]:
         """Those of variables whose slots are in parts, but not of a table's rows."""
-        rows = isinstance(self.sent.values[number], tf.IndexedSlices)
-        return not rows and is_in_parts(self.sent.optimizer, self.sent.variables[number])
+        values = self.sent.values
+        return [
+            number for number in numbers if self._is_cut(number) and not isinstance(values[number], tf.IndexedSlices)
+        ]
+
+    def _is_cut(self, number: int) -> bool:
+        return is_in_parts(self.sent.optimizer, self.sent.variables[number])
+
+    def end(self) -> None:
+        """Leaves this replica's part of what other exchanges have summed whole."""
+        for number, value in enumerate(self.sent.values):
+            if value is not None and number not in self.numbers and self._is_cut(number):
+                self.sent.values[number] = own_part(value, self.sent.variables[number])
 
     def run(self) -> None:
         """Sums them with one exchange for each dtype."""
