@@ -171,7 +171,7 @@ def _used() -> int:
 
 
 def overlap(place: str) -> None:
-    """Two workers by TF_CONFIG on one card, by the ring: steps with and without the edges of `exchange.overlap`."""
+    """Two workers by TF_CONFIG on one card, by the ring: steps with and without the edges of `step.overlap`."""
     with HeldPorts() as held:
         workers = [f"127.0.0.1:{held.free()}" for _ in range(2)]
     processes = []

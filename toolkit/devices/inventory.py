@@ -392,7 +392,7 @@ def shown(environ: Mapping[str, str], inventory: Inventory) -> tuple[str, ...] |
 def tensorflow_names(environ: Mapping[str, str], inventory: Inventory) -> dict[int, str] | None:
     """Returns what TensorFlow would call each GPU that it sees under an environment: {3: "/GPU:1"}.
 
-    MIG instances have the name of the first that is visible. None where it can't be known: see `visible.shown`.
+    MIG instances have the name of the first that is visible. None where it can't be known: see `shown`.
 
     Raises:
         DeviceError: CUDA_VISIBLE_DEVICES names no card of this machine.

@@ -451,8 +451,7 @@ class _JoinedIterator(Iterator):
 
     def __next__(self) -> Any:
         # Workers can't exchange anything when an iterator is created: Keras creates some that it doesn't use, and not
-        # on
-        # every worker.
+        # on every worker.
         if not self._begun:
             self._begun = True
             self._read_ahead()
@@ -546,11 +545,9 @@ class ReadsShares:
         """Returns what Keras reads this worker's shares from; no worker has more batches than another."""
         if self._has_one_device():
             # As Keras reads for one device without a strategy. TensorFlow's distributed iterators, which copy batches
-            # to
-            # devices, take 80 ms to create in each epoch, and at times crash if one is dropped before its end, as Keras
-            # does in
-            # each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, in one of some hundred evaluations on
-            # arrays).
+            # to devices, take 80 ms to create in each epoch, and at times crash if one is dropped before its end, as
+            # Keras does in each epoch (2.21: a SIGSEGV in MultiDeviceBuffer::BackgroundThread, in one of some hundred
+            # evaluations on arrays).
             pipelines, index = processes(self), process_index(self)
             return untuned(share(tf.distribute.InputContext(pipelines, index, pipelines)).prefetch(_READ_AHEAD))
         extended = self.extended

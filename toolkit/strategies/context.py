@@ -41,6 +41,7 @@ class Step(threading.local):
         piece: What XLA is to compile, while that is traced.
 
         summed: Whether the gradients that an optimizer has in hand are those of all replicas.
+        updates_own: Whether each replica updates its own copies of variables, so that they don't meet.
         later: Keys of the variables whose gradients are those of this replica still.
         accumulates: How an optimizer adds up gradients by replica, while it updates or is built.
         parts: The parts of variables that an optimizer updates.
@@ -70,7 +71,7 @@ class Step(threading.local):
     xla: Any = None
     piece: Any = None
 
-    summed = False
+    summed = updates_own = False
     later: frozenset = frozenset()
     accumulates: Any = None
     parts: Any = None

@@ -34,8 +34,7 @@ class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
             return super().experimental_distribute_dataset(dataset, options)
         shares = batches.split(dataset, indices=range(count), count=count).prefetch(2 * count)
         # TensorFlow checks in each step whether there is a batch; a step that the end of the data interrupts may
-        # already
-        # have counted.
+        # already have counted.
         return self.distribute_datasets_from_function(lambda _: untuned(shares))
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:

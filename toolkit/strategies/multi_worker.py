@@ -32,8 +32,7 @@ from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
 from toolkit.support import status, taken_over
 
 _LOG = logging.getLogger(__name__)
-# The share of the timeout that is spent waiting for heartbeats; the rest is for the errors of its peers to
-# arrive.
+# The share of the timeout that is spent waiting for heartbeats; the rest is for the errors of its peers to arrive.
 _HEARTBEAT_SHARE = 0.8
 
 

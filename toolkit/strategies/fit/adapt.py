@@ -1,4 +1,7 @@
-"""The list of everything wrapped of Keras and TensorFlow for our strategies. What is called first is wrapped last."""
+"""What is wrapped of Keras and TensorFlow when a strategy is made; a trial, a view and recomputing wrap more when used.
+
+Of two functions around the same one, the one that is wrapped last is called first.
+"""
 
 import tensorflow as tf
 from tensorflow.python.distribute import values

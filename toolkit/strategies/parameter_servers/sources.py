@@ -36,7 +36,7 @@ def numbered(
 
 def per_worker(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
     """Records on a dataset that each worker creates its own, with a function of the worker's index; returns it."""
-    # Iterators are kept from one `fit` to the next: ending one can take tf.data a minute (see `data.pipeline`).
+    # Iterators are kept from one `fit` to the next: ending one can take tf.data a minute (see `pipelines.untuned`).
     setattr(dataset, _TAG, ("per worker", function, {}))
     return dataset
 

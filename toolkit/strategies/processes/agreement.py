@@ -112,8 +112,7 @@ def barrier(strategy: tf.distribute.Strategy, *, seconds: float) -> None:
     if processes(strategy) > 1:
         with tf.device("CPU:0"):
             # The barrier has its own group. In the sums' group, the value of a process at the barrier would be added
-            # into a
-            # sum in which another process still is.
+            # into a sum in which another process still is.
             tf.raw_ops.CollectiveReduceV2(
                 input=[1.0],
                 group_size=processes(strategy),

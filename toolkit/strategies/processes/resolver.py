@@ -80,8 +80,7 @@ def wait_for_others(resolver: Any, timeout: float) -> None:
         task = _cluster.Task(resolver.task_type, resolver.task_id)
         _cluster.reach_directly(members)
         # Arguments, the script's text and digits in its name aren't compared: scripts of old tutorials have the
-        # worker's
-        # index in them.
+        # worker's index in them.
         program = _cluster.describe_program(
             getattr(sys.modules.get("__main__"), "__file__", None), None, job=status.attempt_id()
         )

@@ -4,6 +4,7 @@ In the order of a step of `fit`: `train_step` is told its replica's share, losse
 gradients over replicas and updates, and `train_step` makes the logs the whole batch's.
 
 collectives   tensors travel between replicas; by which library; how long a process waits for the slowest one
+replicas      what a strategy tells each replica, and what it makes of their results
 overlap       gradients travel between processes while others are computed
 rows          how what a graph computes of a batch depends on its rows
 xla           what XLA compiles of a step, in pieces between exchanges

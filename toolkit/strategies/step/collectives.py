@@ -277,7 +277,7 @@ _counts: weakref.WeakKeyDictionary[Any, dict[int, itertools.count]] = weakref.We
 
 
 def ring_sum(**given: Any) -> tf.Tensor:
-    """TensorFlow's own all-reduce, for `call`."""
+    """TensorFlow's own all-reduce, for `_call`."""
     return tf.raw_ops.CollectiveReduceV2(merge_op="Add", final_op="Id", **given)
 
 

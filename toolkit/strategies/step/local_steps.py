@@ -205,7 +205,7 @@ def _set(variable: Any, value: tf.Tensor) -> None:
     copies[this_step.replica % len(copies)].assign(tf.cast(value, variable.dtype))
 
 
-# State that replicas with local steps keep beside their weights; see `step/local_steps.py`.
+# State that replicas with local steps keep beside their weights.
 
 
 _VELOCITIES = "_toolkit_velocities"

@@ -107,7 +107,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if this_step.is_local:
         if share is not None:
             grads = [None if each is None else mapped(each, share.own) for each in grads]
-        with this_step.having(summed=True):
+        with this_step.having(summed=True, updates_own=True):
             _update(original, optimizer, grads, trainable_variables)
         return
     if this_step.recorded is not None or this_step.summed or this_step.count == 1:
@@ -120,7 +120,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     with contextlib.ExitStack() as stack:
         if len(grads) == len(variables):  # Otherwise Keras says what is wrong.
             grads = _of_all(optimizer, grads, variables, stack)
-        stack.enter_context(this_step.having(summed=True))
+        stack.enter_context(this_step.having(summed=True, updates_own=True))
         _update(original, optimizer, grads, trainable_variables)
 
 
@@ -323,7 +323,7 @@ def check_branch(optimizer: Any, grads: list, variables: Sequence, provenance: P
 # A LossScaleOptimizer on several replicas: losses are weighted before they are scaled, and all replicas decide alike.
 #
 # Keras's multiplies a loss against underflow, divides gradients by as much, and leaves out a step whose gradients
-# aren't finite. `optimizer` has exchanged them when it looks.
+# aren't finite. `apply` has exchanged them when it looks.
 
 
 def weigh_scaled_losses(optimizer: Any) -> None:
@@ -347,7 +347,9 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
     """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
     if not this_step.is_local and this_step.piece is None:  # In a piece, replicas can't meet, and needn't.
-        with this_step.having(summed=False):  # They exchange here, so that they can exchange again in the branch.
+        with this_step.having(
+            summed=False, updates_own=False
+        ):  # They exchange here, so that they can exchange again in the branch.
             original(optimizer, grads, trainable_variables)
         return
     with counting_alone(optimizer):
@@ -359,7 +361,7 @@ def _apply_finite(original: Callable, *args: Any) -> None:
     if this_step.count == 1 and not this_step.is_local:
         original(*args)
         return
-    with this_step.having(summed=True):
+    with this_step.having(summed=True, updates_own=True):
         original(*args)
 
 
@@ -370,7 +372,7 @@ def counting_alone(optimizer: Any) -> Iterator[None]:
     counts = [each for each in optimizer.variables if not len(each.shape) and "assign" not in vars(each)]
 
     def assign(count: Any, value: Any) -> Any:
-        with this_step.having(summed=True):
+        with this_step.having(updates_own=True):
             return optimizer._distribution_strategy.extended.update(
                 count.value, lambda own: own.assign(tf.cast(value, own.dtype))
             )

@@ -181,9 +181,9 @@ def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
     return done
 
 
-# State that an optimizer keeps for compressed gradients, beside its slots; see `step/powersgd.py`.
+# State that an optimizer keeps for compressed gradients, beside its slots.
 #
-# Keras has no public hook for it: `Optimizer.build` is wrapped, as there an optimizer learns what it trains.
+# Keras has no public hook for it: an optimizer has its own `build`, as there an optimizer learns what it trains.
 
 
 _ATTRIBUTE = "_toolkit_memories"

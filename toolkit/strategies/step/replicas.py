@@ -47,7 +47,7 @@ def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (),
 
 def _meets(original: Callable, extended: Any) -> bool:
     """Returns whether TensorFlow synchronises all replicas when a variable changes."""
-    return not this_step.summed and bool(original(extended))
+    return not this_step.updates_own and bool(original(extended))
 
 
 def _facts_of(context: tf.distribute.ReplicaContext) -> dict[str, Any]:

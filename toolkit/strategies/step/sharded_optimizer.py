@@ -280,7 +280,7 @@ def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
 # What an optimizer needs for sharded variables: norms, whole values, and slots in shards.
 #
 # Gradients have been exchanged when it comes to this (see `optimizer`). Keras has no public hook for it: the methods of
-# `keras.optimizers.Optimizer` that an optimizer has of its own here stand in `attach_to`.
+# `keras.optimizers.Optimizer` that an optimizer has of its own here stand in `keep_in_shards`.
 
 
 def keep_in_shards(optimizer: Any) -> None:

@@ -11,8 +11,11 @@ A loss that Keras divides by the replica's own sum of weights or mask, d_r, beco
 w_r. What TensorFlow's `compute_average_loss` divides by the whole batch's examples is divided by w_r, for the same
 reason.
 
-Keras has no public hook for it; `adapt_means` lists what is wrapped. `tests/strategies/test_losses.py` fails when it
+Keras has no public hook for it; `adapt_means` says what is wrapped. `tests/strategies/test_losses.py` fails when it
 changes.
+
+After that stand means in one's own loop (`batch_mean`), Keras's reductions, replicas without examples, the losses that
+layers add, and synchronised normalisations.
 """
 
 import contextlib

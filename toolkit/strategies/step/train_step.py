@@ -3,6 +3,8 @@
 In a step each replica sees its own metrics and its own share of the batch only, and Keras takes the mean of what the
 replicas return. Here, whatever of it is the result of a metric is computed again from the sums of all replicas, which
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
+
+After that stand `predict_step`, what replicas draw, how steps are counted, and functions that a step calls.
 """
 
 import contextlib

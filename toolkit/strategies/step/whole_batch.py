@@ -160,7 +160,7 @@ def _is_keras_own(thing: Any) -> bool:
 
 # Computes losses and metrics that don't follow from a batch's parts, on the whole batch on every replica.
 #
-# A compiled loss that isn't a mean over examples is asked once which kind it is (see `kinds`). A sum is summed. Any
+# A compiled loss that isn't a mean over examples is asked once which kind it is (`loss_kind`). A sum is summed. Any
 # other is computed of all replicas' labels and predictions, which travel in each step; a replica's gradients are those
 # by its own predictions. A metric whose state isn't a sum is updated with all replicas' examples, too, so that each
 # replica has the whole state.
