@@ -44,7 +44,6 @@ def samples(page):
     return "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
 
 
-REPLACED = (ROOT / "docs/reference/taken_over.md").read_text(encoding="utf-8")
 # Of TensorFlow 1, and what tests/training/test_ray.py and test_trackers.py run.
 ELSEWHERE = ("from-tf1.md", "ray.md", "trackers.md")
 WITH_SAMPLES = [page for page in PAGES if samples(page) and page.name not in ELSEWHERE]
@@ -156,8 +155,6 @@ def test_the_first_page_counts_what_other_pages_list():
     cases = re.findall(r"^\d\. ", (ROOT / "docs/concepts/same_numbers.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(cases) == 7
     assert "seven cases in which numbers differ more" in readme
-    # tests/strategies/test_seam.py counts them.
-    assert all("at most\n  fourteen" in text or "at most fourteen functions" in text for text in (readme, REPLACED))
 
 
 def test_there_is_a_picture():

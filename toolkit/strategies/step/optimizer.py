@@ -347,9 +347,8 @@ def _scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def _apply_where_finite(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> None:
     """Keras lets the first replica's gradients decide for all. Replicas with local steps decide by their own."""
     if not this_step.is_local and this_step.piece is None:  # In a piece, replicas can't meet, and needn't.
-        with this_step.having(
-            summed=False, updates_own=False
-        ):  # They exchange here, so that they can exchange again in the branch.
+        # They exchange here, so that they can exchange again in the branch.
+        with this_step.having(summed=False, updates_own=False):
             original(optimizer, grads, trainable_variables)
         return
     with counting_alone(optimizer):
