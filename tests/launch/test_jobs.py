@@ -87,7 +87,8 @@ def user(tmp_path):
         except psutil.NoSuchProcess:
             continue
         for process in left:
-            process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow
