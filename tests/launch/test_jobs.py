@@ -1,5 +1,6 @@
 """Jobs that outlive their terminal: started, listed, watched from another one, stopped, and said to be dead."""
 
+import contextlib
 import json
 import os
 import pathlib
