@@ -60,7 +60,7 @@ _WRITERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "CSVLogger": lambda _: {"filename": os.devnull},
     "ModelCheckpoint": lambda _: {"save_freq": _NEVER},
     "OrbaxCheckpoint": lambda callback: {"checkpointer": _NoCheckpointer(callback.checkpointer)},
-    "RemoteMonitor": lambda _: {},  # `quietly` replaces its method.
+    "RemoteMonitor": lambda _: {},  # `_quietly` replaces its method.
     "TensorBoard": lambda _: {"log_dir": _scratch().name},
 }
 # The others. A test fails for a callback of Keras's that is in neither.
@@ -90,15 +90,15 @@ def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
     if not isinstance(callbacks, FitCallbacks):
         original(callbacks, model)
         return
-    callbacks.begin(model)
-    with callbacks.quietly():
+    callbacks._begin_call(model)
+    with callbacks._quietly():
         original(callbacks, model)
 
 
 class FitCallbacks(keras.callbacks.CallbackList):
     """The callbacks of one call of `fit`, `evaluate` or `predict` under a strategy of ours."""
 
-    def begin(self, model: Any) -> None:
+    def _begin_call(self, model: Any) -> None:
         """Takes a model, after a look at what the callbacks are to save."""
         strategy = model.distribute_strategy if model is not None else None
         ours = mesh.is_toolkit_strategy(strategy)
@@ -119,7 +119,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._quiet = [(callback, _without_writing(callback)) for callback in self.callbacks]
 
     @contextlib.contextmanager
-    def quietly(self) -> Iterator[None]:
+    def _quietly(self) -> Iterator[None]:
         """A context in which only the chief's callbacks write. The others' run, but write into nothing.
 
         It is entered for each of Keras's calls alone: where `fit` raises, callbacks are as the user made them.
@@ -141,7 +141,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
         """Compares what must be the same in all processes."""
         if self._dispatching is not None:
             self._dispatching.begin(self.model)
-        with self.quietly():
+        with self._quietly():
             super().on_train_begin(logs)  # A callback may restore weights.
         self._watch = WeightsWatch(self.model) if self._replicated else None
         if self._shared and self.model.built:
@@ -166,7 +166,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
         """Has all processes stop after the same step."""
         if self._watch is not None:
             self._watch.after_step(batch + 1)
-        with self.quietly():
+        with self._quietly():
             super().on_train_batch_end(batch, logs)
         if self._may_stop:  # Each alone, they would wait for one another's steps.
             self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
@@ -185,7 +185,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._order.compare_epoch(epoch + 1)
         if self._shared and self._some_read_weights():  # Callbacks that only the chief has may save.
             take_snapshots(variables_of(self.model))
-        with self.quietly():
+        with self._quietly():
             super().on_epoch_end(epoch, logs)
         if self._shared:  # The other processes find the files of the chief's callbacks, and all stop together.
             self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
@@ -196,7 +196,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
             # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the
             # chief saves must be gathered again.
             take_snapshots(variables_of(self.model))
-        with self.quietly():
+        with self._quietly():
             super().on_train_end(logs)
         if self._shared:
             self._training = False
