@@ -160,6 +160,11 @@ class FakeAgent:
                 if task.alive and not task.held and task.state == "training":
                     self.tell("stacks", task=task.name, text=STACKS["hangs" if task.hangs else "waits"])
 
+        elif kind == "nccl":
+            self.world.asked_nccl += 1
+            if self.world.nccl is not None:
+                self.tell("nccl", text=self.world.nccl)
+
     def look(self, *, again=True):
         if not self.running:
             return
@@ -228,9 +233,11 @@ class World:
         tasks: How many on each.
         steps: Of the whole training.
         faults: How many are injected.
+        communication: What tasks report of how they exchange tensors.
+        nccl: What NCCL answers; None where it never does.
     """
 
-    def __init__(self, seed, *, hosts=2, tasks=2, steps=60, faults=1):
+    def __init__(self, seed, *, hosts=2, tasks=2, steps=60, faults=1, communication="ring", nccl=None):
         self.chance = random.Random(seed)
         self.local = hosts == 1
         self.hosts = tuple(Host(f"h{number}", tasks) for number in range(hosts))
@@ -241,6 +248,7 @@ class World:
         self.total, self.step, self.checkpoint, self.reached = steps, 0, 0, {}
         self.down, self.unreachable = set(), set()
         self.faults, self.left_over, self.silence = [], [], 15.0
+        self.communication, self.nccl, self.asked_nccl = communication, nccl, 0
         self.saving = False
         self.slow = {host.name: self.chance.choice([0.0, 0.0, 0.1, 0.3]) for host in self.hosts}
         self.doubled = self.chance.choice([0.0, 0.0, 0.2])
@@ -339,7 +347,8 @@ class World:
         chief.agent.tell("report", task=chief.name, facts={"checkpoint": self.step, "checkpoints": "here"}, ago=0.0)
 
     def facts(self, task):
-        return {"state": "training", "step": self.step} if task.state == "training" else {"state": task.state}
+        step = {"step": self.step} if task.state == "training" else {}
+        return {"state": task.state, "communication": self.communication, **step}
 
     def signalled(self, agent, number):
         """Asks an agent's tasks to end: those that can agree on a step do so after it, with a checkpoint."""

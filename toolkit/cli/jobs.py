@@ -150,7 +150,8 @@ class Stacks:
         toolkit stacks [ID]
 
     ID is a job's id from `toolkit jobs`, the beginning of one, or the directory of its logs. Default: the newest that
-    runs. Frames of libraries are folded here; the tasks' logs have the whole stacks. The job goes on.
+    runs. Frames of libraries are folded here; the tasks' logs have the whole stacks. The job goes on. Where tasks
+    exchange by NCCL, what NCCL reports on its ranks follows.
     """
 
     @staticmethod

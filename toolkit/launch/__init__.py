@@ -14,6 +14,7 @@ jobs        the list of jobs that this user has started
 display     what a person sees of a job: lines, messages, a table
 follow      the same, of a job that another process supervises
 agent       what starts, signals and watches the tasks of one machine
+nccl        what NCCL itself says of its ranks
 task        what runs inside a task's process, around the user's script
 supervisor  who decides: attempts, restarts, failures, hangs, signals
 backends    where a job can run: this machine, hosts by ssh or at a rendezvous, Slurm, Kubernetes

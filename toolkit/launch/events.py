@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "preempted": ("agent", "", "the machine is about to be taken away, as `--preempt_when` says"),
     "unheard": ("agent", "seconds", "nothing was heard of the supervisor for so long, so the tasks are ended"),
     "signal": ("agent, asked", "number; task", "an agent has received a signal; tasks are to get one"),
+    "nccl": ("agent, asked", "text", 'NCCL\'s own report on its ranks; "" where nobody answers'),
     "prepare": ("asked", "number, command, given, mark, first ...", "hold ports for so many tasks"),
     "start": ("asked", "cluster, tasks, command, environment, options ...", "start these tasks"),
     "again": ("asked", "task", "start one task in the place of one that has ended"),

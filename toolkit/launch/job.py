@@ -198,7 +198,7 @@ class Job:
         return self.where()[1]
 
     def where(self) -> tuple[str, dict[str, str]]:
-        """Returns a sentence that names the task the others wait for, and all stacks; raises as `stacks` does."""
+        """Returns a text that names the task the others wait for, and all stacks; raises as `stacks` does."""
         self._check_here(f"`toolkit stacks {self.id}`")
         job = self._entry
         begun = [event["event"] for event in self._events("attempt", "requeue")]

@@ -211,7 +211,7 @@ def _ready(strategy: MultiWorkerStrategy, why: str) -> None:
     know_steps(strategy)
     seed_alike(strategy)
     wait_at_exit(strategy)
-    status.report(state="connected", strategy="multi_worker")
+    status.report(state="connected", strategy="multi_worker", communication=collectives.communication_of(strategy))
     _LOG.info(
         "%d workers, %d replicas in all; each keeps its share of every global batch (AutoShardPolicy.DATA)",
         processes(strategy),

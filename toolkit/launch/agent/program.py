@@ -28,7 +28,7 @@ from typing import Any
 from toolkit import __version__
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import LaunchError, RequestError
-from toolkit.launch import checks, events
+from toolkit.launch import checks, events, nccl
 from toolkit.launch.agent.connection import Channel, ConnectedAgent
 from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess, end_descendants, files_waited_for
@@ -41,7 +41,7 @@ _LONGEST_QUESTION = 30.0  # Seconds after which a command that hasn't answered i
 _NOT_RUN = (126, 127)  # A shell's exit codes for a program that it can't start or find.
 _LONGEST_REPORT = 1 << 16  # The most bytes in a report.
 _MOST_WAITING = 1024  # The most connections that may wait to be accepted.
-_ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "look", "finish", "beat")
+_ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "nccl", "look", "finish", "beat")
 _AT_ONCE = 50  # How many processes are sampled per second. With more processes, each is sampled less often.
 _PIECE = 1 << 20  # Bytes of a function's result in one event.
 _TIMED = ("started", "ended", "report", "sample", "preempted")  # Events whose order counts among hosts.
@@ -208,6 +208,7 @@ class Agent:
         self._mark: pathlib.Path | None = None
         self._call: pathlib.Path | None = None
         self._preemption: Preemption | None = None
+        self._question: nccl.Question | None = None
 
     def fileno(self) -> int:
         """A descriptor that can be read when something has happened."""
@@ -241,6 +242,9 @@ class Agent:
             for name, process in self._processes.items():
                 if found := process.new_stacks():
                     self._tell("stacks", task=name, text=found)
+        if self._question is not None and not self._question.is_alive():
+            self._tell("nccl", text=self._question.answer)
+            self._question = None
         self._look_for_notice()
         happened, self._events = self._events, []
         return happened
@@ -385,6 +389,9 @@ class Agent:
             self._processes[name].signal(signal.SIGUSR1)
             for path in files_waited_for(self._processes[name].main):
                 self._tell("stacks", task=name, text=f"{events.WAITS}{path}\n")
+
+    def _nccl(self, **_: Any) -> None:
+        self._question = self._question or nccl.Question(self._environment)
 
     def _look(self, number: int | None = None, **_: Any) -> None:
         """Reports each process's state, and the steps reported since the last time; and that it was asked to."""

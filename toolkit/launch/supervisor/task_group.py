@@ -12,6 +12,7 @@ from typing import Any
 
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import JobStopped, LaunchError, RequestError, TaskFailed
+from toolkit.launch import nccl
 from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.agent.ports import few
 from toolkit.launch.agent.process import end_left_by
@@ -108,6 +109,7 @@ class TaskGroup:
         self._unheard: tuple[str, int] | None = None
         self._lost_result = ""  # Why what a function has returned is lost.
         self._looks = 0
+        self._nccl: list[str] = []  # What agents have heard of NCCL since they were last asked.
         self._looked: dict[ConnectedAgent, int] = {}
         self._accounted = time.monotonic()
         self._ending = max(_ENDING, spec.grace)
@@ -372,18 +374,29 @@ class TaskGroup:
         )
 
     def _where_tasks_are(self) -> str:
-        """Has tasks log their Python stacks; returns a sentence that names the task the others wait for."""
+        """Has tasks log their Python stacks; returns a sentence that names the task the others wait for.
+
+        What NCCL says of its ranks follows in further lines, where tasks use it. Each host's knows of all.
+        """
         alive = [task for task in self._tasks if task.alive]
         for task in alive:
             task.stacks = ""
         self._send("stacks")
+        in_nccl = [task for task in self._tasks if task.facts.get("communication") == "nccl"]
+        asked = {self._homes[task.task] for task in in_nccl[:1] + in_nccl[-1:]}
+        self._nccl = []
+        for agent in asked:
+            agent.send("nccl")
         self._read_for(_ANSWER)
-        if self._several:
-            self._read_for(_LATE, until=lambda: not any(task.alive and not task.stacks for task in self._tasks))
+        heard = lambda: any(self._nccl) or len(self._nccl) >= len(asked)  # noqa: E731
+        late = lambda: self._several and any(task.alive and not task.stacks for task in self._tasks)  # noqa: E731
+        self._read_for(_LATE, until=lambda: heard() and not late())
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
-        return stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
+        cause = stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
+        witness = nccl.findings(next(filter(None, self._nccl), ""), {str(task.task): task.pid for task in in_nccl})
+        return "\n".join(filter(None, [cause, witness]))
 
     def _say_who_lingers(self, lingering: Sequence[TaskState]) -> None:
         """Says once which task goes on in its own threads after the end of its script: that may be meant."""
@@ -575,6 +588,8 @@ class TaskGroup:
             self._preempted = host.name
         elif kind == "looked":
             self._looked[self._agents[host]] = event["number"]
+        elif kind == "nccl":
+            self._nccl.append(event["text"])
         elif kind == "unheard":
             self._unheard = host.name, event["seconds"]
         elif kind == "open":
