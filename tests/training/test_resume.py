@@ -304,3 +304,24 @@ def test_without_a_global_generator_there_is_none_to_keep(monkeypatch):
     state = random_state()
     assert "tensorflow" not in state
     restore_random(state)
+
+
+@pytest.mark.slow
+def test_statistics_of_which_each_replica_has_its_own_go_on_where_they_were(tmp_path, four_devices):
+    """BatchNormalization's, in the middle of an epoch: they are averaged at its end."""
+
+    def run(directory, *callbacks, resume=False):
+        keras.utils.set_random_seed(1)
+        x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
+        with strategies.create("mirrored", devices=four_devices[:2]).scope():
+            layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile("adam", "mse")
+        with Run(directory, recipe="a", resume=resume) as run:
+            run.fit(model, x, x[:, :1], batch_size=16, epochs=2, callbacks=list(callbacks))
+        return dict(enumerate(model.get_weights()))
+
+    undisturbed = run(tmp_path / "a")
+    with pytest.raises(StoppedBySignal):
+        run(tmp_path / "b", StopAt("on_train_batch_end", 7))
+    assert same(run(tmp_path / "b", resume=True), undisturbed)

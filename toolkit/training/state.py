@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MODEL, _OPTIMIZER, _METRICS = "model/", "optimizer/", "metrics/"
 _OTHERS = "others/"  # TensorFlow variables among a model's attributes.
-_EXCHANGE = "exchange/"  # Variables that differ by replica: for compression, gradient accumulation and local steps.
+_EXCHANGE = "exchange/"  # Variables that differ by replica: for compression, accumulation, local steps, and statistics.
+_STATISTICS = "exchange/statistics/"
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables for which it was built.
 
 
@@ -40,14 +41,15 @@ def capture(model: "keras.Model") -> dict[str, np.ndarray]:
 
 
 def common(model: "keras.Model") -> dict[str, np.ndarray]:
-    """Returns what `capture` returns, without variables that differ by replica in local training.
+    """Returns what `capture` returns, without variables of which each replica has its own.
 
-    That is in there a second time, of all replicas, among what they keep for it.
+    They are in there a second time, of all replicas.
     """
     from toolkit.strategies.step import exchanges
 
-    own = _OPTIMIZER if exchanges.slots_differ(model) else None
-    return {name: array for name, array in capture(model).items() if own is None or not name.startswith(own)}
+    own = {id(each) for each in exchanges.own_variables(model)} if _may_differ(model) else set()
+    variables = _variables(model, _optimizers(model))
+    return {name: array for name, array in capture(model).items() if id(variables.get(name)) not in own}
 
 
 def restore(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:
@@ -146,6 +148,13 @@ def _matching(
 def _match_exchange(variables: dict, saved: dict) -> None:
     """Leaves out variables that differ by replica if the run continues with other replicas or another exchange."""
     names = {name for name in (*variables, *saved) if name.startswith(_EXCHANGE)}
+    statistics = {name for name in names if name.startswith(_STATISTICS)}
+    for name in statistics:
+        if name in saved and name in variables and saved[name].shape == variables[name].shape:
+            continue
+        variables.pop(name, None)  # All replicas go on with the first one's.
+        saved.pop(name, None)
+    names -= statistics
     if any(name not in saved or name not in variables or saved[name].shape != variables[name].shape for name in names):
         _LOG.warning(
             "The run goes on with another number of replicas, or another way to send less: what each replica kept for "
@@ -196,7 +205,7 @@ def _optimizers(model: "keras.Model") -> list:
 
 
 def _may_differ(model: "keras.Model") -> bool:
-    """Whether replicas may keep variables that differ: for compression, gradient accumulation and local steps."""
+    """Whether replicas may keep variables that differ."""
     return model.distribute_strategy.num_replicas_in_sync > 1
 
 

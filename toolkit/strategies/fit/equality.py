@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import Among, mesh_of
-from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import (
     difference,
     extremes,
@@ -24,6 +23,7 @@ from toolkit.strategies.processes.agreement import (
     process_names,
     processes,
 )
+from toolkit.strategies.step.exchanges import own_variables
 from toolkit.strategies.step.local_steps import agrees
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import variables_of
@@ -52,9 +52,9 @@ def check_equal_weights(model: keras.Model) -> None:
     """
     variables: list[Any] = []
     sharded: list[Any] = []
-    # Replicas with local steps have different optimizers until an epoch's end, and a run may continue in the middle.
-    alike = variables_of(model) if options_of(model.distribute_strategy).local is None else model.variables
-    for variable in alike:
+    # A run may continue in the middle of an epoch, until the end of which replicas may have their own.
+    own = {id(each) for each in own_variables(model)}
+    for variable in (each for each in variables_of(model) if id(each) not in own):
         (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
     values = [tf.convert_to_tensor(variable) for variable in variables]

@@ -15,6 +15,8 @@ from toolkit.strategies.step.accumulation import Later
 from toolkit.strategies.step.gradients import Exchange, Gradients, Sum
 from toolkit.strategies.step.powersgd import Compressed
 from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards
+from toolkit.strategies.step.sharded_variable import ReplicaCopies
+from toolkit.strategies.step.share import own_statistics
 from toolkit.strategies.variables import optimizers_of
 
 # A gradient takes the first that chooses it. Checkpoints number their state from the last one's to the first one's.
@@ -76,13 +78,16 @@ def per_replica_state(model: keras.Model) -> dict[str, Any]:
     for which, optimizer in enumerate(optimizers_of(model)):
         kept = [variable for kind in reversed(EXCHANGES) for variable in kind.state(optimizer)]
         found.update({f"{which}/{number:04d}": variable for number, variable in enumerate(kept)})
-    of_local_steps = local_steps.per_replica_state(model)
-    return found | {f"local/{number:04d}": variable for number, variable in enumerate(of_local_steps)}
+    copies = [ReplicaCopies(each, model.distribute_strategy) for each in own_statistics(model)]
+    for kind, kept in (("local", local_steps.per_replica_state(model)), ("statistics", copies)):
+        found.update({f"{kind}/{number:04d}": variable for number, variable in enumerate(kept)})
+    return found
 
 
-def slots_differ(model: keras.Model) -> bool:
-    """Returns whether each replica has its own optimizer's variables, all of which are in `per_replica_state`."""
-    return bool(local_steps.per_replica_state(model))
+def own_variables(model: keras.Model) -> list[Any]:
+    """Returns variables of the model and its optimizers of which each replica may have its own value."""
+    slots = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    return [*own_statistics(model), *(slots if local_steps.per_replica_state(model) else [])]
 
 
 def resume(model: keras.Model) -> None:

@@ -421,7 +421,7 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Te
 @contextlib.contextmanager
 def state_of_own(model: Any, share: Share) -> Iterator[None]:
     """A context for a step, after which metrics and statistics are as before if the replica has no examples."""
-    held = [] if share.has_own is None else [*model.metrics_variables, *_statistics(model)]
+    held = [] if share.has_own is None else [*model.metrics_variables, *own_statistics(model)]
     before = [tf.convert_to_tensor(each) for each in held]
     yield
     for variable, value in zip(held, before, strict=True):
@@ -429,7 +429,8 @@ def state_of_own(model: Any, share: Share) -> Iterator[None]:
             variable.assign(tf.where(share.has_own, tf.convert_to_tensor(variable), value))
 
 
-def _statistics(model: Any) -> list:
+def own_statistics(model: Any) -> list:
+    """Returns the moving statistics that each replica updates from its own examples, until they are averaged."""
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
     return [
         v for each in layers if each.built and not each.synchronized for v in (each.moving_mean, each.moving_variance)
