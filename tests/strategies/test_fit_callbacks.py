@@ -32,7 +32,7 @@ def worker(monkeypatch, *, chief):
     monkeypatch.setattr(callbacks, "is_chief", lambda _: chief)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    models._prepare(model)
+    models.prepare(model)
     return model
 
 

@@ -145,3 +145,19 @@ def test_a_sum_beyond_float16_is_an_overflow_as_on_one_device(four_devices):
     alone, mine = both(four_devices, train)
     assert alone[0] == 32.0  # So that there is an overflow, once.
     assert mine == pytest.approx(alone)
+
+
+@pytest.mark.slow
+def test_metrics_made_outside_count_as_on_one_device(four_devices):
+    def train(strategy):
+        metrics = [keras.metrics.MeanAbsoluteError(), keras.metrics.AUC(name="auc")]
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+            model.compile("adam", "mse", metrics=metrics)
+        history = model.fit(X, (Y > 0).astype("float32"), epochs=2, **HOW).history
+        return history, [float(metric.result()) for metric in metrics]
+
+    (one, mine), (two, theirs) = both(four_devices, train)
+    for name, values in one.items():
+        np.testing.assert_allclose(two[name], values, atol=1e-6)
+    np.testing.assert_allclose(theirs, mine, atol=1e-6)

@@ -161,3 +161,35 @@ def test_reduce_of_a_nest_is_of_each_leaf(four_devices):
     given = strategy.run(lambda: {"a": tf.constant(1.0), "b": (tf.constant(10.0), tf.constant(2.0))})
     found = strategy.reduce("SUM", given, axis=None)
     assert tf.nest.map_structure(float, found) == {"a": 2.0, "b": (20.0, 4.0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", ["tf", "keras"])
+def test_noise_of_a_seed_that_is_written_out_is_the_whole_batchs(four_devices, draw):
+    class Noisy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.last(self.first(x))
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                h = self.first(x)
+                shape = tf.shape(h)
+                h += tf.random.stateless_normal(shape, [1, 2]) if draw == "tf" else keras.random.normal(shape, seed=3)
+                loss = tf.reduce_mean((self.last(h) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss, "rate": self.optimizer.learning_rate}
+
+    histories = []
+    for count in (1, 2):
+        keras.utils.set_random_seed(1)
+        with strategies.create("mirrored" if count > 1 else "one_device", devices=four_devices[:count]).scope():
+            model = Noisy()
+            model.compile("adam")
+        histories.append(model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history)
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, atol=1e-6)

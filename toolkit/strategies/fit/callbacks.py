@@ -20,7 +20,7 @@ import numpy as np
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.fit.equality import WeightsWatch, average_statistics, check_equal_weights
-from toolkit.strategies.fit.models import prepare_unbuilt
+from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
@@ -85,7 +85,7 @@ def adapt_callbacks() -> None:
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
     if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
-        prepare_unbuilt(model)  # It may have been created and compiled before the strategy.
+        prepare(model)  # It may have been made before the strategy, and its metrics are built by now.
         extend(callbacks, FitCallbacks)
     if not isinstance(callbacks, FitCallbacks):
         original(callbacks, model)

@@ -36,7 +36,6 @@ from toolkit.strategies.variables import holds_variables, optimizers_of, recreat
 from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
-_PREPARED = "_toolkit_prepared"
 _GIVEN = "_toolkit_methods"  # The id of the strategy whose methods a model has.
 
 
@@ -45,7 +44,7 @@ def adapt_models() -> None:
     wrap(TensorFlowTrainer, "__init__", _made)
 
 
-def _prepare(model: Any) -> None:
+def prepare(model: Any) -> None:
     """Gives a model what it needs before it trains under one of our strategies; leaves other models alone."""
     recreate_in_scope(model)
     if mesh.is_toolkit_strategy(model._distribute_strategy):
@@ -81,7 +80,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         return
     with strategy.scope():
         original(model, *args, **kwargs)
-        _prepare(model)
+        prepare(model)
     if model.jit_compile is True and mesh.replica_count(strategy) == 1:
         model.jit_compile = False
         _LOG.warning(
@@ -90,15 +89,8 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def prepare_unbuilt(model: Any) -> None:
-    """Prepares a model that Keras's loop hasn't had built just before, as before `predict`."""
-    if not vars(model).pop(_PREPARED, False):
-        _prepare(model)
-
-
 def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    _prepare(model)
-    vars(model)[_PREPARED] = True
+    prepare(model)
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)

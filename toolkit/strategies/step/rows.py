@@ -451,6 +451,8 @@ def _fill(op: tf.Operation, args: Sequence[Rows]) -> Rows:
 
 def _drawn(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     """Random numbers: each row's, if there is one for each; otherwise they are the whole batch's."""
+    if any(_is_constant_seed(each) for each in op.inputs[1:]):  # Each replica would draw the first rows'.
+        return WHOLE
     if op.type in ("Multinomial", "StatelessMultinomial"):
         return args[0] if args[0].by_row else WHOLE
     sizes = _elements(args[0], op.inputs[0]) if args else None
@@ -461,6 +463,18 @@ def _drawn(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     if sizes and len(counted) == 1 and sizes[counted[0]].power == 1:
         return Rows(Of.ROWS, axis=counted[0], parts=sizes[counted[0]].parts)
     return WHOLE
+
+
+def _is_constant_seed(tensor: tf.Tensor) -> bool:
+    """Whether a draw's input is a seed that the script has written out, or what is made of one."""
+    if tensor.op.type.startswith("StatelessRandomGetKeyCounter"):
+        return _is_written_out(tensor.op.inputs[0])
+    return tensor.dtype.is_integer and tensor.shape == [2] and _is_written_out(tensor)
+
+
+def _is_written_out(tensor: tf.Tensor) -> bool:
+    op = tensor.op
+    return op.type == "Const" or (bool(op.inputs) and all(_is_written_out(each) for each in op.inputs))
 
 
 def _packed(op: tf.Operation, args: Sequence[Rows]) -> Rows:

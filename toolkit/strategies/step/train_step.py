@@ -182,6 +182,8 @@ def _of_all_replicas(
     results = _results(list(metrics.values()))
 
     def of_all(number: int, leaf: Any) -> Any:
+        if isinstance(leaf, keras.Variable):  # Such as a learning rate.
+            leaf = tf.convert_to_tensor(leaf)
         result = noted.get(id(leaf))
         if result is not None and id(result.metric) in results:
             whole = results[id(result.metric)][result.place]
