@@ -146,7 +146,8 @@ def test_the_history_of_a_resumed_fit_has_every_epoch(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(tmp_path, monkeypatch):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(tmp_path, monkeypatch, killed):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_as_text")
     monkeypatch.setenv("TF_VAR_password", "of Terraform")
 
@@ -161,6 +162,8 @@ def test_a_short_last_piece_keeps_the_speed_and_the_profile_of_the_piece_before(
     with pytest.raises(StoppedBySignal):
         summary([StopAt("on_train_batch_end", 79)])
     before = json.loads((tmp_path / "run/summary.json").read_text())
+    if killed:  # It would have left none.
+        (tmp_path / "run/summary.json").unlink()
     after = summary()
     assert (after["status"], after["resumed_from_step"]) == ("completed", 79)
     assert after["examples_per_second"] > 0

@@ -236,6 +236,7 @@ class Checkpointer(keras.callbacks.Callback):
                 "position": dataclasses.asdict(position),
                 "epochs": self.progress.epochs,
                 "history": list(self.progress.rows),
+                "breakdown": self.progress.breakdown,
                 "callbacks": callbacks,
                 "data": data,
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},

@@ -86,7 +86,7 @@ class Progress(keras.callbacks.Callback):
         steps_per_epoch: None until it is known: with data of unknown length, after the first epoch.
         passing_over: Whether Keras's present step is one that an earlier process has done.
         rows: One row per epoch.
-        breakdown: A `Breakdown` of a step's time; None if no profile could be taken.
+        breakdown: A `Breakdown` of a step's time as a dict, also an earlier process's; None if no profile was taken.
     """
 
     reads_weights = False
@@ -99,9 +99,11 @@ class Progress(keras.callbacks.Callback):
         rows: Sequence[dict] = (),
         global_batch_size: int | None = None,
         account: Account | None = None,
+        breakdown: dict | None = None,
     ) -> None:
         super().__init__()
         self.account = account or Account()
+        self.breakdown = breakdown
         self.epochs = epochs
         self.resumed = resumed
         self.rows = list(rows)
@@ -111,7 +113,6 @@ class Progress(keras.callbacks.Callback):
         self.epoch = resumed.epoch
         self.steps_per_epoch: int | None = None
         self.passing_over = False
-        self.breakdown: Any = None
         self._steps_before = resumed.step - resumed.batch  # Of whole epochs.
         self._seen = 0
         self._last: tuple[int, float] | None = None

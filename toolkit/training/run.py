@@ -272,6 +272,7 @@ class Run:
             rows=self._rows if checkpoint is None else checkpoint.metadata["history"],
             global_batch_size=batch_size,
             account=self._account,
+            breakdown=None if checkpoint is None else checkpoint.metadata.get("breakdown"),
         )
         log = EpochLog(self._directory.history, progress, earlier=self._rows, shows=not verbose, bar=self._chief)
         ordered = self._callbacks(

@@ -289,7 +289,8 @@ class Profiler(keras.callbacks.Callback):
         with account.during("other"):
             with contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop()
-            found = self._progress.breakdown = self._read()
+            found = self._read()
+            self._progress.breakdown = None if found is None else found.as_dict()
         if found is not None and found.milliseconds:
             account.input = found.input / found.milliseconds
         if self._keep is not None:

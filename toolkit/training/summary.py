@@ -77,8 +77,6 @@ class Summary:
         """
         facts = {**self.facts, "status": outcome, "resumed_from_step": self.resumed_step}
         found = _summary(facts, model, progress, seconds=time.monotonic() - self._start, steps=steps)
-        if found["step"] is None and self.resumed_step is not None:  # Too few steps were left to profile some.
-            found["step"] = _read(self._directory).get("step")
         self._write(found)
 
     def finish(self, model: "keras.Model", progress: Any) -> None:
@@ -191,7 +189,7 @@ def _summary(
         **provenance,
         **_size(model),
         "hardware": _hardware(),
-        "step": progress.breakdown and progress.breakdown.as_dict(),
+        "step": progress.breakdown,
         "goodput": spent,
     }
     if report:
