@@ -14,7 +14,7 @@ from toolkit import models, strategies
 from toolkit.data import Batches
 from toolkit.data.data_sets import load_shapes
 from toolkit.errors import CheckpointError, CheckpointsFailing, RunDirectoryError, StoppedBySignal, ToolkitError
-from toolkit.training import Run, state
+from toolkit.training import Run, restore, state
 from toolkit.training.directory import RunDirectory
 
 EPOCHS, STEPS = 3, 5
@@ -115,6 +115,49 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
     assert summary["resumed_from_step"] == 8
     assert same(weights, undisturbed[0])
     assert figures(history) == figures(undisturbed[2])
+
+
+def test_the_history_has_what_only_some_epochs_have_logged():
+    """With validation_freq=2 the first and the last epoch of three have no validation."""
+    history = keras.callbacks.History()
+    history.set_model(keras.Sequential())
+    history.on_train_begin()
+    history.on_epoch_end(2, {"loss": 0.0, "two": np.array([5.0, 6.0])})
+    rows = [
+        {"epoch": 1, "step": 3, "loss": 0.5, "two_0": 1.0, "two_1": 2.0},
+        {"epoch": 2, "step": 6, "loss": 0.0, "two_0": 3.0, "two_1": 4.0, "val_loss": 0.25},
+        {"epoch": 3, "step": 9, "loss": 0.0, "two_0": 5.0, "two_1": 6.0},
+    ]
+    restore.complete_history(history, rows)
+    assert history.epoch == [0, 1, 2]
+    assert {name: np.asarray(values).tolist() for name, values in history.history.items()} == {
+        "loss": [0.5, 0.0, 0.0],
+        "two": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+        "val_loss": [0.25],
+    }
+
+
+class LogsTheLoss(keras.Model):
+    def train_step(self, data):
+        return {"now": super().train_step(data)["loss"] * 2}
+
+
+@pytest.mark.slow
+def test_an_epoch_whose_steps_were_all_done_before_logs_the_last_of_them(tmp_path):
+    def train(directory, *, resume=False, extra=()):
+        with Run(directory, recipe="test", resume=resume) as run:
+            keras.utils.set_random_seed(6)
+            given = keras.Input((3,))
+            model = LogsTheLoss(given, keras.layers.Dense(2)(given))
+            model.compile("sgd", "mse")
+            x = np.arange(24, dtype="float32").reshape(8, 3) / 24
+            return run.fit(model, x, x[:, :2], epochs=2, batch_size=4, shuffle=False, callbacks=list(extra)).history
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "stopped", extra=[StopAt("on_train_batch_end", 2)])
+    assert list(whole) == ["now"]
+    assert train(tmp_path / "stopped", resume=True) == whole
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ class Checkpointer(keras.callbacks.Callback):
         self.every_steps = every_steps
         self.resumed = resumed
         self.saved_step: int | None = None
+        self._logs: Any = None  # Of the last step.
         self._metrics: dict = {}
         self._unbuilt_metrics: dict = {}
         self._random_at_epoch: dict | None = None
@@ -115,7 +116,12 @@ class Checkpointer(keras.callbacks.Callback):
         self._unbuilt_metrics = {}
         if self.data is not None and iterator is not self.data.iterator:
             self.data.use(iterator)
-        return self.model.get_metrics_result() if self.progress.passing_over else self._train(iterator)
+        return self._passed_over() if self.progress.passing_over else self._train(iterator)
+
+    def _passed_over(self) -> dict:
+        """Returns the logs of the last step before the checkpoint: an epoch may have no other, and they may be its."""
+        logs = self.resumed.metadata.get("logs") if self.resumed is not None else None
+        return self.model.get_metrics_result() if logs is None else {name: np.asarray(logs[name]) for name in logs}
 
     def _restore_scalars(self) -> None:
         """Undoes what callbacks did when they received an epoch's begin for the second time."""
@@ -141,7 +147,7 @@ class Checkpointer(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._writing is not None and self._writing.ended:
             self._finish()
-        position = self.progress.position
+        position, self._logs = self.progress.position, logs
         if self.progress.passing_over:
             if batch + 1 >= self.progress.resumed.batch and self.resumed is not None:
                 self._restore_host(self.resumed)  # The callbacks have now seen all skipped steps.
@@ -239,6 +245,7 @@ class Checkpointer(keras.callbacks.Callback):
                 "breakdown": self.progress.breakdown,
                 "callbacks": callbacks,
                 "data": data,
+                "logs": {name: np.asarray(value).tolist() for name, value in (self._logs or {}).items()},
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
                 "spent": self.progress.account.state,
                 "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,

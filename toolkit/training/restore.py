@@ -269,8 +269,12 @@ def complete_history(history: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         rows: One for each epoch of this training, earlier ones first, as history.csv has them.
     """
     earlier = rows[: len(rows) - len(history.epoch)]
-    names = list(history.history) or [name for name in (earlier[0] if earlier else ()) if name not in _NO_LOGS]
+    names = list(history.history)
+    # An epoch may have logged more than the last one: validation_freq is 2, say.
+    logged = dict.fromkeys(column for row in earlier for column in row if column not in _NO_LOGS)
+    vectors = tuple(f"{name}_" for name in names if name not in logged)  # A row has each of their numbers by itself.
+    names += [column for column in logged if column not in names and not column.startswith(vectors)]
     history.epoch[:0] = range(len(earlier))
     for name in names:
-        values = [row.get(name, [v for key, v in row.items() if key.startswith(f"{name}_")]) for row in earlier]
-        history.history[name] = [*values, *history.history.get(name, ())]
+        found = [row.get(name, [v for key, v in row.items() if key.startswith(f"{name}_")]) for row in earlier]
+        history.history[name] = [*(each for each in found if each != []), *history.history.get(name, ())]
