@@ -123,7 +123,7 @@ def counts_the_end(c):
 
 
 def trains_on_less(crossing):
-    return crossing["call"] != "predict" and smallest_batch(crossing, examples(crossing)[0]) < crossing["replicas"]
+    return smallest_batch(crossing, examples(crossing)[0]) < crossing["replicas"]
 
 
 def validates_on_less(crossing):
@@ -135,6 +135,33 @@ KNOWN = {
     "sharded layers by batch": Known(
         lambda c: c["model"] == "sharded" and c["reader"] == "checkpoint",
         "Refused: layers that are sharded over processes are gathered at an epoch's end only.",
+        kinds=("multi_worker",),
+    ),
+    "sharded layers, clipped by hand": Known(
+        lambda c: c["model"] == "sharded" and c["step"] == "clipped",
+        "Refused: each replica has a part of a sharded layer's gradients, and so another norm of them all.",
+    ),
+    "replicas by themselves, by batch": Known(
+        lambda c: c["state"] == "local" and c["reader"] == "checkpoint",
+        "Refused: replicas that train by themselves are saved at an epoch's end only.",
+    ),
+    "restored unbuilt": Known(
+        lambda c: c["model"] == "unbuilt" and c["data"] == "generator" and c["stop"] not in (None, "run"),
+        "Refused: neither the model nor a generator says shapes before there is data.",
+    ),
+    "another order meanwhile": Known(
+        lambda c: c["data"] == "pydataset_reordered" and c["steps"] is not None,
+        "Keras reads ahead while an epoch's end changes the order: which batches have the old one is a matter of time.",
+    ),
+    "built for one batch": Known(
+        lambda c: c["model"] == "unbuilt" and c["call"] == "on_batch",
+        "A model that is built by a batch is built for its size, so that each replica computes the whole batch.",
+        compared=("history", "weights", "iterations"),
+    ),
+    "counted without data": Known(
+        lambda c: c["model"] == "counting" and counts_the_end(c),
+        "Plain Keras's step at the end of data of unknown length is counted by the layer.",
+        compared=("history", "iterations", "used", "summary steps", "readings"),
         kinds=("multi_worker",),
     ),
     "steps beyond the end": Known(
@@ -179,13 +206,12 @@ KNOWN = {
         "As above: it adds 1 to the count of a mean of scalars, too.",
         compared=("weights", "used", "summary steps"),
     ),
-    "weighted scalar": Known(
-        lambda c: c["loss"] in ("scalar", "coupled", "masked") and c["weights"] is not None,
-        "A loss that is one number for a batch is multiplied by the mean of weights, which are a replica's own.",
-    ),
-    "endless shuffle, second fit": Known(
-        lambda c: c["call"] in ("fit_twice", "recompiled") and c["data"] == "batches_repeated",
-        "What is read ahead at the end of a call draws the order of passes that another call begins with.",
+    "endless shuffle, read again": Known(
+        lambda c: (
+            c["data"] == "batches_repeated"
+            and (c["call"] in ("fit_twice", "recompiled") or c["validation"] in ("alike", "one_step"))
+        ),
+        "What is read ahead at the end of a call or a validation draws the order of passes that the next begins with.",
     ),
 }
 
@@ -715,8 +741,8 @@ def metrics_of(crossing):
         "largest": lambda: [Largest()],
         "vector": lambda: [Vector(named=False)],
         "dict": lambda: [Vector(named=True)],
-        "f1": lambda: [keras.metrics.F1Score(average="macro", threshold=0.5)],
-        "auc": lambda: [keras.metrics.AUC(num_thresholds=11)],
+        "f1": lambda: [keras.metrics.F1Score(average="macro", threshold=0.5, name="f1")],
+        "auc": lambda: [keras.metrics.AUC(num_thresholds=11, name="auc")],
     }[crossing["metrics"]]()
     made = {"a": made} if crossing["model"] == "two_outputs" else made
     return {"weighted_metrics" if crossing["metrics"] == "weighted" else "metrics": made} if crossing["metrics"] else {}
@@ -814,7 +840,7 @@ class Reader(keras.callbacks.Callback):
 
 
 class Stop(keras.callbacks.Callback):
-    """Stops a run at a moment, by SIGTERM or by an error; the last of several processes does."""
+    """Stops a run at a moment: by SIGTERM to the last of several processes, or by an error in each of them."""
 
     def __init__(self, kind, times, here):
         super().__init__()
@@ -880,7 +906,7 @@ def fitted(crossing, strategy, folder, record):
     task = getattr(strategy.cluster_resolver, "task_id", 0) if strategy.cluster_resolver else 0
     tasks = len(strategy.cluster_resolver.cluster_spec().as_dict()["worker"]) if strategy.cluster_resolver else 1
     for tried in range(stops + 1):
-        stopping = Stop(stop, tried, here=task == tasks - 1) if tried < stops else None
+        stopping = Stop(stop, tried, here=task == tasks - 1 or stop == "error") if tried < stops else None
         train, test = examples_of(crossing)
         model = model_of(crossing, strategy)
         record["history"], record["readings"] = [], []

@@ -30,6 +30,15 @@ def masked(reduction="sum_over_batch_size"):
     return model
 
 
+def one_number(build):
+    """A model whose loss is a mean of the whole batch already, which Keras multiplies by the mean of its weights."""
+    model = build()
+    model.compile(
+        keras.optimizers.SGD(0.1), lambda y, p: keras.ops.mean(keras.ops.square(keras.ops.cast(y, "float32") - p))
+    )
+    return model
+
+
 class Logs(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
@@ -58,12 +67,14 @@ CASES = {
     "divided by weights": (lambda: dense("mean_with_sample_weight"), (X, Y, WEIGHTS)),
     "masked": (masked, (WORDS, WORDS % 3, None)),
     "masked, and weighted": (masked, (WORDS, WORDS % 3, BY_WORD)),
+    "one number, weighted": (lambda: one_number(dense), (X, Y, WEIGHTS)),
+    "one number, masked": (lambda: one_number(masked), (WORDS, WORDS[..., None] % 3, None)),
     "masked, divided by weights": (lambda: masked("mean_with_sample_weight"), (WORDS, WORDS % 3, BY_WORD)),
 }
 
 
 # What they have of their own is in other rows, too.
-LONG = ("plain", "weighted", "divided by weights", "masked", "masked, and weighted")
+LONG = ("plain", "weighted", "divided by weights", "masked", "masked, and weighted", "one number, masked")
 
 
 @pytest.mark.slow

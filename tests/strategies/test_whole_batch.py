@@ -52,7 +52,7 @@ def tensors():
 @pytest.mark.parametrize(
     ("loss", "kind"),
     [
-        (plain, Kind.EXAMPLES),
+        (plain, Kind.MEAN),
         ("mse", Kind.EXAMPLES),
         (lambda y, p: (y - p) ** 2, Kind.EXAMPLES),
         (summed, Kind.SUM),

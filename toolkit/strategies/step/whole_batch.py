@@ -33,8 +33,8 @@ _COUPLED = ("Circle", "Dice", "Tversky", "PearsonCorrelation", "ConcordanceCorre
 class Kind(enum.Enum):
     """How a value of a batch follows from those of its parts."""
 
-    EXAMPLES = "a mean over examples, or a value for each; a metric's state that is a sum over them"
-    MEAN = "a metric's state that is a mean of batches' means over their examples"
+    EXAMPLES = "a value for each example; a metric's state that is a sum over them"
+    MEAN = "one mean over examples; a metric's state that is a mean of batches' means over their examples"
     SUM = "a sum over examples; a metric's state that is a sum over batches"
     WHOLE = "neither"
 
@@ -78,7 +78,7 @@ def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
     given = [each for each in (*args, *kwargs.values()) if each is not None]
     if isinstance(metric, keras.metrics.MeanMetricWrapper) and len(given) <= 2:  # Otherwise with weights.
         mean = _traced(lambda pair: metric._fn(*pair, **metric._fn_kwargs), tuple(given))
-        if _of_value(mean) is Kind.EXAMPLES:
+        if _of_value(mean) in (Kind.EXAMPLES, Kind.MEAN):
             return Kind.MEAN
     return Kind.SUM
 
@@ -87,8 +87,10 @@ def _of_value(found: list[Rows] | None) -> Kind:
     if found is None or len(found) != 1:
         return Kind.WHOLE
     value = found[0]
-    if value.is_mean or value.by_row:
+    if value.by_row:
         return Kind.EXAMPLES
+    if value.is_mean:
+        return Kind.MEAN
     return Kind.SUM if value.is_sum else Kind.WHOLE
 
 
@@ -246,15 +248,17 @@ class _BatchLoss(keras.losses.Loss):
         if isinstance(share, WholeShare) or this_step.is_local:
             return self.loss(*given)
         kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
-        if kind is Kind.EXAMPLES:
+        masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
+        # Keras multiplies one number for a batch by the mean of its weights.
+        weighted = sample_weight is not None or any(mask is not None for mask in masks)
+        if kind is Kind.EXAMPLES or (kind is Kind.MEAN and not weighted):
             return self.loss(y_true, y_pred, sample_weight)
-        if kind is Kind.SUM and sample_weight is None:
+        if kind is Kind.SUM and not weighted:
             value = self.loss(y_true, y_pred)
             # Replicas' losses are averaged.
             return tf.math.divide_no_nan(value, tf.cast(share.weight, value.dtype))
         if this_step.count > 1:
             _say(self.name)
-        masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
         y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
         for each, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
             if mask is not None:
