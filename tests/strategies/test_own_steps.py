@@ -1,5 +1,7 @@
 """A `train_step` of the user's own, as TensorFlow's and Keras's guides have it, gives one device's numbers."""
 
+import traceback
+
 import keras
 import numpy as np
 import pytest
@@ -193,3 +195,34 @@ def test_noise_of_a_seed_that_is_written_out_is_the_whole_batchs(four_devices, d
         histories.append(model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history)
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_autograph_converts_a_loop_of_ones_own_and_nothing_of_the_librarys(four_devices):
+    strategy, converted = strategies.create("mirrored", devices=four_devices[:2]), set()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(model.trainable_variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def note():
+        converted.update(frame.name for frame in traceback.extract_stack() if frame.name.startswith("tf__"))
+
+    def step(x):
+        note()
+        if tf.reduce_sum(x) > 0:  # AutoGraph's work.
+            x = x * 2
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        note()
+        return loss
+
+    @tf.function
+    def step_of_all(x):
+        return strategy.run(step, args=(x,))
+
+    step_of_all(tf.ones((2, 3)))
+    assert converted == {"tf__step"}, "its replicas run in threads"

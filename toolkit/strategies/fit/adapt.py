@@ -4,6 +4,7 @@ Of two functions around the same one, the one that is wrapped last is called fir
 """
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
 from tensorflow.python.distribute import values
 
 from toolkit.strategies.fit.callbacks import adapt_callbacks
@@ -16,6 +17,8 @@ from toolkit.strategies.step.tape import adapt_tapes
 from toolkit.strategies.step.train_step import adapt_functions, adapt_seeds
 from toolkit.support.wrapping import add
 
+_UNCONVERTED = config.DoNotConvert("toolkit")
+
 
 def adapt_keras() -> None:
     """Makes Keras's `fit`, callbacks and saving work under any of our strategies. Later calls do nothing."""
@@ -27,6 +30,7 @@ def adapt_keras() -> None:
 def adapt_replicas() -> None:
     """Gives steps of several replicas one device's numbers. Later calls do nothing."""
     adapt_keras()
+    _adapt_autograph()
     adapt_optimizers()
     _adapt_numbers()
     adapt_means()
@@ -39,6 +43,16 @@ def adapt_workers() -> None:
     """Makes saving safe for several processes as well."""
     adapt_replicas()
     adapt_checkpoints()
+
+
+def _adapt_autograph() -> None:
+    """Runs this library's functions as they are in a user's `tf.function`. Later calls do nothing.
+
+    Keras and TensorFlow are on AutoGraph's list of what it leaves alone, and this library belongs there too: of the
+    functions that a step in a user's own loop reaches it would convert each one.
+    """
+    if _UNCONVERTED not in config.CONVERSION_RULES:
+        config.CONVERSION_RULES = (*config.CONVERSION_RULES, _UNCONVERTED)
 
 
 def _adapt_numbers() -> None:

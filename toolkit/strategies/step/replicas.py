@@ -18,6 +18,7 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import overlaps_exchanges
 from toolkit.support.wrapping import attach
 
+autograph = tf.__internal__.autograph
 _FACTS = "_toolkit_facts"
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: tensors can't be hashed.
 
@@ -97,6 +98,8 @@ class ReducesForKeras:
         """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._run_traced(fn)(args, kwargs or {}, options)
+        # Here, since AutoGraph doesn't look into `run_own`.
+        fn = autograph.tf_convert(fn, autograph.control_status_ctx(), convert_by_default=False)
         divided = any(isinstance(leaf, (Part, tf.distribute.DistributedValues)) for leaf in _parts_and_leaves(args))
 
         def run_own(*args: Any, **kwargs: Any) -> Any:
