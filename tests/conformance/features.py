@@ -2,8 +2,8 @@
 
     python features.py STRATEGY REPLICAS OUT.json [FEATURE ...]
 
-STRATEGY is one of `create`'s names, one of SERVED, "run": mirrored, with each `fit` in a `Run`, or "xla": mirrored,
-with `jit_compile=True` in each `compile`. A feature is a function, whose name docs/features.csv has. It returns numbers
+STRATEGY is one of `create`'s names, one of SERVED, "run": mirrored, with each `fit` in a `Run`, or one of XLA, with
+`jit_compile=True` in each `compile`. A feature is a function, whose name docs/features.csv has. It returns numbers
 that are to be one device's; an exception is written down.
 """
 
@@ -31,6 +31,7 @@ WEIGHT = np.linspace(0.5, 1.5, EXAMPLES).astype("float32")
 PLAIN = {"epochs": 2, "verbose": 0, "shuffle": False}
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 FEATURES = {}
+XLA = {"xla": "mirrored", "xla_workers": "multi_worker"}
 SERVED = {"in_turn": {"max_staleness": 0}, "rounds": {"synchronous": True}, "free": {}}
 
 
@@ -1138,9 +1139,9 @@ def make(kind, replicas):
     if kind == "run":
         global keras_fit
         kind, keras_fit, keras.Model.fit = "mirrored", keras.Model.fit, fit_in_a_run
-    if kind == "xla":
+    if kind in XLA:
         global keras_compile
-        strategy = make("mirrored", replicas)
+        strategy = make(XLA[kind], replicas)
         # Of the class that has it: Keras saves what a model was compiled with only if its `compile` is that one.
         keras_compile, Trainer.compile = Trainer.compile, compile_with_xla
         return strategy

@@ -27,6 +27,8 @@ STRATEGIES = {
     "multi_worker of 1": ("multi_worker", 1),
     "multi_worker of 2": ("multi_worker", 2),
     "multi_worker of 3": ("multi_worker", 3),
+    "mirrored on 4, XLA": ("mirrored with XLA", 4),
+    "multi_worker of 2, XLA": ("multi_worker with XLA", 2),
     "multi_worker of 4, by twos": ("multi_worker/2", 4),
     "multi_worker of 4, by twos, state sharded": ("multi_worker/2/sharded", 4),
     "parameter servers, rounds": ("rounds", 2),
@@ -48,6 +50,8 @@ FLOAT32 = {
     ("multi_worker of 1", "float32 adam"),
     ("multi_worker of 2", "float32 adam"),
     ("multi_worker of 3", "float32 adam"),
+    ("mirrored on 4, XLA", "float32 adam"),
+    ("multi_worker of 2, XLA", "float32 adam"),
     ("parameter servers, rounds", "float32"),
     ("parameter servers, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
@@ -60,19 +64,22 @@ def belongs(strategy, training):
     if strategy.endswith("state sharded"):
         return training == "sharded vit, float64 adamw"
     if "sharded vit" in training:
-        return training.endswith("adam") and strategy in ("multi_worker of 2", "multi_worker of 4, by twos")
+        return training.endswith("adam") and strategy.startswith(("multi_worker of 2", "multi_worker of 4, by twos"))
     if "sharded, " in training:  # Parameter servers' workers have a whole layer each.
         return strategy in ("multi_worker of 3", "multi_worker of 4, by twos")
     if "float32" in training:  # More of them are in test_combinations.py; here weights are compared too.
         return (strategy, training) in FLOAT32
     # Workers of a round normalise each its own share: a batch's statistics aren't shared there.
-    return strategy.endswith((" 4", "of 3", "in turn"))
+    return strategy.endswith((" 4", "of 3", "XLA", "in turn"))
 
 
 # What they have of their own is in other rows, too, or in test_combinations.py.
 LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIES} | {
     ("multi_worker of 1", "float32 adam"),
     ("multi_worker of 3", "float32 adam"),
+    ("mirrored on 4, XLA", "float32 adam"),
+    ("multi_worker of 2, XLA", "float32 adam"),
+    ("multi_worker of 2, XLA", "sharded vit, float64 adam"),
     ("multi_worker of 3", "sharded, float64 adam"),
     ("multi_worker of 4, by twos", "sharded, float64 adam"),
     ("multi_worker of 4, by twos", "sharded vit, float64 adam"),
@@ -136,7 +143,7 @@ def test_the_numbers_are_those_of_one_device(strategy, training):
     assert many["evaluated"][1] * 203 == pytest.approx(round(many["evaluated"][1] * 203), abs=1e-3)
     assert many["agree"], "replicas hold different weights"
     described = json.loads(str(many["described"]))
-    name, replicas = STRATEGIES[strategy][0].partition("/")[0], STRATEGIES[strategy][1]
+    name, replicas = STRATEGIES[strategy][0].partition("/")[0].removesuffix(" with XLA"), STRATEGIES[strategy][1]
     assert described["strategy"] == ("parameter_server" if name in train.SERVED else name)
     assert described["replicas"] == replicas
     assert described["devices"] == [f"CPU:{i}" for i in range(replicas if name == "mirrored" else 1)]

@@ -20,6 +20,7 @@ SCRIPT = pathlib.Path(__file__).with_name("features.py")
 TABLE = processes.ROOT / "docs" / "features.csv"
 ROWS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
 COLUMNS = {"mirrored": "mirrored", "run": "run", "xla": "xla", "workers": "multi_worker"}
+COLUMNS |= {"xla_workers": "xla_workers"}
 COLUMNS |= {served: served for served in ("in_turn", "rounds", "free")}
 TRIED = [row["name"] for row in ROWS if row["one_device"] != "not tried"]
 # In scripts/test, with one process of two devices: what no other test there does.
@@ -52,7 +53,7 @@ def seen(strategy, names):
         out = pathlib.Path(folder, "out.json")
         arguments = [str(SCRIPT), strategy, "1" if strategy == "one_device" else "2", str(out), *names]
         served = dict.fromkeys(("in_turn", "rounds", "free"), processes.SERVED)
-        tasks = ({"multi_worker": ("--workers=2",)} | served).get(strategy)
+        tasks = (dict.fromkeys(("multi_worker", "xla_workers"), ("--workers=2",)) | served).get(strategy)
         if tasks:
             flags = (f"--env=FEATURES={folder}",)
             ended = processes.launch(folder, *flags, *arguments, tasks=tasks, limit=800)

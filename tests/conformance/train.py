@@ -114,12 +114,15 @@ class StepLosses(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def compiled(strategy, model, optimizer):
+def compiled(strategy, model, optimizer, *, xla=False):
     keras.utils.set_random_seed(11)
     with strategy.scope():
         model = MODELS[model]()
         model.compile(
-            OPTIMIZERS[optimizer](), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+            OPTIMIZERS[optimizer](),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile=xla or "auto",
         )
     return model
 
@@ -134,6 +137,7 @@ def copies_agree(variable):
 
 def main():
     name, replicas, model, optimizer, dtype, steps, out = sys.argv[1:]
+    name, xla = name.removesuffix(" with XLA"), name.endswith(" with XLA")
     keras.config.set_floatx(dtype)
     if name in SERVED:
         strategy = toolkit.strategies.create(
@@ -147,7 +151,7 @@ def main():
         strategy = toolkit.strategies.create(name, devices=devices.logical_devices, **more)
     examples = load_shapes(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)
-    model = compiled(strategy, model, optimizer)
+    model = compiled(strategy, model, optimizer, xla=xla)
     losses = StepLosses()
     model.fit(batches.train(), steps_per_epoch=int(steps), callbacks=[losses], verbose=0, shuffle=False)
     evaluated = model.evaluate(batches.test(), verbose=0, return_dict=True)
