@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolkit.errors import RequestError
-from toolkit.observe.report.pictures import draw, is_share
+from toolkit.observe.report.pictures import draw, is_share, parts_of
 from toolkit.observe.report.reading import RunData, Span, read, spans_of, told_apart, tried
 from toolkit.support import goodput
 from toolkit.support.files import read_text, write_text
@@ -362,16 +362,14 @@ def _model(run: RunData) -> Tile | None:
 
 
 def _step(run: RunData) -> Tile | None:
-    step = run.summary.get("step")
-    if not isinstance(step, dict) or not step.get("milliseconds"):
+    parts = parts_of(run.summary.get("step"))
+    whole = run.summary["step"]["milliseconds"] if parts else 0
+    if not parts or not whole:
         return None
-    whole = step["milliseconds"]
-    shares = {part: round(100 * step.get(part, 0) / whole) for part in ("compute", "communication", "input")}
-    between = "between steps (callbacks, starting a step)"
-    shares[between] = round(100 * min(step.get("between", 0), step.get("other", 0)) / whole)
-    shares["other"] = max(0, 100 - sum(shares.values()))
-    shares = {part: share for part, share in shares.items() if share or part != between}
-    more = ", ".join(f"{share}% {part}" for part, share in shares.items())
+    shares = {part: round(100 * milliseconds / whole) for part, milliseconds in parts.items()}
+    shares["other"] = max(0, 100 - sum(shares.values()) + shares["other"])
+    more = ", ".join(f"{share}% {part}" for part, share in shares.items() if share or part != "between steps")
+    more = more.replace("between steps", "between steps (callbacks, starting a step)")
     late = [event["task"] for event in run.events if event["event"] == "waits"]
     more += f"; most of the communication is waiting for {late[0]}" if late else ""
     return Tile(name="a step", value=f"{whole:,.1f} ms", more=more)

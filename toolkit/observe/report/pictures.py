@@ -20,8 +20,13 @@ _INK = "#010203"  # Stands for the page's own text colour.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_PARTS = {"compute": "#0072b2", "communication": "#d55e00", "input": "#e69f00", "other": "#999999"}
-_HATCHES = {"compute": "", "communication": "///", "input": "...", "other": "xx"}
+_PARTS = {  # Of a step: their colours and hatches.
+    "compute": ("#0072b2", ""),
+    "communication": ("#d55e00", "///"),
+    "input": ("#e69f00", "..."),
+    "between steps": ("#56b4e9", "\\\\"),
+    "other": ("#999999", "xx"),
+}
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -135,27 +140,37 @@ def _curves(runs: Sequence[RunData], *, title: str, columns: Sequence[str]) -> P
     return _picture(title, f"{title} by epoch. {last}.", plot)
 
 
+def parts_of(step: Any) -> dict[str, float] | None:
+    """Returns the milliseconds of each part of a step, as a summary has it; None where it has no such numbers."""
+    if not isinstance(step, dict) or not _are_numbers(
+        step, "milliseconds", "compute", "communication", "input", "other"
+    ):
+        return None
+    between = min(step["between"], step["other"]) if _are_numbers(step, "between") else 0.0
+    return {part: step.get(part, 0.0) for part in _PARTS} | {"between steps": between, "other": step["other"] - between}
+
+
 def _steps(runs: Sequence[RunData]) -> Picture | None:
-    seen = [(run.name, run.summary["step"]) for run in runs if isinstance(run.summary.get("step"), dict)]
-    seen = [(name, step) for name, step in seen if _are_numbers(step, "milliseconds", *_PARTS)]
+    found = [(run, parts_of(run.summary.get("step"))) for run in runs]
+    seen = [(run.name, run.summary["step"]["milliseconds"], parts) for run, parts in found if parts]
     if not seen:
         return None
 
     def plot(axes: Any) -> None:
-        names = [name for name, _ in seen]
+        names = [name for name, *_ in seen]
         starts = [0.0] * len(seen)
-        for part, colour in _PARTS.items():
-            widths = [step[part] for _, step in seen]
-            axes.barh(range(len(seen)), widths, left=starts, color=colour, hatch=_HATCHES[part], label=part, height=0.6)
+        for part, (colour, hatch) in _PARTS.items():
+            widths = [parts[part] for *_, parts in seen]
+            axes.barh(range(len(seen)), widths, left=starts, color=colour, hatch=hatch, label=part, height=0.6)
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
         axes.set_yticks(range(len(seen)) if len(seen) > 1 else [], names if len(seen) > 1 else None)
         axes.invert_yaxis()
         axes.set_xlabel("ms of a step")
-        axes.figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+        axes.figure.legend(loc="outside lower center", ncols=5, fontsize=8)
 
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{part} {step[part]:.1f}" for part in _PARTS) + f" of {step['milliseconds']:.1f} ms"
-        for name, step in seen
+        f"{name}: " + ", ".join(f"{part} {parts[part]:.1f}" for part in _PARTS) + f" of {whole:.1f} ms"
+        for name, whole, parts in seen
     )
     return _picture("Where a step's time goes", f"{words}.", plot, height=1.5 + 0.45 * len(seen))
 
