@@ -75,14 +75,17 @@ def test_replicas_draw_for_themselves(four_devices):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("where", ["outside", "built in the scope", "in the scope"])
-def test_a_loop_without_replicas_trains_as_on_one_device(four_devices, where, traced):
+@pytest.mark.parametrize("made", ["in", "before"])
+def test_a_loop_without_replicas_trains_as_on_one_device(four_devices, where, traced, made):
     """Reinforcement learning updates a network by single episodes, without `strategy.run`."""
 
     def trained(strategy, where):
         keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.Nadam(0.01)  # It has a variable that is no slot.
         with strategy.scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
-            optimizer = keras.optimizers.Nadam(0.01)  # It has a variable that is no slot.
+            if made == "in":
+                optimizer = keras.optimizers.Nadam(0.01)
             if where == "built in the scope":
                 optimizer.build(model.trainable_variables)
 
@@ -105,3 +108,39 @@ def test_a_loop_without_replicas_trains_as_on_one_device(four_devices, where, tr
     for (mine,), theirs in zip(own, copies, strict=True):
         assert len(theirs) == 2
         np.testing.assert_allclose(theirs, [mine, mine], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adds up", "scales"])
+@pytest.mark.parametrize("made", ["in", "before"])
+def test_an_optimizer_that_is_built_by_hand_has_one_devices_variables(four_devices, kind, made):
+    def make():
+        if kind == "scales":
+            return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, use_ema=True))
+        return keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)
+
+    def names(strategy):
+        optimizer = make()
+        with strategy.scope():
+            dense = keras.layers.Dense(2, name="dense")
+            dense.build((None, 3))
+            if made == "in":
+                optimizer = make()
+            optimizer.build(dense.trainable_variables)
+        here = [strategy.experimental_local_results(each.value) for each in optimizer.variables]
+        assert {len(copies) for copies in here} == {strategy.num_replicas_in_sync}
+        return [each.path.partition("/")[2] for each in optimizer.variables]
+
+    alone = names(tf.distribute.get_strategy())
+    assert names(strategies.create("mirrored", devices=four_devices[:2])) == alone
+
+
+def test_what_is_trained_and_made_outside_is_built_with_its_optimizer(four_devices):
+    dense, optimizer = keras.layers.Dense(2), keras.optimizers.Adam(0.1)
+    dense.build((None, 3))
+    before = dense.kernel.numpy()
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
+        optimizer.build(dense.trainable_variables)
+    for copy in strategy.experimental_local_results(dense.kernel.value):
+        np.testing.assert_array_equal(copy.numpy(), before)
+    assert len(strategy.experimental_local_results(dense.kernel.value)) == 2

@@ -148,14 +148,17 @@ def test_a_sum_beyond_float16_is_an_overflow_as_on_one_device(four_devices):
 
 
 @pytest.mark.slow
-def test_metrics_made_outside_count_as_on_one_device(four_devices):
+@pytest.mark.parametrize("on_batch", [False, True])
+def test_metrics_made_outside_count_as_on_one_device(four_devices, on_batch):
     def train(strategy):
         metrics = [keras.metrics.MeanAbsoluteError(), keras.metrics.AUC(name="auc")]
         with strategy.scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
             model.compile("adam", "mse", metrics=metrics)
-        history = model.fit(X, (Y > 0).astype("float32"), epochs=2, **HOW).history
-        return history, [float(metric.result()) for metric in metrics]
+        labels = (Y > 0).astype("float32")
+        first = {"batch": [model.train_on_batch(X, labels)]} if on_batch else {}
+        history = model.fit(X, labels, epochs=2, **HOW).history
+        return first | history, [float(metric.result()) for metric in metrics]
 
     (one, mine), (two, theirs) = both(four_devices, train)
     for name, values in one.items():

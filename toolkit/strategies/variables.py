@@ -1,6 +1,6 @@
 """The variables and optimizers of a model, and those that were made outside of the strategy's scope."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
+from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
 from toolkit.support.graphs import outside
 
@@ -70,7 +71,7 @@ def recreate_in_scope(model: keras.Model) -> None:
         StrategyError: An optimizer that was used outside of the scope keeps whole what replicas are to keep in parts.
     """
     strategy = model._distribute_strategy or tf.distribute.get_strategy()
-    if not holds_variables(strategy):
+    if not mesh.is_toolkit_strategy(strategy):
         return
     made_outside = model._distribute_strategy is None
     for each in model._flatten_layers():
@@ -82,9 +83,7 @@ def recreate_in_scope(model: keras.Model) -> None:
         _drop_functions(model)
     for optimizer in optimizers_of(model):
         _check_whole(optimizer, others, strategy)
-        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if each is not None:
-                each._distribution_strategy = strategy
+        _move(optimizer, strategy)
     values = [v._value for v in others] + [value for *_, value in plain]
     made = iter(_made_again(values, strategy) if values else ())
     for variable in others:
@@ -94,6 +93,28 @@ def recreate_in_scope(model: keras.Model) -> None:
     if others and hasattr(strategy, "replace_functions"):
         for optimizer in optimizers_of(model):
             _key_again(optimizer)
+
+
+def recreate_with(optimizer: Any, variables: Sequence) -> None:
+    """Recreates an optimizer in the strategy of what it is to train, before it is built, if it was made outside.
+
+    That is the strategy in scope, or else the one that the variables were made under. In a replica it does nothing.
+
+    Args:
+        optimizer: On a model or not.
+        variables: Those that it is to train. Such as were made outside are recreated, too.
+    """
+    if optimizer.built or this_step.strategy is not None or mesh.is_toolkit_strategy(optimizer._distribution_strategy):
+        return
+    of_variables = (getattr(getattr(each, "_value", each), "distribute_strategy", None) for each in variables)
+    every = [tf.distribute.get_strategy()] if tf.distribute.has_strategy() else of_variables
+    strategy = next((each for each in every if mesh.is_toolkit_strategy(each)), None)
+    if strategy is None:
+        return
+    _move(optimizer, strategy)
+    others = [v for v in (*optimizer.variables, *variables) if _is_outside(getattr(v, "_value", None), strategy)]
+    for variable, value in zip(others, _made_again([v._value for v in others], strategy), strict=True):
+        variable._value = value
 
 
 def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
@@ -117,11 +138,11 @@ def refuse_outside(optimizer: Any, variables: list[Any]) -> None:
             )
 
 
-def holds_variables(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy needs its own variables for training: replicas' copies, or on parameter servers."""
-    return mesh.is_toolkit_strategy(strategy) and (
-        mesh.replica_count(strategy) > 1 or hasattr(strategy, "replace_functions")
-    )
+def _move(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Makes an optimizer, and what it wraps, create variables under a strategy."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._distribution_strategy = strategy
 
 
 def _keras_variables(model: keras.Model) -> list[Any]:

@@ -85,7 +85,7 @@ def adapt_callbacks() -> None:
 
 def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
     if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
-        prepare(model)  # It may have been made before the strategy, and its metrics are built by now.
+        prepare(model)  # It may have been made and compiled before the strategy.
         extend(callbacks, FitCallbacks)
     if not isinstance(callbacks, FitCallbacks):
         original(callbacks, model)

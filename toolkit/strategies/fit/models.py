@@ -32,7 +32,7 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.train_step import has_one_size, make_function, predict_own
-from toolkit.strategies.variables import holds_variables, optimizers_of, recreate_in_scope
+from toolkit.strategies.variables import optimizers_of, recreate_in_scope
 from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
@@ -75,13 +75,10 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
     """
     strategy = model.distribute_strategy
     xla.forget_choice(model)
-    if not holds_variables(strategy):
-        original(model, *args, **kwargs)
-        return
     with strategy.scope():
         original(model, *args, **kwargs)
         prepare(model)
-    if model.jit_compile is True and mesh.replica_count(strategy) == 1:
+    if model.jit_compile is True and hasattr(strategy, "replace_functions"):
         model.jit_compile = False
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what a step exchanges with "
@@ -95,6 +92,7 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
     building.build(model, data_batch, trains=trains(iterator) and this_step.on_batch != "test")
+    recreate_in_scope(model)  # Metrics that were made outside are among the model's now.
 
 
 def _call_on_batch(kind: str, _: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -60,12 +60,22 @@ class Later(Exchange):
             return False
         attach(
             optimizer,
-            build=_build,
             add_variable_from_reference=_add_variable,
             _backend_apply_gradients=_apply,
             _clip_gradients=_sum_before_clipping,
         )
         return True
+
+    @staticmethod
+    def building(optimizer: Any, variables: Sequence) -> contextlib.AbstractContextManager:
+        """Says whether each replica has its own sums: where exchanges between processes cost time, and all are whole."""
+        strategy = optimizer._distribution_strategy
+        by_replica = (
+            collectives.overlaps_exchanges(strategy)
+            and options_of(strategy).optimizer_state == "replicated"
+            and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
+        )
+        return this_step.having(accumulates=by_replica)
 
     def choose(self, numbers: Sequence[int]) -> list[int]:
         """Those that need no exchange before Keras updates."""
@@ -95,17 +105,6 @@ class Later(Exchange):
 def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:
     """A context in which an optimizer's gradients of these variables are this replica's."""
     return this_step.having(later=frozenset(optimizer._var_key(variable) for variable in variables))
-
-
-def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    strategy = optimizer._distribution_strategy
-    by_replica = (
-        collectives.overlaps_exchanges(strategy)
-        and options_of(strategy).optimizer_state == "replicated"
-        and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
-    )
-    with this_step.having(accumulates=by_replica):
-        original(optimizer, variables)
 
 
 def _add_variable(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,8 @@
 A new exchange is a class in its own file, and a place in EXCHANGES. Optimizers and checkpoints know none by name.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -57,6 +58,15 @@ def _is_sent(sent: Gradients, number: int) -> bool:
 def begin(optimizer: Any) -> None:
     """Gives an optimizer of several replicas what exchanges need of it, before it is built."""
     vars(optimizer)[_KINDS] = [kind for kind in EXCHANGES if kind.begin(optimizer)]
+
+
+@contextlib.contextmanager
+def building(optimizer: Any, variables: Sequence) -> Iterator[None]:
+    """A context in which Keras builds what all optimizers have, for these variables."""
+    with contextlib.ExitStack() as stack:
+        for kind in vars(optimizer).get(_KINDS, ()):
+            stack.enter_context(kind.building(optimizer, variables))
+        yield
 
 
 def reduced(gradients: Sequence, variables: Sequence, weighted: frozenset[int] = frozenset()) -> list:

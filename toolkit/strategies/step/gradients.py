@@ -4,6 +4,7 @@ A gradient is a tensor, or the `tf.IndexedSlices` of some rows of a table. Each 
 goes by one `Exchange`; `exchanges.py` lists them. Of a sum, tensors travel in packs, and rows are concatenated.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,6 +85,11 @@ class Exchange:
     def begin(optimizer: Any) -> bool:  # noqa: ARG004
         """Gives an optimizer what this exchange needs of it, and returns whether its gradients may take it."""
         return True
+
+    @staticmethod
+    def building(optimizer: Any, variables: Sequence) -> contextlib.AbstractContextManager:  # noqa: ARG004
+        """A context in which Keras builds what all optimizers have, for these variables."""
+        return contextlib.nullcontext()
 
     def choose(self, numbers: Sequence[int]) -> list[int]:
         """Returns the gradients that it takes, of those that no exchange before it in the list has taken."""

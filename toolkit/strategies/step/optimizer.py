@@ -34,7 +34,7 @@ from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.share import ExchangedInGraph, exchanged_in_graph
-from toolkit.strategies.variables import refuse_outside, trained_by
+from toolkit.strategies.variables import recreate_with, refuse_outside, trained_by
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
 from toolkit.support.wrapping import attach, wrap
 
@@ -75,15 +75,13 @@ def exchange_gradients(optimizer: Any) -> None:
 
 def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
-    before = vars(optimizer).get("build")
+    recreate_with(optimizer, variables)
     if vars(optimizer).get(_READY) != id(optimizer):
         exchange_gradients(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
         sharded_optimizer.keep_in_shards(optimizer)
-    if vars(optimizer).get("build") is before:
+    with exchanges.building(optimizer, variables):
         original(optimizer, variables)
-    else:  # The model has another one now, so this one is finished.
-        optimizer.build(variables)
 
 
 def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
@@ -96,6 +94,8 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if this_step.piece is not None and this_step.piece.takes_updates:  # Its turn comes after the piece.
         this_step.piece.updates.append((optimizer, grads, trainable_variables))
         return
+    if trainable_variables is not None and this_step.recorded is None:
+        recreate_with(optimizer, trainable_variables)
     if vars(optimizer).get(_READY) != id(optimizer):  # Such as one that is on no model, or a copy.
         exchange_gradients(optimizer)
     if this_step.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():

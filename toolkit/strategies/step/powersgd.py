@@ -17,9 +17,10 @@ A checkpoint has the E_r of all replicas: a resumed run is bit for bit that of n
 they are dropped, which costs as much as one step's compression.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -35,7 +36,6 @@ from toolkit.strategies.step.gradients import Exchange, Gradients, sent_as, summ
 from toolkit.strategies.step.sharded_optimizer import WHOLE, is_in_parts, make_in_scope
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import optimizers_of
-from toolkit.support.wrapping import attach
 
 _LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
 _TINY = 1e-8  # Added to the length of a column, which may be 0.
@@ -75,11 +75,15 @@ class Compressed(Exchange):
 
     @staticmethod
     def begin(optimizer: Any) -> bool:
-        """Makes an optimizer keep the state of compression, if its strategy compresses."""
-        compresses = options_of(optimizer._distribution_strategy).gradients.compression != "none"
-        if compresses:
-            attach(optimizer, build=_build)
-        return compresses
+        """Whether its strategy compresses."""
+        return options_of(optimizer._distribution_strategy).gradients.compression != "none"
+
+    @staticmethod
+    @contextlib.contextmanager
+    def building(optimizer: Any, variables: Sequence) -> Iterator[None]:
+        """Makes the state of compression."""
+        yield
+        _make_memories(optimizer, variables)
 
     def choose(self, numbers: Sequence[int]) -> list[int]:
         """All, if some are compressed, but for those of which each replica updates its part."""
@@ -183,7 +187,7 @@ def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
 
 # State that an optimizer keeps for compressed gradients, beside its slots.
 #
-# Keras has no public hook for it: an optimizer has its own `build`, as there an optimizer learns what it trains.
+# It is made when the optimizer is built, where it learns what it trains.
 
 
 _ATTRIBUTE = "_toolkit_memories"
@@ -197,10 +201,8 @@ def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]
     return [kept.get(optimizer._var_key(variable)) if kept else None for variable in variables]
 
 
-def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    original(optimizer, variables)
-    strategy = optimizer._distribution_strategy
-    exchange = options_of(strategy).gradients
+def _make_memories(optimizer: Any, variables: Sequence) -> None:
+    exchange = options_of(optimizer._distribution_strategy).gradients
     if not variables:
         return
     _check(optimizer, exchange.rank)
