@@ -80,6 +80,10 @@ WHOLE = {
     "noise of a seed that is written out": lambda x, _: tf.reduce_mean(x + keras.random.normal(ops.shape(x), seed=1)),
     "one draw for all": lambda x, _: tf.reduce_mean(x * tf.random.uniform(())),
     "two rows as one": lambda x, _: tf.reduce_mean(tf.reduce_max(tf.reshape(x, [-1, 2 * WIDTH]), 1)),
+    "two rows of a batch that stands twice": lambda x, y: tf.reduce_max(
+        tf.reshape(tf.concat([x, y], 0), [tf.shape(x)[0], -1]), 1
+    ),
+    "whether there is any": lambda x, _: tf.cast(tf.cast(tf.reduce_sum(tf.cast(x > 0, tf.int32)), tf.bool), tf.float32),
     "a sum and a constant": lambda x, _: tf.reduce_sum(x) + 1.0,
     "by its number": lambda x, _: tf.reduce_mean(x[:, 0] * tf.cast(tf.range(tf.shape(x)[0]), tf.float32)),
     "one row": lambda x, _: x[0],
@@ -131,12 +135,14 @@ UNARY = [
     lambda a: tf.gather(tf.constant([1.0, 2.0, 3.0, 4.0]), tf.argmax(a, -1)), lambda a: tf.where(a > 0, a, 0.0),
     lambda a: tf.math.unsorted_segment_sum(a, tf.cast(a[:, 0] > 0, tf.int32), 2), lambda a: tf.roll(a, 1, 0),
     lambda a: tf.broadcast_to(a, [2, *tf.unstack(tf.shape(a))]), lambda a: tf.math.top_k(a, 2).values,
+    lambda a: tf.reshape(a, [tf.shape(a)[0] // 2, -1]), lambda a: tf.cast(tf.cast(a, tf.bool), tf.float32),
 ]  # fmt: skip
 BINARY = [
     tf.add, tf.subtract, tf.multiply, tf.math.divide_no_nan, tf.maximum, lambda a, b: tf.where(a > b, a, b),
     lambda a, b: tf.matmul(a, b), lambda a, b: tf.matmul(a, b, transpose_a=True), lambda a, b: tf.matmul(a, b, transpose_b=True),
     lambda a, b: tf.einsum("ij,ij->i", a, b), lambda a, b: tf.einsum("ij,ij->j", a, b), lambda a, b: tf.concat([a, b], 0),
     lambda a, b: tf.tensordot(a, b, 1), tf.multiply, tf.add, tf.math.divide_no_nan,
+    lambda a, b: tf.reshape(a, [tf.shape(b)[0], -1]),
 ]  # fmt: skip
 
 
@@ -184,8 +190,11 @@ def check(wrapped, number, value, parts):
         np.testing.assert_allclose(weighted, whole, **close)
     elif value.of is Of.SUM:
         np.testing.assert_allclose(first + second, whole, **close)
-    elif value.of is Of.ROWS and value.parts == 1:
-        np.testing.assert_allclose(np.concatenate([first, second], value.axis), whole, **close)
+    elif value.of is Of.ROWS:
+        # The batch stands along the axis so many times, one after another.
+        whole, *of_parts = (np.split(each, value.parts, value.axis) for each in (whole, first, second))
+        for mine, *theirs in zip(whole, *of_parts, strict=True):
+            np.testing.assert_allclose(np.concatenate(theirs, value.axis), mine, **close)
     else:
         return False
     return True

@@ -218,6 +218,80 @@ def test_a_loop_compares_its_examples_with_all_of_the_batch(four_devices):
     np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=1e-6)
 
 
+class TwoViews(layers.Layer):
+    """As of SimCLR: a batch of pictures, and then the same ones seen otherwise."""
+
+    def call(self, x):
+        return tf.concat([x, x[:, ::-1] ** 2], 0)
+
+
+class Contrasted(keras.Model):
+    """Compares the two views of each example with those of the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.views, self.dense = TwoViews(), layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(self.views(x))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            one, other = tf.split(self(data[0]), 2, 0)
+            scores = tf.matmul(one, other, transpose_b=True)
+            loss = -tf.reduce_mean(tf.linalg.diag_part(tf.nn.log_softmax(scores)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"contrast": loss}
+
+    def predict_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        return tf.concat([self.dense(x), self.dense(-x)], 0)
+
+
+@pytest.mark.slow
+def test_a_batch_that_stands_twice_in_a_tensor_keeps_its_order(four_devices):
+    def numbers(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Contrasted()
+            model.compile(keras.optimizers.SGD(0.1))
+        losses = model.fit(data(), epochs=2, shuffle=False, verbose=0).history["contrast"]
+        with strategy.scope():
+            viewed = keras.Sequential([keras.Input((6,)), TwoViews()])
+        predicted = [each.predict(X, batch_size=BATCH, verbose=0) for each in (model, viewed)]
+        return np.concatenate([np.ravel(each) for each in (losses, *predicted, *model.get_weights())])
+
+    two = strategies.create("mirrored", devices=four_devices[:2])
+    np.testing.assert_allclose(numbers(two), numbers(tf.distribute.get_strategy()), atol=5e-6)
+
+
+class Frequencies(keras.Model):
+    """Centres complex numbers over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.waves = layers.Dense(4), layers.Lambda(lambda x: tf.signal.fft(tf.complex(x, x * x)))
+
+    def call(self, x):
+        waves = self.waves(self.dense(x))
+        centred = waves - tf.reduce_mean(waves, 0)
+        return tf.abs(centred) + tf.math.imag(waves)
+
+
+@pytest.mark.slow
+def test_complex_rows_are_exchanged_whole(four_devices):
+    def numbers(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Frequencies()
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        history = model.fit(X, Y[:, :4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        return np.concatenate([history["loss"], *map(np.ravel, model.get_weights())])
+
+    two = strategies.create("mirrored", devices=four_devices[:2])
+    np.testing.assert_allclose(numbers(two), numbers(tf.distribute.get_strategy()), rtol=1e-5, atol=5e-6)
+
+
 # Layers.
 
 

@@ -77,6 +77,11 @@ class Rows:
         """Whether it has an entry for each row along its first axis."""
         return self.of is Of.ROWS and self.power == 0 and self.axis == 0
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the parts' entries by row, one after another, are the whole batch's."""
+        return self.by_row and self.parts == 1
+
 
 ALIKE = Rows(Of.ALIKE)
 ROWS = Rows(Of.ROWS, axis=0)
@@ -292,7 +297,8 @@ def _elementwise(op: tf.Operation, args: Sequence[Rows]) -> Rows:
 
 
 def _cast(op: tf.Operation, args: Sequence[Rows]) -> Rows:
-    rounds = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+    before, after = op.inputs[0].dtype, op.outputs[0].dtype
+    rounds = after.is_bool or (before.is_floating and not after.is_floating)
     return WHOLE if rounds and (args[0].of is Of.SUM or args[0].power) else args[0]
 
 
@@ -605,7 +611,8 @@ def _reshaped(op: tf.Operation, args: Sequence[Rows]) -> Rows:
     if x.axis == 0:
         if not sizes or any(each.power for each in sizes[1:]):
             return WHOLE
-        return x if sizes[0].power == 1 or _divides_rows(list(tensor.shape)[1:], op.outputs[0].shape, sizes) else WHOLE
+        counted = sizes[0].power == 1 and x.parts in (1, sizes[0].parts)
+        return x if counted or _divides_rows(list(tensor.shape)[1:], op.outputs[0].shape, sizes) else WHOLE
     before = list(tensor.shape)[: x.axis]
     after = list(op.outputs[0].shape)[: x.axis]
     same = None not in before and before == after and len(sizes) > x.axis

@@ -153,46 +153,14 @@ class Share:
         Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
         weighted.
         """
-        if self.has_own is not None:
+        if self.has_own is not None and not isinstance(x, tf.SparseTensor):
             x = x[: tf.where(self.has_own, tf.constant(tf.int32.max), 0)]
-        if isinstance(x, tf.RaggedTensor):
-            lengths = [self._rows_as_they_are(each) for each in x.nested_row_lengths()]
-            return tf.RaggedTensor.from_nested_row_lengths(self._rows_as_they_are(x.flat_values), lengths)
-        return self._rows_as_they_are(x)
 
-    def _rows_as_they_are(self, x: tf.Tensor) -> tf.Tensor:
-        if isinstance(x, tf.SparseTensor):
-            raise StrategyError(
-                asked="something in the step needs the rows of the whole batch",
-                found="they are sparse, and replicas exchange no sparse tensors",
-                remedy="Give it tf.sparse.to_dense of them",
-            )
-        if x.dtype == tf.string:
-            return self._texts(x)
-        if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
-            return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
+        def back(upstream: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            own = self._own_rows(upstream, first, size)
+            return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
 
-        @tf.custom_gradient
-        def gather(x: tf.Tensor) -> tuple:
-            rows, first = collectives.rows_of_all(x)
-
-            def gradient(upstream: Any) -> tf.Tensor:
-                own = self._own_rows(tf.convert_to_tensor(upstream), first, tf.shape(x)[0])
-                return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
-
-            return rows, gradient
-
-        return gather(x)
-
-    def _texts(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the texts of all replicas, which are exchanged as bytes."""
-        sizes = tf.strings.length(x)
-        longest = collectives.all_reduce_max(
-            tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)), among=Among.ALL
-        )
-        codes = self._rows_as_they_are(tf.cast(tf.io.decode_raw(x, tf.uint8, fixed_length=longest), tf.int64))
-        kept = tf.sequence_mask(self._rows_as_they_are(sizes), longest)
-        return tf.strings.reduce_join(tf.where(kept, tf.gather(tf.constant(_BYTES), codes), ""), -1)
+        return _rows_of_all(x, back)
 
     def rows_of_this(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns this replica's rows of a tensor that all have alike; its gradient is the rows of all replicas'.
@@ -208,6 +176,8 @@ class Share:
         return self._own_rows(whole, begin, end - begin)
 
     def _own_rows(self, whole: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        if whole.dtype.is_complex:
+            return _complex(self._own_rows(_pairs(whole), first, size))
         if not whole.dtype.is_floating:
             return whole[first : first + size]
 
@@ -304,24 +274,57 @@ def batch_rows(values: Any) -> tf.Tensor:
         return share.rows_of_all(values)
     if this_step.count == 1:
         return calling("batch_rows", values, lambda: tf.identity(values), lambda *_: ALIKE)
-    return _rows_in_a_loop(values)
+    # In one's own loop, gradients are sums over replicas.
+    return _rows_of_all(values, lambda upstream, first, size: collectives.all_reduce(upstream)[first : first + size])
 
 
-def _rows_in_a_loop(values: tf.Tensor) -> tf.Tensor:
-    """Returns all replicas' rows in one's own loop, where gradients are sums over replicas."""
-    if not values.dtype.is_floating:
-        return tf.cast(collectives.rows_of_all(tf.cast(values, tf.int64))[0], values.dtype)
+def _rows_of_all(x: Any, back: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
+    """Returns all replicas' rows, of any kind, in the batch's order.
+
+    Args:
+        x: This replica's.
+        back: Takes an upstream gradient, and the first and the number of this replica's rows. Returns the gradient.
+    """
+    if isinstance(x, tf.SparseTensor):
+        raise StrategyError(
+            asked="something in the step needs the rows of the whole batch",
+            found="they are sparse, and replicas exchange no sparse tensors",
+            remedy="Give it tf.sparse.to_dense of them",
+        )
+    if isinstance(x, tf.RaggedTensor):
+        lengths = [_rows_of_all(each, back) for each in x.nested_row_lengths()]
+        return tf.RaggedTensor.from_nested_row_lengths(_rows_of_all(x.flat_values, back), lengths)
+    if x.dtype == tf.string:
+        return _texts_of_all(x)
+    if x.dtype.is_complex:
+        return _complex(_rows_of_all(_pairs(x), back))
+    if not x.dtype.is_floating:  # TensorFlow has no exchange for bools and short integers.
+        return tf.cast(collectives.rows_of_all(tf.cast(x, tf.int64))[0], x.dtype)
 
     @tf.custom_gradient
     def gather(x: tf.Tensor) -> tuple:
         rows, first = collectives.rows_of_all(x)
+        return rows, lambda upstream: back(tf.convert_to_tensor(upstream), first, tf.shape(x)[0])
 
-        def gradient(upstream: Any) -> tf.Tensor:
-            return collectives.all_reduce(tf.convert_to_tensor(upstream))[first : first + tf.shape(x)[0]]
+    return gather(x)
 
-        return rows, gradient
 
-    return gather(values)
+def _texts_of_all(x: tf.Tensor) -> tf.Tensor:
+    """Returns the texts of all replicas, which are exchanged as bytes."""
+    sizes = tf.strings.length(x)
+    longest = collectives.all_reduce_max(tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)), among=Among.ALL)
+    codes, _ = collectives.rows_of_all(tf.cast(tf.io.decode_raw(x, tf.uint8, fixed_length=longest), tf.int64))
+    kept = tf.sequence_mask(collectives.rows_of_all(sizes)[0], longest)
+    return tf.strings.reduce_join(tf.where(kept, tf.gather(tf.constant(_BYTES), codes), ""), -1)
+
+
+def _pairs(x: tf.Tensor) -> tf.Tensor:
+    """Returns complex numbers as real and imaginary parts along a last axis."""
+    return tf.stack([tf.math.real(x), tf.math.imag(x)], -1)
+
+
+def _complex(pairs: tf.Tensor) -> tf.Tensor:
+    return tf.complex(pairs[..., 0], pairs[..., 1])
 
 
 def batch_mean(values: Any, weights: Any = None) -> tf.Tensor:

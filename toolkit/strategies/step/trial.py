@@ -159,7 +159,7 @@ class Trial:
 
     def _may_be_returned(self, found: Rows, tensor: Any) -> bool:
         if self._returns_rows:
-            return found.by_row or found.is_alike
+            return found.in_order or found.is_alike
         return found.is_mean or (tensor.shape.rank != 0 and found.by_row)
 
     def _assigns_alike(self, found: Graph, inner: list[Call], first: int, last: int) -> bool:
@@ -195,7 +195,7 @@ class Trial:
             return True
         if not own:
             return False
-        if not all(found[each].by_row or found[each].is_alike for each in call.outputs):
+        if not all(found[each].in_order or found[each].is_alike for each in call.outputs):
             return True
         return not self._assigns_alike(found, call.calls, call.first, call.last)
 
@@ -265,7 +265,7 @@ class Trial:
 
         def of_rows(given: list[Rows], _: Any) -> Rows:
             *of, source = given
-            return ROWS if source.by_row and all(each.by_row or each.is_sum for each in of) else WHOLE
+            return source if source.by_row and all(each.by_row or each.is_sum for each in of) else WHOLE
 
         def one(source: Any) -> Any:
             if tf.is_symbolic_tensor(source):
