@@ -68,7 +68,7 @@ class Later(Exchange):
 
     @staticmethod
     def building(optimizer: Any, variables: Sequence) -> contextlib.AbstractContextManager:
-        """Says whether each replica has its own sums: where exchanges between processes cost time, and all are whole."""
+        """Gives each replica its own sums where exchanges between processes cost time, and all variables are whole."""
         strategy = optimizer._distribution_strategy
         by_replica = (
             collectives.overlaps_exchanges(strategy)
