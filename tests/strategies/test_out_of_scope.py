@@ -24,10 +24,11 @@ Y = X.sum(axis=1, keepdims=True)
     ],
     ids=["accumulating", "scaled", "by its name"],
 )
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.slow
-def test_any_optimizer_may_be_made_before_the_scope(four_devices, make):
+def test_any_optimizer_may_be_made_before_the_scope(four_devices, make, count):
     optimizer = make()
-    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+    with strategies.create("mirrored", devices=four_devices[:count]).scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse")
     assert np.isfinite(model.fit(X, Y, batch_size=18, verbose=0).history["loss"]).all()

@@ -151,7 +151,6 @@ def load_shapes(*, seed: int = 0, train: int = 20_000, test: int = 4_000) -> Exa
 
 
 ARCHIVE = "cifar-10-binary.tar.gz"
-_LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 15  # Seconds in which the archive's server must answer.
 
 
