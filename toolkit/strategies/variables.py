@@ -104,7 +104,7 @@ def recreate_with(optimizer: Any, variables: Sequence) -> None:
         optimizer: On a model or not.
         variables: Those that it is to train. Such as were made outside are recreated, too.
     """
-    if optimizer.built or this_step.strategy is not None or mesh.is_toolkit_strategy(optimizer._distribution_strategy):
+    if this_step.strategy is not None or mesh.is_toolkit_strategy(optimizer._distribution_strategy):
         return
     of_variables = (getattr(getattr(each, "_value", each), "distribute_strategy", None) for each in variables)
     every = [tf.distribute.get_strategy()] if tf.distribute.has_strategy() else of_variables

@@ -94,7 +94,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
     if this_step.piece is not None and this_step.piece.takes_updates:  # Its turn comes after the piece.
         this_step.piece.updates.append((optimizer, grads, trainable_variables))
         return
-    if trainable_variables is not None and this_step.recorded is None:
+    if trainable_variables is not None and not optimizer.built and this_step.recorded is None:
         recreate_with(optimizer, trainable_variables)
     if vars(optimizer).get(_READY) != id(optimizer):  # Such as one that is on no model, or a copy.
         exchange_gradients(optimizer)
@@ -111,7 +111,11 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
             _update(original, optimizer, grads, trainable_variables)
         return
     if this_step.recorded is not None or this_step.summed or this_step.count == 1:
-        original(optimizer, grads, trainable_variables)
+        # A single replica needn't meet others in a branch. Keras's LossScaleOptimizer does so before its own.
+        alone = this_step.count == 1 and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        alone = alone and this_step.strategy is not None
+        with this_step.having(updates_own=this_step.updates_own or alone):
+            original(optimizer, grads, trainable_variables)
         return
     if share is None and this_step.options.local is not None:
         _say_exchanged(this_step.strategy)
