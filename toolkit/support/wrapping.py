@@ -117,14 +117,18 @@ def _attach(instance: Any, name: str, around: Callable) -> None:
     attached: tuple[str, ...] = getattr(before, "_toolkit", ())
     if key in attached:
         return
-    # Partials of C, because such a method may be called for each variable, and must not be seen in a traceback.
-    original = getattr(type(instance), name) if before is None else _without_instance(before)
+    original = functools.partial(_of_class, name) if before is None else _without_instance(before)
     method = functools.update_wrapper(
         functools.partial(around, original, instance), getattr(type(instance), name), updated=()
     )
     vars(method)["_toolkit"] = (*attached, key)
     vars(instance)[name] = method
     attached_here.add((type(instance), name))
+
+
+def _of_class(name: str, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method as the object's class has it now: a notebook's next cell, or its autoreload, may replace it."""
+    return getattr(type(instance), name)(instance, *args, **kwargs)
 
 
 def _without_instance(method: Callable) -> Callable:
