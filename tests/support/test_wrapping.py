@@ -32,7 +32,7 @@ def test_a_method_that_is_replaced_in_its_class_later_is_called():
     edited = Edited()
     attach(edited, method=lambda original, self, **named: f"around {original(self, **named)}")
     assert edited.method(name="method") == "around method as it was"
-    Edited.method = lambda self, *, name: f"{name} as it is now"
+    Edited.method = lambda _, *, name: f"{name} as it is now"
     assert edited.method(name="method") == "around method as it is now"
 
 
