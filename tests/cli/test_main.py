@@ -28,6 +28,15 @@ def test_help_lists_the_commands(toolkit):
 
 
 @pytest.mark.parametrize("name", sorted(command._COMMANDS))
+def test_what_a_commands_module_cannot_import_is_said(monkeypatch, name):
+    module = command._COMMANDS[name][0].partition(":")[0]
+    monkeypatch.setitem(sys.modules, f"toolkit.cli.{module}", None)
+    monkeypatch.delattr(f"toolkit.cli.{module}", raising=False)
+    with pytest.raises(ImportError, match=f"toolkit.cli.{module}"):
+        main([name, "--help"])
+
+
+@pytest.mark.parametrize("name", sorted(command._COMMANDS))
 def test_every_command_has_help_that_says_what_it_does(toolkit, name):
     code, out, _ = toolkit(name, "--help")
     assert code == 0

@@ -182,7 +182,7 @@ def test_a_job_is_followed_stopped_and_read(tmp_path):
     assert stopped.stop() == "stopped"
     with pytest.raises(JobStopped):
         stopped.results()
-    with pytest.raises(LaunchError, match="--task=worker:7, but the tasks are worker:0"):
+    with pytest.raises(LaunchError, match="what worker:7 wrote, but the tasks are worker:0"):
         stopped.logs("worker:7")
 
 

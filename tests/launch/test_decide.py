@@ -1,11 +1,16 @@
 """What follows from what has happened to a job: the whole table, without a process."""
 
 import pathlib
+import types
 
 import pytest
 
+from toolkit.cluster import Cluster
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
+from toolkit.launch import JobSpec
+from toolkit.launch.record import Record
 from toolkit.launch.supervisor.decide import TABLE, Budget, Next, What, decide, what_ended
+from toolkit.launch.supervisor.task_group import TaskGroup
 
 FAILED = TaskFailed("worker:1 failed first", code=137)
 REFUSED = TaskFailed("worker:1 failed first", code=2)
@@ -29,6 +34,28 @@ def test_what_follows_from_an_attempts_end(error, out, left, none):
     what = what_ended(error, out=out)
     spent = (Budget(1, used=1, in_vain=1), Budget(5, in_all=1, used=1))
     assert (decide(what, Budget(1)), *(decide(what, each) for each in spent)) == (left, none, none)
+
+
+def test_a_job_that_is_done_does_not_start_again_with_a_host_that_is_back(tmp_path, monkeypatch):
+    for name in ("_start", "_act", "_finish", "_clear"):
+        monkeypatch.setattr(TaskGroup, name, lambda _: None)
+    monkeypatch.setattr(TaskGroup, "say", lambda *_: None)
+    group = TaskGroup(
+        JobSpec(command=("train.py",)),
+        agents={},
+        tasks={},
+        cluster=Cluster({"worker": ["a:1", "b:1"]}),
+        number=2,
+        record=Record(tmp_path),
+        display=types.SimpleNamespace(live=None),
+        received=[],
+        asked_for_stacks=[],
+        budget=Budget(1),
+        since=0.0,
+        before={},
+        back=lambda: "b",
+    )
+    assert group.run()
 
 
 @pytest.mark.parametrize("what", What, ids=lambda what: what.name)

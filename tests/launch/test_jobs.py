@@ -284,6 +284,38 @@ def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch,
         Job(jobs.find(record.id)).follow(lines=10)
 
 
+def test_attach_takes_the_tasks_to_show_as_launch_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    record = Record(tmp_path / "launch-20260101-000000-abcd")
+    record.directory.mkdir()
+    record.add("attempt", number=1, tasks=["worker:0", "worker:1"])
+    for number in range(2):
+        record.log(f"worker:{number}", 1).write_text(f"line {number}\n")
+    record.add("end", code=0, text="launch: done", stopped=False)
+    jobs.add(record)
+    for show, lines in (("none", 0), ("worker:0,worker:1", 2), ("all", 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["attach", record.id, f"--show={show}"])
+        assert (ended.value.code, capsys.readouterr().out.count("| line ")) == (0, lines)
+    with pytest.raises(SystemExit):
+        main(["attach", record.id, "--show=worker:7"])
+    assert "error: what worker:7 wrote, but the tasks are worker:0, worker:1. Name one" in capsys.readouterr().err
+
+
+def test_a_job_that_ends_as_it_is_asked_to_is_stopped_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    record = Record(tmp_path / "launch-20260101-000000-abcd")
+    record.directory.mkdir()
+    entry = jobs.add(record, pid=os.getpid())
+
+    def gone(*_):
+        monkeypatch.setattr(jobs.Entry, "runs", False)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", gone)
+    assert Job(entry).stop() == "dead"
+
+
 def test_another_machine_of_the_same_name_has_jobs_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     entry = jobs.add(Record(tmp_path / "a"), pid=os.getpid())

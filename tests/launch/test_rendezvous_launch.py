@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -20,9 +21,11 @@ import two_hosts
 
 from toolkit import __version__
 from toolkit.cli.main import main
-from toolkit.launch import JobSpec
+from toolkit.cluster import split
+from toolkit.launch import JobSpec, events
 from toolkit.launch.backends import rendezvous
 from toolkit.launch.backends.rendezvous import program_of
+from toolkit.launch.spec import Host
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -326,6 +329,26 @@ def test_a_machine_whose_name_means_itself_alone_listens_for_the_others(monkeypa
     listener = rendezvous.listen(JobSpec(command=("x",), nodes=2, rendezvous="my-own-name:29471"))
     with listener:
         assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_a_launcher_that_is_killed_as_it_joins_does_the_others_no_harm(address, monkeypatch):
+    monkeypatch.setenv(rendezvous.TOKEN, "a token of the test's own")
+    spec = JobSpec(command=("train.py",), rendezvous=address)
+    backend = rendezvous.RendezvousBackend(spec, rendezvous.listen(spec), [], lambda _: None)
+    host, seat = Host("other", 1), rendezvous._Seat(backend, {"event": "prepare"})
+    backend.seats.append((host, seat))
+    with socket.create_connection(split(address)) as joining:
+        seat.read()
+        number = json.loads(joining.makefile().readline())["nonce"]
+        proof = rendezvous._proof(os.environ[rendezvous.TOKEN], "joiner", number, "mine")
+        facts = {"version": __version__, "nodes": 1, "program": program_of(spec), "host": "other"}
+        joining.sendall(events.line(events.event("hello", nonce="mine", proof=proof, room=1, **facts)))
+        joining.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Close by a reset.
+    seat.read()
+    assert seat.gone
+    assert backend.addresses[host] == "127.0.0.1"
+    seat.close()
+    backend.close(None)
 
 
 @pytest.mark.slow

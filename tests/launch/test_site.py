@@ -141,6 +141,16 @@ def test_a_folder_too_large_for_a_copy_is_refused(site, capsys, monkeypatch):
         record._take_snapshot(("train.py",), site / "copy")
 
 
+@pytest.mark.parametrize("log_dir", [".", "logs"])
+def test_a_snapshot_is_not_copied_into_itself(site, log_dir):
+    from toolkit.launch.record import Record
+
+    for _ in range(2):  # Nor are the jobs before.
+        made = Record.begin(launch.JobSpec(command=("train.py",), snapshot=True, log_dir=log_dir))
+    files = [path for path in made.directory.rglob("*") if path.is_file()]
+    assert [path.name for path in files if "snapshot" in path.parts] == ["train.py"]
+
+
 def test_options_of_sbatch_stand_in_the_file_and_are_replaced_by_flags(site, capsys):
     (site / "toolkit.toml").write_text('[slurm]\nmem = "64G"\nmail_user = "me"\nsbatch = ["exclusive", "qos=long"]\n')
     script = printed(capsys, "--on=slurm", "--mem=0", "train.py")[1]

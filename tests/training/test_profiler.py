@@ -115,6 +115,15 @@ def test_a_profile_of_tensorflows_is_understood(tmp_path, four_devices, replicas
     assert not list(tmp_path.iterdir())
 
 
+def test_a_profile_without_a_whole_step_leaves_an_earlier_process_s_breakdown(tmp_path):
+    progress = Progress(epochs=1, resumed=Position(), breakdown={"milliseconds": 3.0})
+    profiler = Profiler(steps=0, keep=None, progress=progress)
+    profiler.set_model(types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy()))
+    profiler._directory = tmp_path / "interrupted before the first step's end"
+    profiler.close()
+    assert progress.breakdown == {"milliseconds": 3.0}
+
+
 @pytest.mark.slow
 def test_one_that_is_asked_for_is_kept_for_tensorboard(tmp_path, four_devices):
     assert trained(tmp_path, four_devices[:1], steps=3, keep=True).steps == 3

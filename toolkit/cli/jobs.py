@@ -113,7 +113,8 @@ class Attach:
             TaskFailed: It failed.
             JobStopped: It was stopped, or this program was told to.
         """
-        Job(jobs.find(given.job)).follow(show=given.show, lines=10)
+        show = [name for names in given.show for name in names.split(",")]
+        Job(jobs.find(given.job)).follow(show=show, lines=10)
 
 
 class Stop:

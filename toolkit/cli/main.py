@@ -17,22 +17,23 @@ from toolkit.cli.parser import Parser, unknown
 from toolkit.cli.program import exit_code
 from toolkit.errors import RequestError
 
-# By its name: where it is, and its description in a line.
+# By its name: where it is, MODULE:CLASS or MODULE:, and its description in a line. Without the colon, an ImportError
+# within the module would be hidden.
 _COMMANDS = {
-    "devices": ("devices", "show GPUs, who uses them, and what TensorFlow would call them"),
+    "devices": ("devices:", "show GPUs, who uses them, and what TensorFlow would call them"),
     "doctor": ("observe:Doctor", "find what keeps TensorFlow from training here, and print the fix"),
-    "launch": ("launch", "start a script in several processes, watch them, end them together"),
+    "launch": ("launch:", "start a script in several processes, watch them, end them together"),
     "jobs": ("jobs:Jobs", "list the jobs that you have launched, and how they are"),
     "logs": ("jobs:Logs", "show what the tasks of a job have written"),
     "attach": ("jobs:Attach", "watch a job that runs"),
     "stop": ("jobs:Stop", "end a job, with a checkpoint"),
     "stacks": ("jobs:Stacks", "show where the tasks of a running job are, and which waits for which"),
-    "plan": ("plan", "choose which layers of a model to replicate and which to shard"),
+    "plan": ("plan:", "choose which layers of a model to replicate and which to shard"),
     "report": ("observe:Report", "write one HTML page about a run, or several compared"),
     "scaling": ("observe:Scaling", "run a recipe at several sizes; show the speed-up and the bottleneck"),
     "init": ("scripts:Init", "write your own train.py, and a job.sh for Slurm"),
     "recipe": ("scripts:Recipe", "run a recipe that came with the toolkit"),
-    "tf-config": ("tf_config", "generate, check or explain TF_CONFIG"),
+    "tf-config": ("tf_config:", "generate, check or explain TF_CONFIG"),
 }
 
 

@@ -24,7 +24,7 @@ _SET_BY_LAUNCHER = (
 # As in sbatch --time: minutes, h:m:s, days-hours ...
 _SLURM_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
 _MOST, _MOST_HERE = 100_000, 1000  # The most tasks of a job, and on one machine.
-_EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
+EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
 _OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -63,7 +63,7 @@ def job(spec: Any) -> None:
         _variable(pair)
     _prefix(spec.prefix)
     require(spec.log_dir != "", "--log_dir=", "it names no directory", "Leave it out, or name one")
-    for name in (*spec.task, *(each for each in spec.show if each not in _EVERYBODY)):
+    for name in (*spec.task, *(each for each in spec.show if each not in EVERYBODY)):
         try:
             Task.parse(name)
         except ClusterError as error:
@@ -299,7 +299,7 @@ def shown(names: Sequence[str], started: Sequence[str]) -> None:
     """
     for name in names:
         require(
-            name in (*started, *_EVERYBODY),
+            name in (*started, *EVERYBODY),
             f"--show={name} shows that task's lines",
             f"the tasks started here are {', '.join(started[:12])}",
             "Name one of them",

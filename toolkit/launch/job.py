@@ -1,5 +1,6 @@
 """A started job, on this machine or under Slurm: finds, watches, queries and stops it."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -12,6 +13,7 @@ from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import controller, jobs
 from toolkit.launch.backends import slurm
+from toolkit.launch.checks import EVERYBODY
 from toolkit.launch.display import Display, visible_lines
 from toolkit.launch.events import Event, raise_ending
 from toolkit.launch.follow import Follower
@@ -160,7 +162,7 @@ class Job:
         """Prints its output until it ends.
 
         Args:
-            show: Names of the tasks whose lines are printed, or "all"; () for the first one that trains.
+            show: Names of the tasks whose lines are printed, or "all", or "none"; () for the first one that trains.
             native_logs: TensorFlow's own notes, too.
             lines: How many of each task's last ones are printed at first; None for all of the attempt's.
 
@@ -169,7 +171,7 @@ class Job:
             TaskFailed: It failed, or its supervisor is gone.
             JobStopped: It was stopped, or this process received a signal: the job runs on.
         """
-        if named := [name for name in show if name != "all"]:
+        if named := [name for name in show if name not in EVERYBODY]:
             self._chosen(None, named)
         with signals.recorded() as received, Display(show=show, native_logs=native_logs) as display:
             follower = Follower(self._entry.record, display)
@@ -244,8 +246,9 @@ class Job:
             if job.slurm:
                 controller.stop(job.slurm)
             else:
-                os.kill(job.pid, signal.SIGTERM)
-                os.kill(job.pid, signal.SIGCONT)  # If another program has stopped it.
+                with contextlib.suppress(ProcessLookupError):  # It ends by itself, or of the first signal.
+                    os.kill(job.pid, signal.SIGTERM)
+                    os.kill(job.pid, signal.SIGCONT)  # If another program has stopped it.
         # Slurm may take hours over a node that is gone; the job's processes have ended by then.
         while job.alive and self.state != "completing":
             time.sleep(_SECONDS * (_RARELY if job.slurm else 1))
@@ -273,7 +276,7 @@ class Job:
         for task in tasks:
             if task not in starts[number]:
                 found = f"the tasks are {', '.join(starts[number][:12])}"
-                raise LaunchError(asked=f"--task={task}", found=found, remedy="Name one of them")
+                raise LaunchError(asked=f"what {task} wrote", found=found, remedy="Name one of them")
         return number, starts[number]
 
     def _follow(self, follower: Follower, received: Sequence[int]) -> None:

@@ -43,11 +43,10 @@ def _take_snapshot(command: tuple[str, ...], target: pathlib.Path) -> tuple[str,
     """
     module = command[0] == "-m"
     source = pathlib.Path.cwd() if module else pathlib.Path(command[0]).resolve().parent
-    left_out = [name.strip("/") for name in LEFT_OUT]
     try:
-        found = _too_much(source, left_out)
+        found = _too_much(source)
         if not found:
-            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+            shutil.copytree(source, target, symlinks=True, ignore=_not_copied)
     except (OSError, shutil.Error) as error:
         found = f"it can't be copied ({error})"
     if found:
@@ -57,12 +56,20 @@ def _take_snapshot(command: tuple[str, ...], target: pathlib.Path) -> tuple[str,
     return command if module else (str((target / pathlib.Path(command[0]).name).absolute()), *command[1:])
 
 
-def _too_much(source: pathlib.Path, left_out: list[str]) -> str:
+def _not_copied(folder: str, names: Sequence[str]) -> set[str]:
+    """Returns what a copy leaves out of a folder: also jobs' directories, one of which the copy is in."""
+    found = shutil.ignore_patterns(*(pattern.strip("/") for pattern in LEFT_OUT))(folder, list(names))
+    jobs = (name for name in names if name.startswith(PREFIX) and os.path.exists(os.path.join(folder, name, _EVENTS)))
+    return {*found, *jobs}
+
+
+def _too_much(source: pathlib.Path) -> str:
     """Returns why a folder is too large to be copied; "" if it isn't."""
     size = 0
     for folder, folders, names in os.walk(source):
+        left_out = _not_copied(folder, [*folders, *names])
         folders[:] = [name for name in folders if name not in left_out]
-        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names if name not in left_out)
         if size > _MOST_COPIED:
             return f"that holds more than {_MOST_COPIED >> 20} MiB"
     return ""

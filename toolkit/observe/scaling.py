@@ -5,7 +5,6 @@ speed-up = 1 / (s + (1 - s) / n). Weak scaling, a fixed batch of each replica: G
 speed-up = n - s (n - 1).
 """
 
-import ctypes
 import dataclasses
 import json
 import os
@@ -158,7 +157,6 @@ def _batch(sizes: Sequence[Size], *, weak: bool) -> str:
 KINDS = ("mirrored", "workers")
 _MOST = 4096  # Replicas.
 _SHORT = {"epochs": 1, "steps_per_epoch": 60}  # Ten of them warm up. The user's own flag takes precedence.
-_PR_SET_PDEATHSIG = 1  # prctl(2).
 _GRACE = 30  # Seconds in which a process must end.
 _TICK = 0.05
 _TAIL = 15  # How many lines of a failed run's log are shown.
@@ -326,11 +324,9 @@ def _finished(command: list[str], out: Any) -> int:
 
 def _ends_with(parent: int) -> Callable[[], None]:
     """Returns what a child does first: it asks Linux for a SIGTERM when its parent ends."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def ask() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signals.end_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
 

@@ -162,9 +162,9 @@ def adopt_orphans() -> None:
     _prctl(_SUBREAPER, 1)
 
 
-def end_with_parent() -> None:
-    """Has the system kill this process when its parent ends in any way. Linux only."""
-    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Has the system send this process a signal when its parent ends in any way. Linux only."""
+    _prctl(_DEATH_SIGNAL, number)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -64,9 +64,7 @@ def logs() -> str | None:
 
 def waited() -> dict[str, float]:
     """Returns "waited", the seconds for which this process's steps have waited for others, if they are counted."""
-    module = sys.modules.get(
-        "toolkit.strategies.step.collectives"
-    )  # Not imported here, because a script may not use it.
+    module = sys.modules.get("toolkit.strategies.step.collectives")  # Not imported: a script may not use it.
     return {} if module is None else {"waited": round(module.waited(), 3)}
 
 

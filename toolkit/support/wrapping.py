@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import RequestError
 
 TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
+_LIBRARIES = ("keras.", "tensorflow.")  # Whose classes stay as they are while objects of theirs live.
 
 
 wrapped_here: list[tuple[Any, str]] = []  # The owners and names of wrapped functions.
@@ -117,14 +118,23 @@ def _attach(instance: Any, name: str, around: Callable) -> None:
     attached: tuple[str, ...] = getattr(before, "_toolkit", ())
     if key in attached:
         return
-    # Partials of C, because such a method may be called for each variable, and must not be seen in a traceback.
-    original = getattr(type(instance), name) if before is None else _without_instance(before)
-    method = functools.update_wrapper(
-        functools.partial(around, original, instance), getattr(type(instance), name), updated=()
-    )
+    kind = type(instance)
+    if before is not None:
+        original: Callable = _without_instance(before)
+    elif kind.__module__.startswith(_LIBRARIES):
+        # Partials of C, because such a method may be called for each variable, and must not be seen in a traceback.
+        original = getattr(kind, name)
+    else:
+        original = functools.partial(_of_class, name)
+    method = functools.update_wrapper(functools.partial(around, original, instance), getattr(kind, name), updated=())
     vars(method)["_toolkit"] = (*attached, key)
     vars(instance)[name] = method
-    attached_here.add((type(instance), name))
+    attached_here.add((kind, name))
+
+
+def _of_class(name: str, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method as the user's class has it now: a notebook's next cell, or its autoreload, may replace it."""
+    return getattr(type(instance), name)(instance, *args, **kwargs)
 
 
 def _without_instance(method: Callable) -> Callable:

@@ -288,8 +288,7 @@ class Run:
         )
         options.update(epochs=epochs, steps_per_epoch=steps_per_epoch, validation_data=validation_data, verbose=verbose)
         if checkpoint is not None:
-            place = self._directory.path if self._chief else None
-            log.say(in_words(resumed, epochs=epochs, ended=ended, directory=place))
+            log.say(in_words(resumed, epochs=epochs, ended=ended, directory=self.path))
         history = model.fit(x, y, initial_epoch=epochs if ended else resumed.epoch, callbacks=ordered, **options)
         self._opened = []  # They have closed themselves as training ended.
         complete_history(history, progress.rows[len(self._rows) :])

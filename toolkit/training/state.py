@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,9 +35,7 @@ def capture(model: "keras.Model") -> dict[str, np.ndarray]:
 
     A variable that is mirrored on several devices is read once.
     """
-    strategies.wait_for_steps(model)
-    optimizers = _optimizers(model)
-    return {**_values(_variables(model, optimizers)), **_trained(model, optimizers)}
+    return _captured(model, without=frozenset())
 
 
 def common(model: "keras.Model") -> dict[str, np.ndarray]:
@@ -48,8 +46,15 @@ def common(model: "keras.Model") -> dict[str, np.ndarray]:
     from toolkit.strategies.step import exchanges
 
     own = {id(each) for each in exchanges.own_variables(model)} if _may_differ(model) else set()
-    variables = _variables(model, _optimizers(model))
-    return {name: array for name, array in capture(model).items() if id(variables.get(name)) not in own}
+    return _captured(model, without=own)
+
+
+def _captured(model: "keras.Model", *, without: Collection[int]) -> dict[str, np.ndarray]:
+    """Returns every variable by its name, but for those with these ids."""
+    strategies.wait_for_steps(model)
+    optimizers = _optimizers(model)
+    variables = {name: v for name, v in _variables(model, optimizers).items() if id(v) not in without}
+    return {**_values(variables), **_trained(model, optimizers)}
 
 
 def restore(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:

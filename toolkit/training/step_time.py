@@ -290,9 +290,9 @@ class Profiler(keras.callbacks.Callback):
             with contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop()
             found = self._read()
-            self._progress.breakdown = None if found is None else found.as_dict()
-        if found is not None and found.milliseconds:
-            account.input = found.input / found.milliseconds
+        if found is not None:  # Otherwise that of an earlier process stays.
+            self._progress.breakdown = found.as_dict()
+            account.input = found.input / found.milliseconds if found.milliseconds else 0.0
         if self._keep is not None:
             _LOG.info("Profile of %d steps: tensorboard --logdir=%s", self._done, self._keep)
 

@@ -201,7 +201,7 @@ def _read(directory: Any) -> dict[str, Any]:
     """Returns a run directory's summary.json; {} if there is none, or it can't be read."""
     try:
         found = json.loads(files.read_text(directory.summary))
-    except (AttributeError, OSError, ValueError):  # The first directory: only the chief has one.
+    except (AttributeError, OSError, ValueError):  # A NullRunDirectory has no such attribute.
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -175,16 +175,25 @@ def listen(spec: JobSpec) -> socket.socket | None:
 
 
 class _Link(Channel):
-    """A channel over a socket, which it owns."""
+    """A channel over a socket, which it owns.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: The socket.
+        peer: The address at its other end; "" if nobody needs it.
+
+    Attributes:
+        addresses: Of this end, and of the other one. A socket whose peer was killed can't be asked any more.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str = "") -> None:
         super().__init__(connection.fileno(), connection.fileno())
-        self.socket = connection
+        self._socket = connection
+        self.addresses = connection.getsockname()[0], peer
 
     def close(self) -> None:
         """Closes the socket."""
         super().close()
-        self.socket.close()
+        self._socket.close()
 
 
 class _Seat(ConnectedAgent):
@@ -281,8 +290,7 @@ class RendezvousBackend(Backend):
         self.hosts = tuple(Host(name, room) for name, room in zip(names, rooms, strict=True))
         self.addresses = {self.hosts[0]: split(spec.rendezvous or "")[0]}
         for host, (link, _) in zip(self.hosts[1:], self._first, strict=True):
-            self.addresses[self.hosts[0]] = link.socket.getsockname()[0]
-            self.addresses[host] = link.socket.getpeername()[0]
+            self.addresses[self.hosts[0]], self.addresses[host] = link.addresses
         check_addresses(self.addresses, open_network=spec.open_network)
 
     def call(self, host: Host) -> ConnectedAgent:
@@ -304,7 +312,7 @@ class RendezvousBackend(Backend):
         for link, until in waiting:
             host, seat = next(((h, s) for h, s in self.seats if s.free), (None, None))
             if host is not None and seat is not None:
-                self.addresses[host] = link.socket.getpeername()[0]
+                self.addresses[host] = link.addresses[1]
                 seat.take(link)
             elif time.monotonic() < until:
                 self._late.append((link, until))
@@ -356,7 +364,8 @@ class RendezvousBackend(Backend):
         """Returns the launchers that have connected and belong to this job; answers the others."""
         try:
             while True:
-                link, number = _Link(self._listener.accept()[0]), _nonce()
+                connection, (peer, *_) = self._listener.accept()
+                link, number = _Link(connection, peer), _nonce()
                 link.send(event("challenge", nonce=number))
                 self._coming.append((link, number))
         except BlockingIOError:

@@ -185,7 +185,7 @@ class Agents:
             self._look()
             if time.monotonic() >= deadline:
                 return
-            time.sleep(0.05)
+            time.sleep(_TICK)
 
     def back(self) -> str:
         """Calls missing hosts from time to time; returns the name of one that answers, or ""."""

@@ -145,13 +145,13 @@ class TaskGroup:
                 if time.monotonic() - self._accounted > _SPENT:
                     self._accounted = time.monotonic()
                     self._record.add("spent", attempt=self._number, seconds=self.spent(done=True))
+                if state.is_done(self._tasks):
+                    self._finish()
+                    return True
                 if self._back and (name := self._back()):
                     self.say(f"launch: {name} is back; the tasks write a checkpoint and start again with it")
                     self._end(signal.SIGTERM)
                     return False
-                if state.is_done(self._tasks):
-                    self._finish()
-                    return True
         finally:
             self._budget.advance(state.reached(self._tasks))
             self._clear()

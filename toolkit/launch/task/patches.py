@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.errors import RequestError
+from toolkit.errors import RequestError, StrategyError
 from toolkit.support import status
 from toolkit.support.goodput import Account
 from toolkit.support.wrapping import extend, wrap
@@ -44,8 +44,6 @@ def guard_fit(keras: Any) -> None:
         keras: The module, just imported.
     """
     from toolkit.cluster import discover
-    from toolkit.errors import StrategyError
-    from toolkit.support.wrapping import wrap
 
     found = discover(os.environ)
     if found is None or found.task.job not in ("worker", "ps") or "ps" not in {t.job for t in found.cluster.tasks}:
