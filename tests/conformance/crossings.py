@@ -133,13 +133,17 @@ def validates_on_less(crossing):
 
 KNOWN = {
     "sharded layers by batch": Known(
-        lambda c: c["model"] == "sharded" and c["reader"] == "checkpoint",
-        "Refused: layers that are sharded over processes are gathered at an epoch's end only.",
+        lambda c: (c["model"] == "sharded" or c["state"] == "zero1") and c["reader"] == "checkpoint",
+        "Refused: what is sharded over processes is gathered at an epoch's end only.",
         kinds=("multi_worker",),
     ),
     "sharded layers, clipped by hand": Known(
         lambda c: c["model"] == "sharded" and c["step"] == "clipped",
         "Refused: each replica has a part of a sharded layer's gradients, and so another norm of them all.",
+    ),
+    "replicas by themselves, largest": Known(
+        lambda c: c["state"] == "local" and c["metrics"] == "largest",
+        "Refused: a state that isn't a sum would need the whole batch in each step.",
     ),
     "replicas by themselves, by batch": Known(
         lambda c: c["state"] == "local" and c["reader"] == "checkpoint",
@@ -162,7 +166,6 @@ KNOWN = {
         lambda c: c["model"] == "counting" and counts_the_end(c),
         "Plain Keras's step at the end of data of unknown length is counted by the layer.",
         compared=("history", "iterations", "used", "summary steps", "readings"),
-        kinds=("multi_worker",),
     ),
     "steps beyond the end": Known(
         lambda c: counts_the_end(c) and c["steps"] is not None,
@@ -209,7 +212,11 @@ KNOWN = {
     "endless shuffle, read again": Known(
         lambda c: (
             c["data"] == "batches_repeated"
-            and (c["call"] in ("fit_twice", "recompiled") or c["validation"] in ("alike", "one_step"))
+            and (
+                c["call"] in ("fit_twice", "recompiled")
+                or c["validation"] in ("alike", "one_step")
+                or c["reader"] == "data"
+            )
         ),
         "What is read ahead at the end of a call or a validation draws the order of passes that the next begins with.",
     ),

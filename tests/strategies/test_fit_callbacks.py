@@ -14,6 +14,7 @@ import pytest
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.fit import adapt, callbacks, models
+from toolkit.strategies.options import Options
 from toolkit.strategies.processes import shared_files
 
 
@@ -166,6 +167,16 @@ def test_a_callback_is_quiet_while_keras_calls_it_and_the_users_in_between(adapt
     saving.save_freq = 7
     with pytest.raises(StrategyError, match="save every 7 batches"):
         callbacks._check_frequencies([saving], "it is a test")
+
+
+def test_a_sharded_optimizer_is_not_saved_within_an_epoch(adapted, monkeypatch, tmp_path):
+    """One worker alone would wait for the others' parts."""
+    model = worker(monkeypatch, chief=True)
+    monkeypatch.setattr(mesh, "is_toolkit_strategy", lambda _: True)
+    monkeypatch.setattr(callbacks, "options_of", lambda _: Options(optimizer_state="sharded"))
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.weights.h5"), save_weights_only=True, save_freq=2)
+    with pytest.raises(StrategyError, match="the optimizer's state is sharded over processes"):
+        keras.callbacks.CallbackList([saving], model=model)
 
 
 class Posts(keras.callbacks.RemoteMonitor):

@@ -20,11 +20,11 @@ X = random.normal(size=(32, 6)).astype("float32")
 Y = (X @ random.normal(size=(6, 3))).astype("float32")
 
 
-def trained(strategy, *, epochs=2, optimizer=None, loss="mse", x=X, y=Y, **options):
+def trained(strategy, *, epochs=2, optimizer=None, loss="mse", metrics=("mae",), x=X, y=Y, **options):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, kernel_initializer="zeros")])
-        model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=MOMENTUM), loss, metrics=["mae"])
+        model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=MOMENTUM), loss, metrics=list(metrics))
     history = model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **options).history
     return history, model
 
@@ -80,6 +80,25 @@ def test_so_is_it_with(four_devices, options):
     for mine, theirs in zip(model.get_weights(), synchronous.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.most = self.add_weight(shape=(), initializer="zeros", name="most")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.most
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_no_sum_is_refused_and_not_added_up(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=2))
+    with pytest.raises(StrategyError, match="metric largest while replicas train by themselves"):
+        trained(strategy, epochs=1, metrics=[Largest()])
 
 
 @pytest.mark.slow

@@ -226,3 +226,34 @@ def test_autograph_converts_a_loop_of_ones_own_and_nothing_of_the_librarys(four_
 
     step_of_all(tf.ones((2, 3)))
     assert converted == {"tf__step"}, "its replicas run in threads"
+
+
+class CountsItsSteps(keras.layers.Layer):
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int32")
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1)
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_step_that_finds_no_more_data_counts_on_no_replica(four_devices, together):
+    """Which replica had counted before the end was found was a matter of time, and rates by that count differed."""
+
+    def batches():
+        for size in (4, 3, 5):
+            yield np.ones((size, 3), "float32"), np.ones((size, 2), "float32")
+
+    shapes = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 2)))
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), CountsItsSteps(), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.Adam(0.1), "mse", steps_per_execution=together)
+    data = tf.data.Dataset.from_generator(batches, output_signature=shapes)
+    model.fit(data, epochs=2, shuffle=False, verbose=0)
+    for counter in (model.optimizer.iterations, model.layers[0].steps):
+        assert [int(copy.numpy()) for copy in strategy.experimental_local_results(counter.value)] == [6, 6]

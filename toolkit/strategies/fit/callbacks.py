@@ -113,6 +113,10 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._dispatching.replace_functions(model)
         if self._shared and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
             _check_frequencies(self.callbacks, "the layers are sharded over processes, and gathered at its end")
+        if self._shared and options_of(strategy).optimizer_state == "sharded":
+            _check_frequencies(
+                self.callbacks, "the optimizer's state is sharded over processes, and gathered at its end"
+            )
         if ours and options_of(strategy).local is not None:
             _check_frequencies(self.callbacks, "replicas train by themselves, and agree at its end")
         if self._shared and not is_chief(strategy):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.rows import Graph, Rows, mean_of_rows
 from toolkit.strategies.step.share import Share, WholeShare, counted, entered, update_mean
@@ -288,11 +289,17 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
         return this_step.view.update(functools.partial(_update, original, metric), args, kwargs)
     share, update = this_step.share, functools.partial(original, metric)
     ranks = [each.shape.rank for each in keras.tree.flatten((args, kwargs)) if tf.is_tensor(each)]
-    if share is None or this_step.is_local or not any(ranks):
+    if share is None or not any(ranks):
         return update(*args, **kwargs)
     kinds = vars(metric).setdefault(_KINDS, {})
     kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))
-    if kind is Kind.EXAMPLES:
+    if this_step.is_local and kind is Kind.WHOLE:
+        raise StrategyError(
+            asked=f"metric {metric.name} while replicas train by themselves (LocalSteps)",
+            found="its state isn't a sum over examples, and theirs can't be added up",
+            remedy="Leave it out of compile while you train, and compile again with it to evaluate; or leave local out",
+        )
+    if kind is Kind.EXAMPLES or this_step.is_local:
         return update(*args, **kwargs)
     if kind is Kind.MEAN:
         return update(*args, **{**kwargs, "sample_weight": counted(share)})
