@@ -257,3 +257,16 @@ def test_a_step_that_finds_no_more_data_counts_on_no_replica(four_devices, toget
     model.fit(data, epochs=2, shuffle=False, verbose=0)
     for counter in (model.optimizer.iterations, model.layers[0].steps):
         assert [int(copy.numpy()) for copy in strategy.experimental_local_results(counter.value)] == [6, 6]
+
+
+@pytest.mark.slow
+def test_a_metrics_own_attribute_result_stays(four_devices):
+    """As some scripts patch one instance."""
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    with strategy.scope():
+        model = Own(lambda errors, _: tf.reduce_mean(errors))
+        half = keras.metrics.MeanSquaredError(name="half")
+        half.result = own = lambda: keras.metrics.MeanSquaredError.result(half) / 2
+        model.compile("sgd", "mse", metrics=[half])
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert half.result is own

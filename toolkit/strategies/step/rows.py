@@ -837,6 +837,8 @@ def _contracted(op: tf.Operation, args: Sequence[Rows], given: list[list[str]], 
         return Rows(Of.SUM, power=power) if len(sums) == 1 and not rows else WHOLE
     if not rows:
         return Rows(Of.ALIKE, power=power)
+    if any(labels.count(labels[each.axis]) > 1 for each, labels in rows):
+        return WHOLE  # A diagonal, whose entries are at the rows' numbers.
     names = {labels[each.axis] for each, labels in rows}
     if len(names) != 1 or len({each.parts for each, _ in rows}) != 1:
         return WHOLE

@@ -416,7 +416,9 @@ def results_noted(model: Any) -> Iterator[dict[int, Result]]:
             kept = vars(metric)
             kept["_toolkit_steps"] -= 1
             if not kept["_toolkit_steps"]:
-                del kept["_toolkit_steps"], kept["result"]
+                del kept["_toolkit_steps"]
+                if getattr(kept["result"], "func", None) is _noting:  # And not a metric's own attribute.
+                    del kept["result"]
 
 
 def _noting(metric: keras.Metric) -> Any:
@@ -472,10 +474,11 @@ class Tries:
     def of(self, step: Callable, data: Any, *, returns_rows: bool = False) -> Found:
         """Returns what is known of a step with such data, as `shown` does; the number of examples doesn't count."""
         with self._lock:
-            tensors = [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
-            key = str([(each.dtype.name, each.shape[1:] if each.shape.rank else None) for each in tensors])
+            table = this_step.whole
+            tensors = [(path, each) for path, each in keras.tree.flatten_with_path(data) if tf.is_tensor(each)]
+            kinds = [(path, each.dtype.name, each.shape[1:] if each.shape.rank else None) for path, each in tensors]
+            key = str((kinds, sorted(table)))
             if key not in self._found:
-                table = this_step.whole
                 self._found[key] = outside(lambda: shown(self._model, step, data, table, returns_rows))
             return self._found[key]
 
