@@ -119,7 +119,9 @@ def steps_of(crossing):
 def counts_the_end(c):
     """Whether plain Keras begins a step that finds no data."""
     unknown = c["data"] in ("unknown_length", "dataset_of_generator", "uneven_batches")
-    return c["call"] in ("fit", "fit_twice", "recompiled") and (unknown or (c["steps"] and c["data"] not in ENDLESS))
+    empty = c["data"] == "dropped" and c["sizes"][0] < c["sizes"][1]
+    ends = unknown or empty or (c["steps"] and c["data"] not in ENDLESS)
+    return c["call"] in ("fit", "fit_twice", "recompiled") and bool(ends)
 
 
 def trains_on_less(crossing):
