@@ -153,8 +153,7 @@ def test_the_manual_lists_every_page():
 def test_the_first_page_counts_what_other_pages_list():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     cases = re.findall(r"^\d\. ", (ROOT / "docs/concepts/same_numbers.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(cases) == 7
-    assert "seven cases in which numbers differ more" in readme
+    assert f"{('seven', 'eight', 'nine')[len(cases) - 7]} cases in which numbers differ more" in readme
 
 
 def test_there_is_a_picture():
