@@ -147,6 +147,11 @@ KNOWN = {
         lambda c: c["state"] == "local" and c["metrics"] == "largest",
         "Refused: a state that isn't a sum would need the whole batch in each step.",
     ),
+    "replicas by themselves, logs of a batch": Known(
+        lambda c: c["state"] == "local" and c["reader"] == "logs",
+        "Within an epoch logs are those of the first replica, which exchanges with none.",
+        compared=("history", "weights", "iterations", "used", "summary steps"),
+    ),
     "replicas by themselves, by batch": Known(
         lambda c: c["state"] == "local" and c["reader"] == "checkpoint",
         "Refused: replicas that train by themselves are saved at an epoch's end only.",
