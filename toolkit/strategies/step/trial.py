@@ -28,13 +28,10 @@ from keras.src import backend
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
+from toolkit.strategies.step.trusted import is_by_row
 from toolkit.support.graphs import outside
 from toolkit.support.wrapping import wrap
 
-# Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
-_MIXING = ("CutMix", "MixUp")
-_OF_USERS = ("Lambda",)  # Keras's classes around functions of the user's.
-_BY_ENTRY = ("L1", "L2", "L1L2")  # Regularizers of Keras's that add up entries.
 _TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
@@ -181,20 +178,12 @@ class Trial:
         return call.opened
 
     def _mixes(self, call: Call) -> bool:
-        layer = call.of
-        if not may_mix(layer):
+        if is_by_row(call.of, call.inputs):
             return False
-        own = _is_of_user(layer)
-        if not own and _is_mixing(layer):
-            return True
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
-        if not own:  # What Keras's own layers compute is by row; what the regularizer makes of it is the question.
-            given |= {id(each): ROWS for each in call.outputs if is_row_dimension(each)}
-        found = Graph(self._graph, given, calls=call.calls, within=(call.first, call.last))
+        found = Graph(self._graph, given, call.calls, (call.first, call.last), call.inputs)
         if any(not found[each].is_mean for each in call.losses):
             return True
-        if not own:
-            return False
         if not all(found[each].in_order or found[each].is_alike for each in call.outputs):
             return True
         return not self._assigns_alike(found, call.calls, call.first, call.last)
@@ -282,36 +271,6 @@ def of_a_jacobian() -> bool:
     while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
         asking = asking.f_back
     return asking is not None and asking.f_code.co_filename == _TAPES
-
-
-def may_mix(layer: Any) -> bool:
-    """Returns whether a layer may need more than a replica's rows; most of Keras's own don't."""
-    if _is_of_user(layer) or _is_mixing(layer):
-        return True
-    regularizer = layer.activity_regularizer
-    return regularizer is not None and type(regularizer).__name__ not in _BY_ENTRY
-
-
-def _is_mixing(layer: Any) -> bool:
-    """Whether a layer of Keras's computes along axis 0, as `Softmax(axis=0)` does, or pads to the longest text."""
-    axis = getattr(layer, "axis", None)
-    pads = isinstance(layer, keras.layers.TextVectorization) and layer.get_config()["output_sequence_length"] is None
-    return type(layer).__name__ in _MIXING or pads or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
-
-
-def is_known(layer: Any) -> bool:
-    """Returns whether a layer's class is Keras's, or one of ours, whose replicas exchange what they need."""
-    kind = type(layer)
-    ours = any(each.__module__.startswith("toolkit.") for each in kind.__mro__)
-    return ours or kind.__module__.startswith("keras.src.")
-
-
-def _is_of_user(layer: Any) -> bool:
-    """Whether what a layer computes between the layers that it calls is a script's own."""
-    if type(layer).__name__ in _OF_USERS or not is_known(layer):
-        return True
-    # A functional model may have operations between its layers, such as keras.ops.mean.
-    return any(not isinstance(each, keras.layers.Layer) for each in getattr(layer, "operations", ()))
 
 
 def _tensors(given: Any) -> list:
@@ -497,7 +456,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     function = getattr(step, "__func__", None)
     own = function not in [getattr(keras.Model, each) for each in _STEPS]
     own = own or any(getattr(kind, each) is not getattr(keras.Model, each) for each in _METHODS)
-    if not own and not any(may_mix(each) for each in model._flatten_layers()):
+    if not own and is_by_row(model):
         return Found(opened=False)
     leaves = tf.nest.flatten(data)
     if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):  # Padding depends on the longest row of the batch.

@@ -31,7 +31,8 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, entered
-from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
+from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension
+from toolkit.strategies.step.trusted import is_by_row
 from toolkit.support.wrapping import wrap
 
 _LOG = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class View:
         if self.replicated:
             opened = True
         elif record is None:
-            opened = not is_known(layer) or not self.is_any_by_row((args, kwargs))
+            tensors = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
+            opened = not is_by_row(layer, tensors) or not self.is_any_by_row((args, kwargs))
         else:
             opened = record.opened or not self.is_any_by_row((args, kwargs))
         if opened:
@@ -211,7 +213,13 @@ class View:
         return None
 
     def is_any_by_row(self, given: Any) -> bool:
+        """Returns whether a tensor of some has a row for each of the batch's."""
         return any(self._is_by_row(each) for each in keras.tree.flatten(given) if tf.is_tensor(each))
+
+    def are_by_row(self, given: Any) -> bool:
+        """Returns whether all tensors of some have a row for each of the batch's, but for scalars."""
+        tensors = [each for each in keras.tree.flatten(given) if tf.is_tensor(each)]
+        return self.is_any_by_row(tensors) and all(each.shape.rank == 0 or self._is_by_row(each) for each in tensors)
 
     def _is_by_row(self, x: Any, own: bool = False) -> bool:
         if id(x) in self._own or is_row_dimension(x):
@@ -258,9 +266,8 @@ class View:
         return found
 
     def _count_of(self, own: Any) -> tf.Tensor:
-        """Returns how many rows all replicas have of a tensor: as many times the batch's as this one's are its own."""
-        times = tf.shape(own)[0] // tf.maximum(tf.cast(self._rows.count, tf.int32), 1)
-        return times * tf.cast(self._rows.total_count, tf.int32)
+        """Returns how many rows all replicas have of a tensor. It is a collective."""
+        return tf.cast(self._rows.total(tf.cast(tf.shape(own)[0], tf.float64)), tf.int32)
 
     def _mean(self, own: Any) -> Any:
         """Returns the whole batch's mean of which this replica has that over its rows."""
@@ -285,6 +292,16 @@ class View:
 def _of_any_size(x: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose number of rows isn't known when it is traced."""
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]])
+
+
+def of_any_size(data: Any, whole: Any = ()) -> Any:
+    """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
+
+    def one(number: int, x: Any) -> Any:
+        sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None and number not in whole
+        return _of_any_size(x) if sized else x
+
+    return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
 
 
 def _size(own: Any) -> str:
