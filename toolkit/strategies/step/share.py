@@ -33,7 +33,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.rows import ALIKE, mean_of_rows
+from toolkit.strategies.step.rows import ALIKE, Of, Rows, mean_of_rows
 from toolkit.strategies.step.trial import calling
 from toolkit.support.wrapping import attach, wrap
 
@@ -161,6 +161,16 @@ class Share:
             return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
 
         return _rows_of_all(x, back)
+
+    def of_all(self, x: tf.Tensor, of: Rows) -> tf.Tensor:
+        """Returns the whole batch's value of which this replica has its part's. It is a collective."""
+        if of.of is Of.ROWS:
+            return self.rows_of_all(x)
+        exact = x if x.dtype.is_floating or x.dtype.is_complex else tf.cast(x, tf.float64)
+        own = tf.cast(self.weight, exact.dtype)
+        # A sum counts as it is, but of a replica without examples not at all.
+        whole = collectives.all_reduce(tf.math.multiply_no_nan(exact, tf.sign(own) if of.is_sum else own))
+        return tf.cast(whole, x.dtype)
 
     def rows_of_this(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns this replica's rows of a tensor that all have alike; its gradient is the rows of all replicas'.

@@ -71,7 +71,7 @@ class Trial:
         opened: Whether it needs the whole batch.
         sums: Whether the losses that it differentiates are sums over rows, and not means.
         replicated: Whether gradients are asked for in a loop, as of a Jacobian: layers can't exchange anything there.
-        summed_logs: The numbers of those values that it returns which are sums over rows.
+        logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
 
     Args:
@@ -87,7 +87,7 @@ class Trial:
         self.sums = self.replicated = False
         self._sources: set[int] = set()
         self._read: set[int] = set()  # What is differentiated, which no operation shows here.
-        self.summed_logs: frozenset[int] = frozenset()
+        self.logs: dict[int, Rows] = {}
         self.by_example: dict[int, bool] = {}
         self._graph: Any = None
         self._within: list[list[Call]] = [self.calls]
@@ -145,19 +145,17 @@ class Trial:
         self.sums = bool(scalars) and all(each.is_sum for each in scalars)
         if not self.sums and not all(each.is_mean for each in scalars):
             return False
-        self.summed_logs = frozenset(n for n, x in self._returned.items() if x.shape.rank == 0 and found[x].is_sum)
-        means = [x for n, x in self._returned.items() if n not in self.summed_logs]
-        means += [each for _, scalars in self._updates for each in scalars]
-        if not all(self._may_be_returned(found[each], each) for each in means):
+        self.logs = {number: found[x] for number, x in self._returned.items()}
+        means = [found[each] for _, scalars in self._updates for each in scalars]
+        if not all(self._may_be_returned(each) for each in self.logs.values()) or not all(x.is_mean for x in means):
             return False
         if not all(found[each].by_row or found[each].is_alike for batches, _ in self._updates for each in batches):
             return False
         return self._assigns_alike(found, self.calls, 0, len(self._graph.get_operations()))
 
-    def _may_be_returned(self, found: Rows, tensor: Any) -> bool:
-        if self._returns_rows:
-            return found.in_order or found.is_alike
-        return found.is_mean or (tensor.shape.rank != 0 and found.by_row)
+    def _may_be_returned(self, found: Rows) -> bool:
+        parts = found.is_alike if self._returns_rows else found.is_mean or found.is_sum
+        return parts or found.in_order
 
     def _assigns_alike(self, found: Graph, inner: list[Call], first: int, last: int) -> bool:
         """Whether variables are set to what is the same for every part of the batch."""
@@ -407,14 +405,14 @@ class Found:
         opened: Whether it needs the whole batch.
         trial: How it was found out; None if the step can't be traced without values, or need not be.
         sums: Whether the losses that it differentiates are sums over examples, and not means.
-        summed_logs: The numbers of those scalars that it returns which are sums.
+        logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
     """
 
     opened: bool
     trial: Trial | None = None
     sums: bool = False
-    summed_logs: frozenset[int] = frozenset()
+    logs: dict[int, Rows] = dataclasses.field(default_factory=dict)
     by_example: dict[int, bool] = dataclasses.field(default_factory=dict)
 
 
@@ -468,7 +466,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
         return Found(opened=own or not any(isinstance(leaf, tf.SparseTensor) for leaf in leaves))
-    return Found(trial.opened, trial, trial.sums, trial.summed_logs, trial.by_example)
+    return Found(trial.opened, trial, trial.sums, trial.logs, trial.by_example)
 
 
 def _any_size(data: Any, whole: Collection[int]) -> Any:
