@@ -245,6 +245,30 @@ def _functions() -> frozenset[int]:
     return frozenset(id(each) for each in found if each is not None)
 
 
+# Optimizers that update each element of a variable by that element's own gradients and state, and by scalars.
+_OPTIMIZERS = "Adadelta Adagrad Adam AdamW Adamax Ftrl Lion Nadam RMSprop SGD ScheduleFreeAdamW"
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Returns whether an optimizer updates each element of a variable by itself, so that it may be given parts.
+
+    Args:
+        optimizer: Of Keras, or a script's own. The class of such a one says so by an attribute `elementwise`, unless it
+            changes nothing but its arguments.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
+    if hasattr(optimizer, "elementwise"):
+        return bool(optimizer.elementwise)
+    listed = {vars(keras.optimizers).get(name) for name in _OPTIMIZERS.split()}
+    for kind in type(optimizer).__mro__:
+        if kind in listed:
+            return True
+        changed = {name for name in vars(kind) if hasattr(keras.optimizers.Optimizer, name) and name[:2] != "__"}
+        if changed - {"get_config", "from_config"}:
+            return False
+    return False
+
+
 # What a layer, loss or metric of Keras's holds.
 
 
