@@ -504,7 +504,9 @@ def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
 
 
 def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    if mask is not None or not this_step.exchanges_overlap:
+    if mask is not None:
+        return original(layer, x, mask) if this_step.count == 1 else _moments_of_masked(layer, x, mask)
+    if not this_step.exchanges_overlap:
         return original(layer, x, mask)
     context = tf.distribute.get_replica_context()
     given, axes = x.dtype, layer._reduction_axes
@@ -522,6 +524,22 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
         half = tf.float16
         mean, variance = (tf.cast(tf.clip_by_value(each, half.min, half.max), given) for each in (mean, variance))
     return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
+def _moments_of_masked(layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns means and variances over what a mask leaves of the whole batch, for which Keras sums nothing."""
+    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
+    mask = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.bool), tf.shape(x))
+
+    def totals(*values: tf.Tensor) -> list[tf.Tensor]:
+        flat, split = joined([tf.reduce_sum(each, axes, keepdims=True) for each in values])
+        return split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+
+    total, count = totals(tf.where(mask, x, 0), tf.cast(mask, x.dtype))
+    count += keras.config.epsilon()  # As Keras does.
+    mean = total / count
+    (squares,) = totals(tf.where(mask, tf.square(x - mean), 0))
+    return tf.squeeze(mean), tf.squeeze(squares / count)
 
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
