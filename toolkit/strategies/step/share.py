@@ -242,6 +242,21 @@ class WholeShare(Share):
             self._note(metric)
 
 
+def attached(own: Any, made: Any, move: Callable[[Any], Any]) -> Any:
+    """Returns a tensor that was made of another's rows, with what Keras has attached to that: a mask, logits.
+
+    Args:
+        own: The other.
+        made: The tensor.
+        move: Makes the same of what is attached.
+    """
+    for name in ("_keras_mask", "_keras_logits"):
+        value = getattr(own, name, None)
+        if value is not None:
+            setattr(made, name, move(value))
+    return made
+
+
 def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 

@@ -53,12 +53,14 @@ class Reads:
         shape: Whether it reads the shape.
         differentiated: Whether a gradient by it is asked for, so that layers must be given what it is.
         by_row: Whether it has a row for each of the batch's; None if that isn't known.
+        logits: The same of the logits that Keras keeps on it; None if that isn't known.
     """
 
     values: bool = True
     shape: bool = True
     differentiated: bool = False
     by_row: bool | None = None
+    logits: "Reads | None" = None
 
 
 class Trial:
@@ -190,14 +192,15 @@ class Trial:
         """Returns how opened parts of the step use a tensor."""
         if not isinstance(tensor, tf.Tensor):
             return Reads(differentiated=True)
-        by_row = is_row_dimension(tensor)
+        logits = logits_of(tensor)
+        found = Reads(by_row=is_row_dimension(tensor), logits=None if logits is None else self.reads(logits))
         if self.replicated or id(tensor) in self._sources:
-            return Reads(differentiated=True, by_row=by_row)
+            return dataclasses.replace(found, differentiated=True)
         returned = not self._returns_rows and any(each is tensor for each in self._returned.values())
         if returned or id(tensor) in self._read:
-            return Reads(by_row=by_row)
+            return found
         reading = [op for op in tensor.consumers() if not self._is_closed(op)]
-        return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading), by_row=by_row)
+        return dataclasses.replace(found, values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
 
     def _is_closed(self, op: tf.Operation) -> bool:
         if not hasattr(self, "_places"):
@@ -228,6 +231,8 @@ class Trial:
             self._within.pop()
         call.last = self._number()
         call.outputs = _tensors(outputs)
+        logits = [logits_of(each) for each in call.outputs]
+        call.outputs += [each for each in logits if isinstance(each, tf.Tensor)]
         if isinstance(of, keras.layers.Layer):
             call.losses = _tensors(of._get_own_losses())
         return outputs
@@ -269,6 +274,11 @@ def of_a_jacobian() -> bool:
     while asking is not None and asking.f_globals.get("__name__", "").startswith("toolkit."):
         asking = asking.f_back
     return asking is not None and asking.f_code.co_filename == _TAPES
+
+
+def logits_of(probabilities: Any) -> Any:
+    """Returns what Keras's losses read in place of a softmax's or a sigmoid's result; None if it isn't such a one."""
+    return getattr(probabilities, "_keras_logits", None)
 
 
 def _tensors(given: Any) -> list:

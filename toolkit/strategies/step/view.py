@@ -30,8 +30,8 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
-from toolkit.strategies.step.share import Share, WholeShare, entered
-from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension
+from toolkit.strategies.step.share import Share, WholeShare, attached, entered
+from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of
 from toolkit.strategies.step.trusted import is_by_row
 from toolkit.support.wrapping import wrap
 
@@ -238,9 +238,18 @@ class View:
             return x
         if id(x) in self._own:
             return self._own[id(x)][1]
-        return self._rows.rows_of_this(x)
+        return attached(x, self._rows.rows_of_this(x), self.cut)
 
     def _whole(self, own: Any, reads: Reads, name: str) -> Any:
+        found, logits = self._of_all(own, reads, name), logits_of(own)
+        if logits is not None:  # Which are read in its place.
+            found = tf.identity(found) if found is own else found
+            found._keras_logits = self._whole(logits, reads.logits or Reads(), name)
+        if not reads.differentiated:
+            self._own[id(found)] = (found, own)
+        return found
+
+    def _of_all(self, own: Any, reads: Reads, name: str) -> Any:
         if reads.values:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
@@ -251,6 +260,7 @@ class View:
         elif reads.shape:  # Nothing is computed of it but its size.
             sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
             found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
+            self.share.in_graph.identical.append(found)
         else:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
@@ -261,8 +271,6 @@ class View:
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
             rows = own.shape[0] and self._size and own.shape[0] * this_step.count
             found.set_shape([rows, *own.shape[1:]])
-        if not reads.differentiated:
-            self._own[id(found)] = (found, own)
         return found
 
     def _count_of(self, own: Any) -> tf.Tensor:

@@ -14,7 +14,7 @@ from keras.src import backend
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.rows import Rows, mean_of_rows
-from toolkit.strategies.step.share import Share, WholeShare, counted, entered, update_mean
+from toolkit.strategies.step.share import Share, WholeShare, attached, counted, entered, update_mean
 from toolkit.strategies.step.trial import calling
 from toolkit.strategies.step.trusted import adds_by_row, has_value_by_row, traced
 from toolkit.support.graphs import derives_from, outside
@@ -216,9 +216,6 @@ class _BatchLoss(keras.losses.Loss):
         if this_step.count > 1:
             _say(self.name)
         y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
-        for each, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
-            if mask is not None:
-                backend.set_keras_mask(each, share.rows_of_all(mask))
         with entered(WholeShare()):
             return self.loss(y_true, y_pred, sample_weight)
 
@@ -266,9 +263,11 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_all(share: Share, given: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda each: share.rows_of_all(each) if tf.is_tensor(each) and each.shape.rank != 0 else each, given
-    )
+    def one(x: Any) -> Any:
+        by_row = tf.is_tensor(x) and x.shape.rank != 0
+        return attached(x, share.rows_of_all(x), share.rows_of_all) if by_row else x
+
+    return keras.tree.map_structure(one, given)
 
 
 def _once(kinds: dict[str, Kind], given: Any, make: Callable[[], Kind]) -> Kind:
